@@ -1,0 +1,129 @@
+"""Every error of the engine, drawn once.
+
+TidegateError
+├── StoreError
+│   ├── StoreUnavailable      the database cannot be reached, or it is unknown whether a commit happened: replay later
+│   └── StoreRefused          the database is there but unsafe to use: wrong version, unsafe settings, a second writer
+├── LostRace                  a guarded move found its row moved on: someone else was first
+├── BlobError
+│   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
+│   ├── BlobMissing           there is no such blob
+│   └── BlobVoid              this writer failed once; what it wrote does not count
+├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
+├── UpstreamError             sorted once, at the border of `upstream/`
+│   ├── Throttled             429: wait, nothing was billed
+│   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
+│   ├── Refused               4xx: this request will never work
+│   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
+│   ├── BrokenAnswer          2xx that is not an answer
+│   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
+│   └── PoolExhausted         our own connection ceiling: nobody's health is harmed
+└── SettingsError             a configuration that cannot be used, with what to do about it
+"""
+
+
+class TidegateError(Exception):
+    """The root of everything that this program raises on purpose."""
+
+
+class StoreError(TidegateError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    pass
+
+
+class StoreRefused(StoreError):
+    pass
+
+
+class LostRace(TidegateError):
+    pass
+
+
+class BlobError(TidegateError):
+    pass
+
+
+class BlobUnavailable(BlobError):
+    pass
+
+
+class BlobMissing(BlobError):
+    pass
+
+
+class BlobVoid(BlobError):
+    pass
+
+
+class SettingsError(TidegateError):
+    pass
+
+
+class ApiProblem(TidegateError):
+    """What the wire will say, whatever the front door: each door puts it in its own shape."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamError(TidegateError):
+    """A failed call. `status` and `body` are the upstream's own, where it answered; `retry_after_ms` is what it asked for."""
+
+    reason = "upstream_error"
+    billed = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        body: bytes = b"",
+        retry_after_ms: int | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.body = body
+        self.retry_after_ms = retry_after_ms
+        self.code = code or self.reason
+
+
+class Throttled(UpstreamError):
+    reason = "upstream_throttled"
+
+
+class Unavailable(UpstreamError):
+    reason = "upstream_unavailable"
+
+
+class Refused(UpstreamError):
+    reason = "upstream_refused"
+
+
+class Ambiguous(UpstreamError):
+    reason = "upstream_ambiguous"
+    billed = True
+
+
+class BrokenAnswer(UpstreamError):
+    reason = "invalid_upstream_response"
+    billed = True
+
+
+class KeyRejected(UpstreamError):
+    reason = "upstream_key_rejected"
+
+
+class PoolExhausted(UpstreamError):
+    reason = "upstream_pool_timeout"

@@ -1,0 +1,59 @@
+"""Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that someone else draws.
+
+An item's id is its job's id cut short plus the item's number, so a finished line in a log names its item without an index beside it.
+"""
+
+import re
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_VALUES = {letter: value for value, letter in enumerate(_ALPHABET)}
+_PAIRS = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+_BODY_LENGTH = 22
+_JOB_PART_LENGTH = 16
+
+RANDOM_BYTES = 16
+KINDS = ("file", "batch", "batch_req", "req", "blob", "worker", "tenant")
+PATTERNS = {kind: re.compile(rf"{kind}_[0-9A-Za-z]{{{_BODY_LENGTH}}}", re.ASCII) for kind in KINDS}
+
+
+def make(kind: str, random_bytes: bytes) -> str:
+    """An id of this kind from 16 random bytes."""
+    if kind not in PATTERNS or len(random_bytes) != RANDOM_BYTES:
+        raise ValueError(
+            f"an id needs a known kind and {RANDOM_BYTES} random bytes, not {kind!r} and {len(random_bytes)}"
+        )
+    number = int.from_bytes(random_bytes, "big")
+    letters = []
+    for _ in range(_BODY_LENGTH):
+        number, digit = divmod(number, 62)
+        letters.append(_ALPHABET[digit])
+    return f"{kind}_{''.join(reversed(letters))}"
+
+
+def is_valid(kind: str, text: str) -> bool:
+    """Whether this text could be an id of this kind; checked before any id from outside is used."""
+    return PATTERNS[kind].fullmatch(text) is not None
+
+
+def item_id(job_id: str, number: int) -> str:
+    """The id of one item, as the output and error lines carry it."""
+    high, rest = divmod(number, 3844 * 3844)
+    middle, low = divmod(rest, 3844)
+    return f"batch_req_{job_part(job_id)}{_PAIRS[high]}{_PAIRS[middle]}{_PAIRS[low]}"
+
+
+def job_part(job_id: str) -> str:
+    """The letters that an item's id shares with its job's."""
+    start = len("batch_")
+    return job_id[start : start + _JOB_PART_LENGTH]
+
+
+def split_item_id(item: str) -> tuple[str, int] | None:
+    """The job part and the number that an item's id was made from; None for anything else."""
+    if not is_valid("batch_req", item):
+        return None
+    body = item[len("batch_req_") :]
+    number = 0
+    for letter in body[_JOB_PART_LENGTH:]:
+        number = number * 62 + _VALUES[letter]
+    return body[:_JOB_PART_LENGTH], number

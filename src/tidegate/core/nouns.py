@@ -1,0 +1,277 @@
+"""The nouns of the engine, as the stages hand them to one another."""
+
+from dataclasses import dataclass, field
+
+from tidegate.core.states import FileState, JobState, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a finished blob is: its size and its SHA-256 in hex."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A durable byte range of a blob."""
+
+    blob_id: str
+    at: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is asking: every statement about a tenant's things carries its id."""
+
+    tenant_id: str
+    key_id: str | None = None
+    team: str | None = None
+    user: str | None = None
+    scopes: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    id: str
+    tenant_id: str
+    purpose: str
+    filename: str
+    state: FileState
+    size_bytes: int
+    line_count: int
+    sha256: str
+    created_at: int
+    expires_at: int | None
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A byte range of a blob that stands at `at` in a file."""
+
+    at: int
+    size_bytes: int
+    blob_id: str
+    blob_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a caller asks for when creating a job, already checked by the front door."""
+
+    endpoint: str
+    input_file_id: str
+    window_ms: int
+    window_text: str
+    metadata: dict[str, str] | None = None
+    output_expires_after_s: int | None = None
+    ordered: bool = False
+    prefix_order: bool = True
+    invalid_lines: str = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """One entry of a job's `errors`: what is wrong, and on which 1-based line."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: str
+    tenant_id: str
+    key_id: str | None
+    endpoint: str
+    input_file_id: str
+    window_text: str
+    state: JobState
+    closing: JobState | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    metadata: dict[str, str] | None
+    output_expires_after_s: int | None
+    ordered: bool
+    prefix_order: bool
+    invalid_lines: str
+    errors: tuple[LineError, ...]
+    model: str | None
+    item_count: int
+    answered_count: int
+    failed_count: int
+    expired_count: int
+    cancelled_count: int
+    unused_count: int
+    usage: Usage
+    output_file_id: str | None
+    error_file_id: str | None
+    output_bytes: int
+    error_bytes: int
+    work_blob_id: str | None
+    work_bytes: int
+    prompt_bytes: int
+    shared_prefix_bytes: int
+
+    @property
+    def done_count(self) -> int:
+        return self.answered_count + self.failed_count + self.expired_count + self.cancelled_count
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """A slice as ingest cuts it: a range of item numbers and the byte range of the work file that holds them."""
+
+    first: int
+    count: int
+    model: str
+    work_at: int
+    work_bytes: int
+    work_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan:
+    """Everything that ingest found out about an input; slices are in work order."""
+
+    item_count: int
+    model: str | None
+    slices: list[SlicePlan]
+    work_bytes: int
+    prompt_bytes: int
+    shared_prefix_bytes: int
+    errors: list[LineError] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedSlice:
+    """A slice that this worker may run until its heartbeat fails.
+
+    `read_first` is the number of the first item in the byte range: a slice that was split out of a larger one reads the
+    larger one's range and takes only its own numbers.
+    """
+
+    job_id: str
+    tenant_id: str
+    endpoint: str
+    model: str
+    first: int
+    count: int
+    read_first: int
+    work_blob_id: str
+    work_at: int
+    work_bytes: int
+    work_units: int
+    lost_count: int
+    token: str
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What is remembered of an item that failed at least once and may be tried again."""
+
+    number: int
+    count: int
+    not_before: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Item:
+    """One line of the work file in a worker's hands. `line` is the caller's own line; `body` is the request inside it, byte for byte."""
+
+    number: int
+    custom_id: bytes
+    body: bytes
+    attempt_count: int = 0
+    not_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One upstream request."""
+
+    job_id: str
+    number: int
+    endpoint: str
+    model: str
+    body: bytes
+    idempotency_key: str
+    deadline_ms: float
+    prefix_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A 2xx answer that was received whole and looks like an answer. `body` is one line of JSON."""
+
+    status: int
+    body: bytes
+    usage: Usage
+    deployment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log."""
+
+    number: int
+    outcome: Outcome
+    size_bytes: int
+    slice_first: int
+    token: str
+    usage: Usage = Usage()
+    attempt_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobFlush:
+    """What one flush says about one job. Lines lie in `finished` order from `placed.at` on, per log."""
+
+    job_id: str
+    answers: list[Finished] = field(default_factory=list)
+    answers_placed: Placed | None = None
+    errors: list[Finished] = field(default_factory=list)
+    errors_placed: Placed | None = None
+    attempts: list[tuple[str, int, Attempts]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the store made of one job's part of a flush."""
+
+    job_id: str
+    new_count: int
+    unused_count: int
+    closed: bool
+    complete: bool

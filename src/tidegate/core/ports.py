@@ -1,0 +1,136 @@
+"""The seams: what the engine needs from the world, in the engine's own verbs.
+
+Each port has one behaviour suite in `tests/contracts/` that every implementation passes.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.core.nouns import Answer, Call, Placed, Stamp
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall time in unix milliseconds: for stamps that people read, never for a decision about a lease."""
+
+    def monotonic_ms(self) -> float:
+        """A clock that never jumps: for durations inside one process."""
+
+
+class Entropy(Protocol):
+    def token_bytes(self, count: int) -> bytes:
+        """Random bytes for ids and lease tokens."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A random number for jitter."""
+
+
+class BlobWriter(Protocol):
+    """One blob while it is written. Nothing counts until `finish` returns; after any failure the writer is void for good."""
+
+    async def write(self, data: bytes) -> None:
+        """Take these bytes; they may be anywhere from memory to disk when this returns."""
+
+    async def finish(self) -> Stamp:
+        """Make everything durable and verified; says how many bytes and their SHA-256."""
+
+    async def abort(self) -> None:
+        """Throw away what was written. Safe to call at any time, also after a failure."""
+
+
+class ResultLog(Protocol):
+    """One incarnation's log of finished lines of one kind: private, random name, created exclusively.
+
+    After any failed write the log raises BlobVoid for ever: its owner opens another one under another id.
+    """
+
+    @property
+    def seal_after_ms(self) -> int:
+        """How long lines may wait before `seal` is worth its cost on this backend."""
+
+    @property
+    def seal_after_bytes(self) -> int:
+        """How many bytes may wait before `seal` is worth its cost on this backend."""
+
+    async def append(self, data: bytes) -> None:
+        """Add whole lines; durable on this host when it returns (kill -9 and power cut)."""
+
+    async def seal(self) -> Placed | None:
+        """Make everything appended since the last seal readable to every process; says where it lies.
+
+        None when nothing was appended."""
+
+    async def close(self) -> None:
+        """No more lines. What was sealed stays."""
+
+
+class LogIds(Protocol):
+    async def __call__(self) -> str:
+        """The id of a fresh blob whose row is already in the store: a log takes one whenever it begins a new blob."""
+
+
+class Blobs(Protocol):
+    """Where bytes lie. Ids are ours (`blob_…`); no name is ever built from a caller's text."""
+
+    async def create(self, blob_id: str) -> BlobWriter:
+        """Begin a new blob; an id that exists already is an error."""
+
+    async def adopt(self, blob_id: str, path: Path) -> Stamp:
+        """Make a finished local file the bytes of a new blob, durable and verified; the file is gone afterwards."""
+
+    async def open_log(self, next_blob_id: LogIds) -> ResultLog:
+        """Begin this incarnation's log."""
+
+    async def read(self, blob_id: str, at: int, count: int) -> bytes:
+        """Exactly these bytes; fewer is BlobMissing (gone) or BlobUnavailable (try again)."""
+
+    def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+        """These bytes in pieces of bounded size."""
+
+    async def size(self, blob_id: str) -> int | None:
+        """How many bytes it has; None when it does not exist."""
+
+    async def recover(self, blob_id: str) -> int | None:
+        """Make the durable part of a dead process's log readable; says its size.
+
+        None: nothing of it can be reached from here."""
+
+    async def delete(self, blob_id: str) -> None:
+        """Remove it, and what is left of it in any spool; removing what is absent is fine."""
+
+    async def list_ids(self, after: str, count_max: int) -> list[str]:
+        """Ids present, in order, after this one: for the sweep that looks for orphans."""
+
+    async def local_path(self, blob_id: str, scratch: Path) -> Path:
+        """A path where the whole blob can be read as a plain file: the blob itself, or a copy made in `scratch`."""
+
+    async def check(self) -> None:
+        """Raise BlobUnavailable with what to do when bytes cannot be written or read here."""
+
+    async def close(self) -> None:
+        """Give back connections."""
+
+
+class Upstream(Protocol):
+    async def send(self, call: Call) -> Answer:
+        """Send one item's request to a deployment of its model; raises an UpstreamError of exactly one class."""
+
+    def free_slots(self, model: str) -> int:
+        """How many more calls this process may have in flight for this model now; 0 while no deployment is fit."""
+
+    def rests_until_ms(self, model: str) -> float:
+        """The monotonic moment before which nothing may be sent to this model; 0 when it may be sent now."""
+
+    def knows(self, model: str) -> bool:
+        """Whether any deployment is configured for this model."""
+
+
+class Wake(Protocol):
+    """An early nudge for loops that poll anyway: losing one costs a poll interval, never correctness."""
+
+    def ring(self) -> None:
+        """Something changed."""
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return at the next ring or after this time."""

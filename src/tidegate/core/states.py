@@ -1,0 +1,85 @@
+"""The states of everything that has one, and the only moves between them.
+
+The guards that enforce these moves stand in `store/queries.sql`; a test holds the two and the schema to one another.
+"""
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """What the wire calls a batch's status. `closing` beside it says where an open job is headed."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    CANCELLING = "cancelling"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class SliceState(StrEnum):
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+
+
+class Outcome(StrEnum):
+    """What became of an item; an outcome row is written once and never changed."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class FileState(StrEnum):
+    GROWING = "growing"
+    READY = "ready"
+    DELETED = "deleted"
+
+
+class BlobState(StrEnum):
+    WRITING = "writing"
+    KEPT = "kept"
+    CONDEMNED = "condemned"
+
+
+class WorkerState(StrEnum):
+    ALIVE = "alive"
+    GONE = "gone"
+
+
+JOB_MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.VALIDATING: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
+    JobState.IN_PROGRESS: frozenset({JobState.CANCELLING, JobState.FINALIZING}),
+    JobState.CANCELLING: frozenset({JobState.FINALIZING}),
+    JobState.FINALIZING: frozenset({JobState.COMPLETED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.EXPIRED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+SLICE_MOVES: dict[SliceState, frozenset[SliceState]] = {
+    SliceState.READY: frozenset({SliceState.LEASED}),
+    SliceState.LEASED: frozenset({SliceState.READY, SliceState.DONE}),
+    SliceState.DONE: frozenset(),
+}
+FILE_MOVES: dict[FileState, frozenset[FileState]] = {
+    FileState.GROWING: frozenset({FileState.READY, FileState.DELETED}),
+    FileState.READY: frozenset({FileState.DELETED}),
+    FileState.DELETED: frozenset(),
+}
+BLOB_MOVES: dict[BlobState, frozenset[BlobState]] = {
+    BlobState.WRITING: frozenset({BlobState.KEPT, BlobState.CONDEMNED}),
+    BlobState.KEPT: frozenset({BlobState.CONDEMNED}),
+    BlobState.CONDEMNED: frozenset(),
+}
+WORKER_MOVES: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.ALIVE: frozenset({WorkerState.GONE}),
+    WorkerState.GONE: frozenset(),
+}
+
+JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)
+JOB_RECORDS = frozenset({JobState.IN_PROGRESS, JobState.CANCELLING})
