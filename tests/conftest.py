@@ -1,0 +1,151 @@
+"""Fixtures that every test may ask for. Nothing is started until a test asks, and nothing outlives the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine import Engine
+from tests.support.postgres import PostgresServer
+from tests.support.processes import Processes
+from tests.support.proxy import Proxies
+from tests.support.run_directory import RunDirectory, ServiceFailed
+from tests.support.s3 import S3Server
+from tests.support.shims import Shims
+
+RUN = pytest.StashKey[RunDirectory]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workerinput = getattr(config, "workerinput", None)
+    if workerinput is None:
+        config.stash[RUN] = RunDirectory.create()
+    else:
+        config.stash[RUN] = RunDirectory.attach(workerinput["run_directory"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: pytest.Session) -> None:
+    """Tell a worker of pytest-xdist which directory the run shares."""
+    node.workerinput["run_directory"] = str(node.config.stash[RUN].path)  # type: ignore[attr-defined]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[RUN].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the processes of a failed test said."""
+    report = yield
+    processes = item.funcargs.get("processes") if hasattr(item, "funcargs") else None
+    if report.failed and isinstance(processes, Processes):
+        for proc in processes.started:
+            report.sections.append((f"process {proc.name}", proc.logs()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Coroutine tests run on asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def run_directory(request: pytest.FixtureRequest) -> RunDirectory:
+    """The directory that all processes of this test run share."""
+    return request.config.stash[RUN]
+
+
+@pytest.fixture(scope="session")
+def postgres_server(run_directory: RunDirectory) -> PostgresServer:
+    """The run's PostgreSQL. Others use it too: to stop or restart one, ask for `private_postgres_server`."""
+    try:
+        return run_directory.shared(PostgresServer)
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh, empty database."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def private_postgres_server(run_directory: RunDirectory) -> Iterator[PostgresServer]:
+    """A PostgreSQL of this test's own, to be restarted and stopped at will."""
+    try:
+        with run_directory.private(PostgresServer) as server:
+            yield server
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def s3_server(run_directory: RunDirectory) -> S3Server:
+    """The run's S3 server. Others use it too: to stop one, ask for `private_s3_server`."""
+    try:
+        return run_directory.shared(S3Server)
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """A fresh, empty bucket."""
+    bucket = s3_server.create_bucket()
+    yield bucket
+    s3_server.delete_bucket(bucket)
+
+
+@pytest.fixture
+def private_s3_server(run_directory: RunDirectory) -> Iterator[S3Server]:
+    """An S3 server of this test's own, to be stopped at will."""
+    try:
+        with run_directory.private(S3Server) as server:
+            yield server
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture
+def processes(run_directory: RunDirectory, tmp_path: Path) -> Iterator[Processes]:
+    """Starts processes; none of them outlives the test, and a failed test shows what they said."""
+    started = Processes(tmp_path / "process-logs", run_directory.process_registry())
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def engine(processes: Processes, tmp_path: Path) -> Engine:
+    """The simulated engine in instant mode."""
+    return Engine(processes, tmp_path / "engine")
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    """Puts TCP proxies with faults in front of servers."""
+    opened = Proxies()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def shims(tmp_path_factory: pytest.TempPathFactory) -> Shims:
+    """Compiles the preload shims for a full disk and a jumping clock."""
+    return Shims(tmp_path_factory.mktemp("shims"))
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own TIDEGATE_* variables must not steer the tests."""
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        monkeypatch.delenv(name)

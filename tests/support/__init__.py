@@ -1,0 +1,1 @@
+"""What the tests stand on: real servers, real processes and means to break them. Nothing here knows the product."""

@@ -1,0 +1,49 @@
+"""The simulated engine as a process of its own, with its calls log: the witness of what really was called."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import Proc, Processes
+
+
+class Engine:
+    """A running simulated engine; `url` is what an upstream setting takes."""
+
+    def __init__(
+        self, processes: Processes, directory: Path, *options: str, mode: str = "instant", port: int = 0
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.calls_log = directory / "calls.jsonl"
+        command = [sys.executable, "-m", "tidegate.simulate.engine", "--port", str(port), "--mode", mode]
+        self.proc: Proc = processes.start([*command, "--calls-log", str(self.calls_log), *options], name="engine")
+        line = self.proc.wait_for_line(r"simulated engine listening on (http://[^\s/]+)(/v1)")
+        self.root = line.group(1)
+        self.url = line.group(1) + line.group(2)
+
+    @property
+    def port(self) -> int:
+        return int(self.root.rsplit(":", 1)[1])
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Every call it saw, in the order it saw them; a last line that is still being written is left out."""
+        if not self.calls_log.exists():
+            return []
+        whole, _, _ = self.calls_log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def set_faults(self, faults: Any = None, /, **named: Any) -> Any:
+        """Replace the engine's fault rules while it runs; no arguments heals it."""
+        return self._post("/simulate/faults", named if faults is None else faults)
+
+    def _post(self, path: str, body: Any) -> Any:
+        request = urllib.request.Request(
+            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            answer = response.read()
+        return json.loads(answer) if answer else None

