@@ -1,0 +1,230 @@
+"""Whether a body is an answer, and what it cost: the only place that reads what a model server says.
+
+Pure, and a few microseconds: a typed decode takes the few fields that decide and skips the rest. The text of an answer is
+never kept, changed or re-serialised; what goes on is the upstream's own bytes.
+"""
+
+import json
+from typing import Annotated, Any
+
+import msgspec
+
+from tidegate.core.nouns import Usage
+
+# Above any real count and far below what a database's integer holds, so a hostile number cannot break a sum.
+TOKENS_MAX = 1 << 40
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
+_LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
+
+
+class NotAnAnswer(ValueError):
+    """The body is not an answer of this endpoint; the text says why, without quoting the body."""
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: _Tokens = None
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: _Tokens = None
+
+
+class _Usage(msgspec.Struct):
+    """The dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
+
+    prompt_tokens: _Tokens = None
+    completion_tokens: _Tokens = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    input_tokens: _Tokens = None
+    output_tokens: _Tokens = None
+    input_tokens_details: _InputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+    cache_read_input_tokens: _Tokens = None
+    cache_creation_input_tokens: _Tokens = None
+
+
+class _Thing(msgspec.Struct):
+    """Any JSON object; nothing of it is kept."""
+
+
+_Things = list[_Thing]
+_SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
+
+
+class _Choices(msgspec.Struct):
+    choices: _SomeThings
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Data(msgspec.Struct):
+    data: _SomeThings
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Output(msgspec.Struct):
+    output: _Things
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Results(msgspec.Struct):
+    results: _SomeThings
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Content(msgspec.Struct):
+    content: _Things
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Any(msgspec.Struct):
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _WithoutUsage(msgspec.Struct):
+    """The second look at a body whose numbers could not be read: the shape is checked again, the usage is left out."""
+
+    choices: _SomeThings | msgspec.UnsetType = msgspec.UNSET
+    data: _SomeThings | msgspec.UnsetType = msgspec.UNSET
+    output: _Things | msgspec.UnsetType = msgspec.UNSET
+    results: _SomeThings | msgspec.UnsetType = msgspec.UNSET
+    content: _Things | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | None = None
+
+
+class _Shape:
+    __slots__ = ("decode", "essential", "quoted")
+
+    def __init__(self, struct: type[msgspec.Struct], essential: str) -> None:
+        self.decode = msgspec.json.Decoder(struct).decode
+        self.essential = essential
+        self.quoted = f'"{essential}"'.encode()
+
+
+_SHAPES = {
+    "/v1/chat/completions": _Shape(_Choices, "choices"),
+    "/v1/completions": _Shape(_Choices, "choices"),
+    "/v1/embeddings": _Shape(_Data, "data"),
+    "/v1/responses": _Shape(_Output, "output"),
+    "/v1/moderations": _Shape(_Results, "results"),
+    "/v1/messages": _Shape(_Content, "content"),
+}
+_ANY_SHAPE = _Shape(_Any, "")
+_decode_without_usage = msgspec.json.Decoder(_WithoutUsage).decode
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
+    """The answer as one line, byte for byte, and its usage; raises NotAnAnswer.
+
+    A pretty-printed answer loses its line ends, which in valid JSON stand only between tokens.
+    """
+    if not body.isascii():
+        _check_utf8(body)
+    shape = _SHAPES.get(endpoint, _ANY_SHAPE)
+    try:
+        decoded: Any = shape.decode(body)
+        usage = decoded.usage
+    except msgspec.ValidationError as wrong:
+        decoded = _without_usage(shape, body, wrong)
+        usage = None
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise NotAnAnswer(_why_not_json(body, wrong)) from None
+    if decoded.error is not None and bytes(decoded.error) != b"null":
+        raise NotAnAnswer("the upstream answered 2xx with an error object")
+    if body.count(b'"usage"') > 1 or (shape.essential and body.count(shape.quoted) > 1):
+        _check_read_once(body, shape.essential)
+    if b"\n" in body or b"\r" in body:
+        body = body.strip().translate(_LINE_ENDS_TO_SPACES)
+    return body, _NO_USAGE if usage is None else _usage(usage)
+
+
+_NO_USAGE = Usage()
+
+
+def _usage(said: _Usage) -> Usage:
+    cached = reasoning = 0
+    read_cached = said.prompt_tokens_details or said.input_tokens_details
+    if read_cached is not None:
+        cached = read_cached.cached_tokens or 0
+    thought = said.completion_tokens_details or said.output_tokens_details
+    if thought is not None:
+        reasoning = thought.reasoning_tokens or 0
+    tokens = said.prompt_tokens
+    if tokens is None:
+        # Anthropic counts what it read from or wrote to its cache apart from the other input.
+        from_cache = said.cache_read_input_tokens or 0
+        tokens = (said.input_tokens or 0) + from_cache + (said.cache_creation_input_tokens or 0)
+        cached = cached or from_cache
+    output = said.completion_tokens if said.completion_tokens is not None else said.output_tokens or 0
+    return Usage(tokens, min(cached, tokens), output, min(reasoning, output))
+
+
+def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -> _WithoutUsage:
+    # A paid answer is not thrown away because its numbers are odd: only its usage is.
+    try:
+        decoded = _decode_without_usage(body)
+    except msgspec.ValidationError:
+        raise NotAnAnswer(f"the upstream's answer has the wrong shape: {_field_only(wrong)}") from None
+    if shape.essential and getattr(decoded, shape.essential) is msgspec.UNSET:
+        raise NotAnAnswer(f"the upstream's answer has no `{shape.essential}`")
+    return decoded
+
+
+def _field_only(wrong: msgspec.ValidationError) -> str:
+    # msgspec names types and paths, never values, except for the name of an unknown tag or key: none is used here.
+    return str(wrong)[:200]
+
+
+def _check_utf8(body: bytes) -> None:
+    # msgspec does not look into strings that it skips.
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        raise NotAnAnswer(f"the upstream's answer is not UTF-8 (byte {wrong.start})") from None
+
+
+def _why_not_json(body: bytes, wrong: Exception) -> str:
+    if not body.strip():
+        return "the upstream answered 2xx with an empty body"
+    if body.lstrip()[:1] == b"<":
+        return "the upstream answered 2xx with HTML or XML instead of JSON: check the deployment's url"
+    if isinstance(wrong, RecursionError):
+        return "the upstream's answer is nested too deeply"
+    return f"the upstream's answer is not valid JSON: {str(wrong)[:200]}"
+
+
+def _check_read_once(body: bytes, essential: str) -> None:
+    """Refuse a body that says a field that we read twice: two readers could take it for two different answers."""
+
+    def pairs(found: list[tuple[str, Any]]) -> list[str]:
+        return [name for name, _ in found]
+
+    try:
+        names = json.loads(body, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        raise NotAnAnswer("the upstream's answer is not valid JSON") from None
+    for name in ("usage", essential):
+        if names.count(name) > 1:
+            raise NotAnAnswer(f"the upstream's answer has `{name}` twice")
+
+
+def one_line(body: bytes, bytes_max: int) -> bytes:
+    """Any bytes as one line of valid JSON: JSON that fits goes on as it is, everything else becomes a (cut) string."""
+    if not body:
+        return b""
+    if len(body) <= bytes_max:
+        try:
+            body.decode()
+            _decode_raw(body)
+            return body.strip().translate(_LINE_ENDS_TO_SPACES)
+        except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+            pass
+    return msgspec.json.encode(body[:bytes_max].decode("utf-8", "replace"))

@@ -1,0 +1,167 @@
+"""What an operator says about model servers: the deployments, and the limits of the HTTP client that calls them.
+
+Half-given or impossible values are refused here, in words that say what to do, so nothing later has to doubt them. This
+module knows no HTTP client, opens no file and reads no environment: a key arrives as a `Secret` that was already resolved.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from tidegate.core.errors import SettingsError
+
+
+class Engine(StrEnum):
+    """What kind of server answers: it decides how our key is presented."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    GENERIC = "generic"
+
+
+class Secret:
+    """A text that never shows itself: printing, formatting, logging or pickling it gives away nothing."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself: only for the one header or handshake that needs it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "***"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return "***"
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not written anywhere: pass the setting that names it instead")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a deployment's certificate is checked, and which one we show."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.key_file and not self.cert_file:
+            raise SettingsError("tls.key_file is set without tls.cert_file: name the client certificate it belongs to")
+        if self.ca_file and not self.verify:
+            raise SettingsError(
+                "tls.ca_file and tls.verify: false contradict one another: keep ca_file and remove verify: false"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One upstream endpoint. `models` are the public names it serves; none means any model."""
+
+    name: str
+    url: str
+    models: tuple[str, ...] = ()
+    engine: Engine = Engine.GENERIC
+    api_key: Secret | None = None
+    max_in_flight: int = 64
+    weight: float = 1.0
+    read_timeout_s: float | None = None
+    total_timeout_s: float = 3600.0
+    tls: Tls = field(default_factory=Tls)
+
+    def __post_init__(self) -> None:
+        where = f"deployment {self.name!r}"
+        if not self.name:
+            raise SettingsError("a deployment has no name: give it one, it appears in logs and on the health page")
+        _check_url(where, self.url)
+        if self.max_in_flight < 1:
+            raise SettingsError(f"{where}: max_in_flight is {self.max_in_flight}: use 1 or more")
+        if not self.weight > 0:
+            raise SettingsError(f"{where}: weight is {self.weight}: use a number above 0, or remove the deployment")
+        for name, value in (("read_timeout_s", self.read_timeout_s), ("total_timeout_s", self.total_timeout_s)):
+            if value is not None and not value > 0:
+                raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
+        if self.api_key is not None and not _fits_a_header(self.api_key.reveal()):
+            raise SettingsError(f"{where}: api_key is empty or has spaces, line ends or non-ASCII characters: check it")
+
+    def url_of(self, endpoint: str) -> str:
+        """Where an endpoint lies: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
+        base = self.url.rstrip("/")
+        path = endpoint if endpoint.startswith("/") else "/" + endpoint
+        if base.endswith("/v1") and path.startswith("/v1/"):
+            path = path[len("/v1") :]
+        return base + path
+
+
+def _fits_a_header(text: str) -> bool:
+    return bool(text) and text.isascii() and all(33 <= ord(letter) <= 126 for letter in text)
+
+
+def _check_url(where: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError as wrong:
+        raise SettingsError(
+            f"{where}: its url cannot be read ({wrong}): write it like http://10.0.0.5:8000/v1"
+        ) from None
+    if parts.username is not None or parts.password is not None:
+        raise SettingsError(f"{where}: its url carries a user or password: put the key in api_key instead")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
+        raise SettingsError(f"{where}: url {url!r} is not an http(s) address: write it like http://10.0.0.5:8000/v1")
+    if parts.query or parts.fragment:
+        raise SettingsError(f"{where}: url {url!r} has a query or a fragment: give only the address and path")
+    if any(ord(letter) <= 32 for letter in url):
+        raise SettingsError(f"{where}: url {url!r} has spaces or control characters: remove them")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments."""
+
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 300.0
+    write_timeout_s: float = 30.0
+    pool_timeout_s: float = 10.0
+    connections_max: int = 500
+    kept_alive_max: int = 100
+    kept_alive_s: float = 60.0
+    response_bytes_max: int = 16 * 1024 * 1024
+    header_bytes_max: int = 16 * 1024
+    header_count_max: int = 128
+    body_rate_min_bytes_per_s: float = 16.0
+    body_rate_grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout_s", "read_timeout_s", "write_timeout_s", "pool_timeout_s", "kept_alive_s"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}: use a number of seconds above 0")
+        for name in ("connections_max", "response_bytes_max", "header_bytes_max", "header_count_max"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}: use 1 or more")
+        for name in ("kept_alive_max", "body_rate_min_bytes_per_s", "body_rate_grace_s"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}: use 0 or more")
+        if self.kept_alive_max > self.connections_max:
+            raise SettingsError(
+                f"kept_alive_max ({self.kept_alive_max}) is above connections_max ({self.connections_max}): "
+                "lower the first or raise the second"
+            )

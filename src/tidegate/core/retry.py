@@ -1,0 +1,68 @@
+"""When a failed call is made again, and when it is given up: one pure decision, read from the error's class.
+
+It counts only calls that may have been billed. Waiting for capacity, a deployment that is away or a rejected key of ours say
+nothing about the item, so they never use up its attempts and end only at the job's deadline.
+"""
+
+from dataclasses import dataclass
+
+from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Backoff doubles from `backoff_ms` to `backoff_ms_max` with full jitter.
+
+    Half a second is enough for a connection that broke; a deployment that is really down is held back by its breaker, so the
+    long waits that other gateways begin with (5 s) would only slow down the common case.
+    """
+
+    attempts_max: int = 3
+    broken_attempts_max: int = 2
+    backoff_ms: int = 500
+    backoff_ms_max: int = 30_000
+    deferral_ms: int = 2_000
+    retry_after_ms_max: int = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """Try again at this moment; `counts` says whether the failed call used up one of the item's attempts."""
+
+    at_ms: int
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This item has failed: the code and message of its error line."""
+
+    code: str
+    message: str
+
+
+def decide(
+    error: UpstreamError, attempts: int, now_ms: int, expires_at_ms: int, policy: RetryPolicy, jitter: float
+) -> RetryAt | GiveUp:
+    """What becomes of an item after a failed call.
+
+    `attempts` are those counted before this call; `jitter` is a random number from 0 to 1. A moment past the deadline
+    becomes the deadline: nothing is sent then, and the job's end gives the item its outcome.
+    """
+    if isinstance(error, Refused):
+        return GiveUp(error.code, error.message)
+    counts = isinstance(error, Ambiguous | BrokenAnswer)
+    if counts:
+        used = attempts + 1
+        allowed = policy.broken_attempts_max if isinstance(error, BrokenAnswer) else policy.attempts_max
+        if used >= allowed:
+            tries = "1 try" if used == 1 else f"{used} tries"
+            return GiveUp(error.code, f"{error.message} (given up after {tries})")
+    if now_ms >= expires_at_ms:
+        return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")
+    doubled_ms = min(policy.backoff_ms_max, policy.backoff_ms * 2 ** min(attempts, 30))
+    spread_ms = doubled_ms if counts else policy.deferral_ms
+    # Retry-After is a floor and the jitter comes on top, so that those who were told the same moment do not all come at once.
+    floor_ms = min(max(error.retry_after_ms or 0, 0), policy.retry_after_ms_max)
+    at_ms = now_ms + floor_ms + int(spread_ms * min(max(jitter, 0.0), 1.0))
+    return RetryAt(min(at_ms, expires_at_ms), counts)
