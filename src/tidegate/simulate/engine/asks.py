@@ -1,0 +1,281 @@
+"""What a caller asks for, read from a request body: the prompts as canonical bytes, and how much to answer.
+
+There is no tokenizer: four bytes of the rendering are one token. Each message is padded to whole tokens, so that a
+conversation that goes on repeats the bytes, and the cache blocks, of its earlier turns. Only the fields that matter to an
+answer are decoded. This module knows no HTTP and writes no answers.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+import msgspec
+
+from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
+
+PROMPT_COUNT_MAX = 2048
+CHOICE_COUNT_MAX = 128
+
+_PADDING = (b"", b"   ", b"  ", b" ")
+_BEHAVE = re.compile(r'"behave"\s*:\s*"([^"]{0,200})"')
+
+
+class BadAsk(ValueError):
+    """The body is not a request of its endpoint; the message says why, `param` where."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Ask(msgspec.Struct):
+    """One decoded request, the same shape for every endpoint."""
+
+    model: str
+    prompts: list[bytes]
+    marked: str | None
+    """The behaviour that the text asks for, if it does."""
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    output_tokens_max: int | None = None
+    output_tokens_min: int = 0
+    ignore_eos: bool = False
+    priority: int = 0
+    base64: bool = False
+    dimensions: int | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+
+
+class _Message(msgspec.Struct):
+    role: str = "user"
+    content: str | list[msgspec.Raw] | None = None
+    tool_calls: msgspec.Raw | None = None
+    type: str | None = None
+
+
+class _Sampling(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    n: int | None = 1
+    ignore_eos: bool | None = False
+    min_tokens: int | None = 0
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    priority: int | None = 0
+
+
+class _Chat(_Sampling):
+    messages: list[_Message]
+    tools: msgspec.Raw | None = None
+
+
+class _Completion(_Sampling):
+    prompt: str | list[str | int | list[int]]
+
+
+class _Response(_Sampling):
+    input: str | list[_Message]
+    instructions: str | None = None
+    tools: msgspec.Raw | None = None
+
+
+class _Embedding(msgspec.Struct):
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    priority: int | None = 0
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Moderation(msgspec.Struct):
+    input: str | list[str | _Part]
+    model: str = "omni-moderation-latest"
+
+
+_chat = msgspec.json.Decoder(_Chat)
+_completion = msgspec.json.Decoder(_Completion)
+_response = msgspec.json.Decoder(_Response)
+_embedding = msgspec.json.Decoder(_Embedding)
+_moderation = msgspec.json.Decoder(_Moderation)
+_part = msgspec.json.Decoder(_Part)
+
+
+def prompt_hash(prompt: bytes) -> bytes:
+    """Eight bytes that stand for a prompt: they choose its answer's words and length."""
+    return blake2b(prompt, digest_size=8).digest()
+
+
+def token_count(prompt: bytes) -> int:
+    """How many tokens a rendering has; even an empty prompt has one."""
+    return max(1, -(-len(prompt) // TOKEN_BYTES))
+
+
+def chat_ask(body: bytes) -> Ask:
+    """A chat completion."""
+    seen = _chat.decode(body)
+    if not seen.messages:
+        raise BadAsk("messages must not be empty: send at least one message", "messages")
+    prompt = _render(seen.tools, seen.messages)
+    marked = _marker(body, lambda: _last_user_texts(seen.messages))
+    return _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
+
+
+def completion_ask(body: bytes) -> Ask:
+    """A text completion; a list of prompts has one choice for each."""
+    seen = _completion.decode(body)
+    prompts = _texts(seen.prompt, "prompt")
+    marked = _marker(body, lambda: (text.decode() for text in reversed(prompts)))
+    return _sampled(seen, prompts, marked, seen.max_tokens)
+
+
+def response_ask(body: bytes) -> Ask:
+    """A response."""
+    seen = _response.decode(body)
+    messages = [_Message(content=seen.input)] if isinstance(seen.input, str) else seen.input
+    if not messages:
+        raise BadAsk("input must not be empty: send a text or at least one message", "input")
+    if seen.instructions:
+        messages = [_Message(role="system", content=seen.instructions), *messages]
+    marked = _marker(body, lambda: _last_user_texts(messages))
+    return _sampled(seen, [_render(seen.tools, messages)], marked, seen.max_output_tokens)
+
+
+def embedding_ask(body: bytes) -> Ask:
+    """Embeddings: one vector for each input."""
+    seen = _embedding.decode(body)
+    if seen.encoding_format not in (None, "float", "base64"):
+        raise BadAsk("encoding_format must be float or base64", "encoding_format")
+    if seen.dimensions is not None and not 1 <= seen.dimensions <= 16384:
+        raise BadAsk("dimensions must be between 1 and 16384", "dimensions")
+    prompts = _texts(seen.input, "input")
+    return Ask(
+        model=seen.model,
+        prompts=prompts,
+        marked=_marker(body, lambda: (text.decode() for text in prompts)),
+        base64=seen.encoding_format == "base64",
+        dimensions=seen.dimensions,
+        priority=seen.priority or 0,
+    )
+
+
+def moderation_ask(body: bytes) -> Ask:
+    """Moderations: one verdict for each input."""
+    seen = _moderation.decode(body)
+    inputs = [seen.input] if isinstance(seen.input, str) else seen.input
+    prompts = [(one if isinstance(one, str) else one.text).encode() for one in inputs]
+    if not prompts:
+        raise BadAsk("input must not be empty", "input")
+    marked = _marker(body, lambda: (text.decode() for text in prompts))
+    return Ask(model=seen.model, prompts=prompts, marked=marked)
+
+
+def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_max: int | None) -> Ask:
+    n = 1 if seen.n is None else seen.n
+    if not 1 <= n <= CHOICE_COUNT_MAX:
+        raise BadAsk(f"n must be between 1 and {CHOICE_COUNT_MAX}", "n")
+    if tokens_max is not None and tokens_max < 1:
+        raise BadAsk("max_tokens must be at least 1", "max_tokens")
+    return Ask(
+        model=seen.model,
+        prompts=prompts,
+        marked=marked,
+        stream=bool(seen.stream),
+        include_usage=bool(seen.stream_options and seen.stream_options.include_usage),
+        n=n,
+        output_tokens_max=tokens_max,
+        output_tokens_min=seen.min_tokens or 0,
+        ignore_eos=bool(seen.ignore_eos),
+        priority=seen.priority or 0,
+    )
+
+
+def _render(tools: msgspec.Raw | None, messages: list[_Message]) -> bytes:
+    pieces: list[bytes] = []
+    if tools is not None:
+        pieces.append(_padded(b"<|tools|>" + bytes(tools)))
+    for message in messages:
+        content = message.content
+        if content is None:
+            text = b""
+        elif isinstance(content, str):
+            text = content.encode()
+        else:
+            text = b"\n".join(_part_bytes(part) for part in content)
+        if message.tool_calls is not None:
+            text += bytes(message.tool_calls)
+        # The header is padded by itself, so that an answer begins on a whole token.
+        pieces.append(_header(message.role))
+        pieces.append(_padded(text + b"<|end|>"))
+    pieces.append(_header("assistant"))
+    return b"".join(pieces)
+
+
+def _header(role: str) -> bytes:
+    return _padded(b"<|" + role.encode() + b"|>")
+
+
+def _padded(text: bytes) -> bytes:
+    return text + _PADDING[len(text) & 3]
+
+
+def _part_bytes(part: msgspec.Raw) -> bytes:
+    try:
+        return _part.decode(part).text.encode() or bytes(part)
+    except msgspec.MsgspecError:
+        return bytes(part)
+
+
+def _texts(given: str | list[str | int | list[int]], param: str) -> list[bytes]:
+    """The inputs of a call as bytes, each: a text, or token numbers, four bytes for each."""
+    if isinstance(given, str):
+        return [given.encode()]
+    if not given or len(given) > PROMPT_COUNT_MAX:
+        raise BadAsk(f"{param} must have between 1 and {PROMPT_COUNT_MAX} entries", param)
+    texts: list[bytes] = []
+    numbers: list[int] = []
+    for one in given:
+        if isinstance(one, str):
+            texts.append(one.encode())
+        elif isinstance(one, int):
+            numbers.append(one)
+        else:
+            texts.append(_numbers(one))
+    if numbers and texts:
+        raise BadAsk(f"{param} must be texts or token numbers, not both", param)
+    return [_numbers(numbers)] if numbers else texts
+
+
+def _numbers(tokens: list[int]) -> bytes:
+    return b"".join((token & 0x7F7F7F7F).to_bytes(TOKEN_BYTES, "little") for token in tokens)
+
+
+def _last_user_texts(messages: list[_Message]) -> Iterable[str]:
+    for message in reversed(messages):
+        if message.role == "user":
+            content = message.content
+            if isinstance(content, list):
+                yield "\n".join(_part_bytes(part).decode() for part in content)
+            elif content:
+                yield content
+            return
+
+
+def _marker(body: bytes, texts: Callable[[], Iterable[str]]) -> str | None:
+    """The behaviour named in one of the texts. Bodies that never say the word, nearly all, cost one search."""
+    if b"behave" not in body:
+        return None
+    for text in texts():
+        found = _BEHAVE.search(text)
+        if found is not None:
+            return found[1]
+    return None

@@ -1,0 +1,128 @@
+"""Faults by script: what a behaviour's text means, and which behaviour a call meets. Nothing here touches a socket.
+
+A behaviour is a list of steps with commas between them, each `KIND[=VALUE][:ra=WHEN][xTIMES]`:
+
+    429  429:ra=2  429:ra=date  503x3      a status (400 to 599), with a Retry-After, only for the first three calls
+    latency=200  slow=200  slowloris       wait before the answer, spread its body over a time, one byte at a time
+    hang  hang_body  half  reset  reset_before  longlength         the connection goes wrong
+    malformed  html  empty  null  nochoices  error200  huge=BYTES  pretty  badgzip  bomb=BYTES  redirect   the body does
+"""
+
+import re
+from collections.abc import Mapping
+from random import Random
+
+import msgspec
+
+DELAYS = frozenset({"latency", "slow", "slowloris"})
+BODIES = frozenset(
+    {"malformed", "html", "empty", "null", "nochoices", "error200", "huge", "pretty", "badgzip", "bomb", "redirect"}
+)
+WRECKS = frozenset({"hang", "hang_body", "half", "reset", "reset_before", "longlength"})
+UNANSWERED = frozenset({"hang", "reset_before"})
+KINDS = DELAYS | BODIES | WRECKS
+
+_STEP = re.compile(
+    r"(?P<kind>\d{3}|error200|[a-z_]+?)(?:=(?P<value>\d{1,12}))?(?::ra=(?P<retry_after>[^,x]{1,60}))?(?:x(?P<times>\d{1,6}))?"
+)
+
+
+class BadBehaviour(ValueError):
+    """The text names no behaviour we know; the message lists those we do."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a behaviour."""
+
+    kind: str
+    value: int | None = None
+    retry_after: str | None = None
+    times: int | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The error status that this step answers, if it is one."""
+        return int(self.kind) if self.kind.isdigit() else None
+
+
+class Behaviour(msgspec.Struct, frozen=True):
+    """What one call meets: how it is delayed, and at most one thing that goes wrong."""
+
+    text: str
+    delays: tuple[Step, ...]
+    fault: Step | None
+
+    @property
+    def status(self) -> int:
+        """The status that will leave: 0 when none does."""
+        if self.fault is None:
+            return 200
+        if self.fault.kind == "redirect":
+            return 307
+        return 0 if self.fault.kind in UNANSWERED else self.fault.status or 200
+
+
+def behaviour_from(text: str) -> Behaviour:
+    """Read a behaviour's text; `BadBehaviour` when it has no meaning."""
+    delays: list[Step] = []
+    faults: list[Step] = []
+    for piece in text.split(","):
+        step = _step_from(piece.strip())
+        (delays if step.kind in DELAYS else faults).append(step)
+    if len(faults) > 1:
+        raise BadBehaviour(f"the behaviour {text!r} has more than one fault: keep one, delays may stand beside it")
+    return Behaviour(text=text, delays=tuple(delays), fault=faults[0] if faults else None)
+
+
+def _step_from(piece: str) -> Step:
+    found = _STEP.fullmatch(piece)
+    if found is None or not (found["kind"] in KINDS or (found["kind"].isdigit() and 400 <= int(found["kind"]) <= 599)):
+        raise BadBehaviour(
+            f"unknown behaviour {piece!r}: use a status from 400 to 599 or one of {', '.join(sorted(KINDS))}"
+        )
+    return Step(
+        kind=found["kind"],
+        value=int(found["value"]) if found["value"] else None,
+        retry_after=found["retry_after"],
+        times=int(found["times"]) if found["times"] else None,
+    )
+
+
+def rates_from(given: Mapping[str, float]) -> list[tuple[Behaviour, float]]:
+    """Behaviours with the share of calls that meet each; shares add up to at most 1."""
+    rates = [(behaviour_from(text), float(share)) for text, share in given.items()]
+    if any(not 0.0 <= share <= 1.0 for _, share in rates) or sum(share for _, share in rates) > 1.0 + 1e-9:
+        raise BadBehaviour("each fault's rate must be between 0 and 1, and their sum at most 1")
+    return rates
+
+
+def rate_from_option(text: str) -> tuple[str, float]:
+    """Read one command-line option such as `429=0.05` or `503:ra=1=0.5`: the share stands after the last `=`."""
+    behaviour, _, share = text.rpartition("=")
+    try:
+        rate = float(share)
+    except ValueError:
+        rate = -1.0
+    if not behaviour or not 0.0 <= rate <= 1.0:
+        raise BadBehaviour(f"{text!r} is not a fault with a rate: write it like 429=0.05")
+    behaviour_from(behaviour)
+    return behaviour, rate
+
+
+class Chance:
+    """Draws which of the rated behaviours a call meets, the same way for the same seed."""
+
+    def __init__(self, rates: list[tuple[Behaviour, float]], seed: int) -> None:
+        self._rates = rates
+        self._random = Random(seed)
+
+    def draw(self) -> Behaviour | None:
+        """The behaviour of the next call, or none."""
+        if not self._rates:
+            return None
+        at = self._random.random()
+        for behaviour, share in self._rates:
+            if at < share:
+                return behaviour
+            at -= share
+        return None

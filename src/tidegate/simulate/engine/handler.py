@@ -1,0 +1,316 @@
+"""From a request to its answer: reads what is asked, decides whether a fault is due, and answers in the mode's time.
+
+How bytes become requests, what answers say and how faults look on the wire are the business of its neighbours.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from hmac import compare_digest
+from time import time
+
+import msgspec
+
+from tidegate.simulate.engine import control, meters, sabotage
+from tidegate.simulate.engine.answers import Answer, answer_for
+from tidegate.simulate.engine.asks import Ask, BadAsk
+from tidegate.simulate.engine.board import Board
+from tidegate.simulate.engine.calls import CallsLog
+from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour, Chance, behaviour_from, rates_from
+from tidegate.simulate.engine.flight import Flight
+from tidegate.simulate.engine.http1 import EVENT_STREAM, BadRequest, Connection, Reply, Request, encode, encode_json
+from tidegate.simulate.engine.model import Engine, RequestTooLong
+from tidegate.simulate.engine.options import EngineOptions
+from tidegate.simulate.engine.outbox import Outbox
+from tidegate.simulate.engine.pace import Pace
+from tidegate.simulate.engine.routes import Route, routes_for, stream_body
+
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
+_STREAM_END = b"0\r\n\r\n"
+_SLOW_BODIES = frozenset({"huge", "bomb"})
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadAsk, BadBehaviour, RequestTooLong)
+
+
+class EngineHandler:
+    """Answers the requests of every connection of one process."""
+
+    def __init__(self, options: EngineOptions, board: Board, index: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._options = options
+        self._board = board
+        self._counters = board.counters
+        self.body_bytes_max = options.body_bytes_max
+        self.failure: asyncio.Future[None] = self._loop.create_future()
+        self.pace = Pace(Engine(options.limits())) if options.mode == "modelled" else None
+        self._instant = options.mode == "instant"
+        log = CallsLog(options.calls_log, fsync=options.calls_log_fsync) if options.calls_log else None
+        self._out = Outbox(log, board.counters, index, options.processes, self.fail)
+        self._key = b"Bearer " + options.api_key.encode() if options.api_key else None
+        self._routes = routes_for(options)
+        self._seed = options.seed + index
+        self._chance = Chance(rates_from(options.faults), self._seed)
+        self._faults_version = 0
+        self._connections: set[Connection] = set()
+        self._under_way: dict[Connection, Callable[[], object]] = {}
+
+    def opened(self, connection: Connection) -> None:
+        """A client is there."""
+        self._connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """A client is gone: end what was under way for it."""
+        self._connections.discard(connection)
+        stop = self._under_way.pop(connection, None)
+        if stop is not None:
+            self._counters[meters.SUCCESS["abort"]] += 1
+            stop()
+
+    def close(self) -> None:
+        """Drop every client and the log."""
+        for connection in list(self._connections):
+            connection.transport.abort()
+        for stop in self._under_way.values():
+            stop()
+        self._under_way.clear()
+        self._out.close()
+
+    def fail(self, error: BaseException) -> None:
+        """The engine cannot go on: say why, and answer nobody any more."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+        self.close()
+
+    def refuse(self, connection: Connection, error: BadRequest) -> None:
+        """Bytes that are no request get one answer in OpenAI's shape."""
+        unread = Request(b"", b"", {}, b"", False)
+        self._out.record(unread, None, error.status)
+        self._out.put(connection, sabotage.error_reply(error.status, str(error)), keep_alive=False)
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        """Answer one request, or see that it is answered."""
+        route = self._routes.get(request.path)
+        if route is None:
+            self._handle_other(connection, request)
+            return
+        if request.method != b"POST":
+            self._put_error(connection, request, 405, "this path takes POST")
+            return
+        if self._key is not None and not self._authorized(request):
+            self._put_unauthorized(connection, request)
+            return
+        ask: Ask | None = None
+        try:
+            ask = route.read(request.body)
+            answer = answer_for(ask, self._out.number, int(time()), route.tokens_mean)
+            behaviour = self._behaviour(ask.marked, request)
+            if behaviour is not None:
+                self._misbehave(connection, request, behaviour, ask.model, route.number, self._maker(route, answer))
+            elif self._instant:
+                self._answer_now(connection, request, route, answer)
+            elif self.pace is not None:
+                self._answer_modelled(connection, request, route, answer, self.pace)
+            else:
+                self._answer_later(connection, request, route, answer)
+        except _UNREADABLE as error:
+            param = getattr(error, "param", None)
+            code = "context_length_exceeded" if isinstance(error, RequestTooLong) else None
+            reply = sabotage.error_reply(400, f"the body is not a valid request: {error}", param, code)
+            self._out.record(request, ask.model if ask else None, 400, route.number)
+            self._out.put(connection, reply, keep_alive=request.keep_alive)
+
+    def _answer_now(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
+        self._out.record(request, answer.ask.model, 200, route.number)
+        self._count(answer)
+        if answer.ask.stream and route.streamed is not None:
+            body = stream_body(route.streamed, answer)
+            self._out.put_bytes(connection, _STREAM_HEAD + _chunk(body) + _STREAM_END, request.keep_alive)
+        elif request.keep_alive:
+            self._out.put_bytes(connection, encode_json(route.whole(answer)), True)
+        else:
+            self._out.put(connection, Reply(200, route.whole(answer)), keep_alive=False)
+
+    def _answer_later(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
+        self._out.record(request, answer.ask.model, 200, route.number)
+        self._counters[meters.RUNNING] += 1
+        connection.begin()
+
+        def due() -> None:
+            self._settle(connection, answer, meters.RUNNING)
+            latency_s = self._options.latency_ms / 1000
+            meters.observe(self._counters, meters.FIRST_TOKEN_AT, latency_s)
+            meters.observe(self._counters, meters.WHOLE_CALL_AT, latency_s)
+            if answer.ask.stream and route.streamed is not None:
+                connection.write(_STREAM_HEAD + _chunk(stream_body(route.streamed, answer)) + _STREAM_END)
+            else:
+                connection.write(encode(Reply(200, route.whole(answer)), keep_alive=request.keep_alive))
+            connection.finish(keep_alive=request.keep_alive)
+
+        timer = self._loop.call_later(self._options.latency_ms / 1000, due)
+
+        def stop() -> None:
+            self._counters[meters.RUNNING] -= 1
+            timer.cancel()
+
+        self._under_way[connection] = stop
+
+    def _answer_modelled(
+        self, connection: Connection, request: Request, route: Route, answer: Answer, pace: Pace
+    ) -> None:
+        flight = Flight(pace, answer, self._counters)
+        flight.start()
+        self._out.record(request, answer.ask.model, 200, route.number)
+        connection.begin()
+        self._under_way[connection] = flight.abort
+        streamed = route.streamed if answer.ask.stream else None
+        opened = False
+
+        def token(index: int, piece: bytes) -> None:
+            nonlocal opened
+            assert streamed is not None
+            event = streamed.token(answer, index, piece)
+            if opened:
+                connection.write(_chunk(event))
+            else:
+                opened = True
+                connection.write(_STREAM_HEAD + _chunk(streamed.opening(answer)) + _chunk(event))
+
+        def done() -> None:
+            self._settle(connection, answer, None)
+            if streamed is not None:
+                connection.write(_chunk(streamed.closing(answer)) + _STREAM_END)
+            else:
+                connection.write(encode(Reply(200, route.whole(answer)), keep_alive=request.keep_alive))
+            connection.finish(keep_alive=request.keep_alive)
+
+        flight.on_token = token if streamed is not None else None
+        flight.on_done = done
+
+    def _settle(self, connection: Connection, answer: Answer, gauge: int | None) -> None:
+        self._under_way.pop(connection, None)
+        if gauge is not None:
+            self._counters[gauge] -= 1
+        self._count(answer)
+
+    def _count(self, answer: Answer) -> None:
+        prompt, output, _ = answer.usage
+        self._counters[meters.PROMPT_TOKENS] += prompt
+        self._counters[meters.GENERATION_TOKENS] += output
+        self._counters[meters.SUCCESS[answer.choices[0].finish]] += 1
+
+    def _behaviour(self, marked: str | None, request: Request) -> Behaviour | None:
+        """The behaviour that this call meets, by its own text or by chance; one with a number of times wears off."""
+        if marked is not None:
+            behaviour: Behaviour | None = behaviour_from(marked)
+        else:
+            version = self._board.faults_version()
+            if version != self._faults_version:
+                self._faults_version = version
+                self._chance = Chance(rates_from(self._board.faults()), self._seed)
+            behaviour = self._chance.draw()
+        if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:
+            return behaviour
+        key = request.headers.get(b"idempotency-key") or request.body
+        if self._board.attempt(key) < behaviour.fault.times:
+            return behaviour
+        return msgspec.structs.replace(behaviour, fault=None) if behaviour.delays else None
+
+    def _misbehave(
+        self,
+        connection: Connection,
+        request: Request,
+        behaviour: Behaviour,
+        model: str | None,
+        route: int,
+        make: Callable[[], Awaitable[Reply]],
+    ) -> None:
+        fault = behaviour.fault
+        self._out.record(request, model, behaviour.status, route, behaviour.text)
+        if fault is not None and fault.status is not None and not behaviour.delays:
+            reply = sabotage.spoiled(fault, Reply(fault.status, b""))
+            self._out.put(connection, reply, keep_alive=request.keep_alive)
+            return
+        connection.begin()
+
+        async def run() -> None:
+            for step in behaviour.delays:
+                if step.kind == "latency":
+                    await asyncio.sleep((step.value or 0) / 1000)
+            # A call that is refused or dropped at once takes none of the engine's time.
+            reply = Reply(200, b"") if behaviour.status not in (200, 307) else await make()
+            if fault is not None and fault.kind in _SLOW_BODIES:
+                reply = await asyncio.to_thread(sabotage.spoiled, fault, reply)
+            elif fault is not None and (fault.status is not None or fault.kind in BODIES):
+                reply = sabotage.spoiled(fault, reply)
+            keep_alive = await sabotage.send(connection, behaviour, reply, keep_alive=request.keep_alive)
+            self._under_way.pop(connection, None)
+            connection.finish(keep_alive=keep_alive)
+
+        task = self._loop.create_task(run())
+        self._under_way[connection] = task.cancel
+
+    def _maker(self, route: Route, answer: Answer) -> Callable[[], Awaitable[Reply]]:
+        """Makes the honest answer of a misbehaving call, in the time that it takes."""
+
+        async def make() -> Reply:
+            if self.pace is not None:
+                done = self._loop.create_future()
+                flight = Flight(self.pace, answer, self._counters)
+                flight.on_done = lambda: None if done.done() else done.set_result(None)
+                try:
+                    flight.start()
+                    await done
+                except RequestTooLong as error:
+                    return sabotage.error_reply(400, str(error), code="context_length_exceeded")
+                finally:
+                    flight.abort()
+            elif not self._instant:
+                await asyncio.sleep(self._options.latency_ms / 1000)
+            self._count(answer)
+            if answer.ask.stream and route.streamed is not None:
+                return Reply(200, stream_body(route.streamed, answer), EVENT_STREAM)
+            return Reply(200, route.whole(answer))
+
+        return make
+
+    def _handle_other(self, connection: Connection, request: Request) -> None:
+        """The paths beside the endpoints. Models and health meet faults by chance too: an outage takes all with it."""
+        reply = control.reply_to(request, self._board, self.pace)
+        if reply is not None:
+            self._out.put(connection, reply, keep_alive=request.keep_alive)
+            return
+        is_models = request.path == b"/v1/models" or request.path.startswith(b"/v1/models/")
+        if not (is_models or request.path == b"/health"):
+            self._put_error(connection, request, 404, "there is nothing at this path: the API is under /v1")
+            return
+        if is_models and self._key is not None and not self._authorized(request):
+            self._put_unauthorized(connection, request)
+            return
+        if request.method != b"GET":
+            self._put_error(connection, request, 405, "this path takes GET")
+            return
+        honest = control.models_reply(request.path) if is_models else Reply(200, b"{}")
+        route = meters.ROUTES.index("/v1/models" if is_models else "other")
+        behaviour = self._behaviour(None, request)
+        if behaviour is not None:
+
+            async def make() -> Reply:
+                return honest
+
+            self._misbehave(connection, request, behaviour, None, route, make)
+            return
+        if is_models:
+            self._out.record(request, None, 200, route)
+        self._out.put(connection, honest, keep_alive=request.keep_alive)
+
+    def _authorized(self, request: Request) -> bool:
+        return self._key is None or compare_digest(request.headers.get(b"authorization", b""), self._key)
+
+    def _put_unauthorized(self, connection: Connection, request: Request) -> None:
+        self._put_error(connection, request, 401, "send the engine's key as 'Authorization: Bearer KEY'")
+
+    def _put_error(self, connection: Connection, request: Request, status: int, message: str) -> None:
+        self._out.record(request, None, status)
+        self._out.put(connection, sabotage.error_reply(status, message), keep_alive=request.keep_alive)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data) if data else b""

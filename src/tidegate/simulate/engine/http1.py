@@ -1,0 +1,305 @@
+"""HTTP/1.1 on a bare asyncio protocol: bytes to requests, replies to bytes, one connection at a time.
+
+A request is handed over when it is complete. While its answer is under way (`begin` to `finish`) later requests of the same
+connection wait in the buffer, so pipelined answers leave in order. Bytes that are no HTTP are answered once, then the
+connection closes. What requests mean is not known here.
+"""
+
+import asyncio
+import re
+import socket
+import struct
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+HEAD_BYTES_MAX = 32 << 10
+HEADER_COUNT_MAX = 100
+BUFFER_BYTES_MAX = 1 << 20
+CHUNK_LINE_BYTES_MAX = 256
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream"
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_JSON_200 = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+
+
+class BadRequest(ValueError):
+    """The bytes are not a request that can be answered otherwise than with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Request:
+    """One complete request."""
+
+    __slots__ = ("body", "headers", "keep_alive", "method", "path")
+
+    def __init__(self, method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.keep_alive = keep_alive
+
+
+class Reply(msgspec.Struct):
+    """What leaves: a status, a body and its type, and header lines beside them, each ended by CRLF."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: bytes = b""
+
+
+def encode_head(reply: Reply, length: int, *, keep_alive: bool) -> bytes:
+    """The head of a reply whose body has, or claims to have, `length` bytes."""
+    return b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
+        reply.status,
+        _REASONS.get(reply.status, b"Unknown"),
+        reply.content_type,
+        length,
+        reply.headers,
+        b"" if keep_alive else b"connection: close\r\n",
+    )
+
+
+def encode(reply: Reply, *, keep_alive: bool) -> bytes:
+    """A whole reply as bytes."""
+    return encode_head(reply, len(reply.body), keep_alive=keep_alive) + reply.body
+
+
+def encode_json(body: bytes) -> bytes:
+    """The commonest reply, a kept connection and a 200 with JSON, made with one format."""
+    return _JSON_200 % (len(body), body)
+
+
+class Handler(Protocol):
+    """Who is given the requests."""
+
+    body_bytes_max: int
+
+    def opened(self, connection: "Connection") -> None:
+        """A client is there."""
+
+    def closed(self, connection: "Connection") -> None:
+        """A client is gone; whatever was under way for it may end."""
+
+    def handle(self, connection: "Connection", request: Request) -> None:
+        """Answer one request, at once or between `begin` and `finish`."""
+
+    def refuse(self, connection: "Connection", error: BadRequest) -> None:
+        """Answer bytes that are no request; the connection reads no more."""
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.transport: asyncio.Transport
+        self.open = False
+        self._buffer = bytearray()
+        self._wanted = 0
+        # What has been read of a chunked body: where its next chunk begins, and the chunks before it.
+        self._chunk_at = 0
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+        self._busy = False
+        self._refused = False
+        self._reading_paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self.transport = transport  # type: ignore[assignment]
+        self.open = True
+        self._handler.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self.open = False
+        self._writable.set()
+        self._handler.closed(self)
+
+    def pause_writing(self) -> None:
+        """Called by the event loop: the client reads more slowly than we write."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Called by the event loop."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        if self._refused:
+            return
+        self._buffer += data
+        if self._busy:
+            if len(self._buffer) > BUFFER_BYTES_MAX and not self._reading_paused:
+                self._reading_paused = True
+                self.transport.pause_reading()
+        elif len(self._buffer) >= self._wanted:
+            self._advance()
+
+    def begin(self) -> None:
+        """The answer to the current request is under way: later ones wait."""
+        self._busy = True
+
+    def finish(self, *, keep_alive: bool = True) -> None:
+        """The answer is complete: close, or go on with what has arrived meanwhile."""
+        self._busy = False
+        if not self.open:
+            return
+        if not keep_alive:
+            self._refused = True
+            self.transport.close()
+            return
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+        if self._buffer:
+            self._advance()
+
+    def stop_reading(self) -> None:
+        """Ignore whatever else the client sends."""
+        self._refused = True
+        self._buffer.clear()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, if there is still someone to send them to."""
+        if self.open and not self.transport.is_closing():
+            self.transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was written."""
+        await self._writable.wait()
+
+    def reset(self) -> None:
+        """Close with a TCP reset; what has not been sent is lost."""
+        if self.open:
+            peer: socket.socket | None = self.transport.get_extra_info("socket")
+            if peer is not None:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+    def _advance(self) -> None:
+        try:
+            while self._buffer and not self._busy and not self._refused:
+                request = self._next()
+                if request is None:
+                    return
+                self._handler.handle(self, request)
+                if not request.keep_alive and not self._busy:
+                    self._refused = True
+        except BadRequest as error:
+            self.stop_reading()
+            self._handler.refuse(self, error)
+
+    def _next(self) -> Request | None:
+        """The next complete request, taken off the buffer; none while bytes are missing (`_wanted` says how many there must be)."""
+        buffer = self._buffer
+        end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+        if end < 0:
+            if len(buffer) >= HEAD_BYTES_MAX:
+                raise BadRequest(431, f"the request's head is longer than {HEAD_BYTES_MAX} bytes: send fewer headers")
+            if b"\n" in buffer[:1024] and not buffer[:1024].strip(b"\r\n"):
+                buffer.clear()
+            self._wanted = 0
+            return None
+        method, path, version, headers = _head(bytes(buffer[:end]))
+        start = end + 4
+        coding = headers.get(b"transfer-encoding")
+        length = headers.get(b"content-length", b"0")
+        if coding is not None:
+            if b"content-length" in headers or coding.lower() != b"chunked":
+                raise BadRequest(400, "send either Content-Length or Transfer-Encoding: chunked")
+            found = self._chunks(start)
+            if found is None:
+                self._continue(headers)
+                return None
+            body, stop = found
+        else:
+            if not length.isdigit() or len(length) > 15:
+                raise BadRequest(400, "Content-Length must be a number")
+            stop = start + int(length)
+            if stop - start > self._handler.body_bytes_max:
+                raise BadRequest(413, f"the body is larger than {self._handler.body_bytes_max} bytes")
+            if len(buffer) < stop:
+                self._wanted = stop
+                self._continue(headers)
+                return None
+            body = bytes(buffer[start:stop])
+        if len(buffer) == stop:
+            buffer.clear()
+        else:
+            del buffer[:stop]
+        self._wanted = 0
+        wish = headers.get(b"connection", b"").lower()
+        return Request(
+            method, path, headers, body, wish != b"close" and (version == b"HTTP/1.1" or wish == b"keep-alive")
+        )
+
+    def _continue(self, headers: dict[bytes, bytes]) -> None:
+        # The head is read again with each piece of the body; only the first time has the client sent nothing after it.
+        if headers.get(b"expect", b"").lower() == b"100-continue" and self._buffer.endswith(b"\r\n\r\n"):
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _chunks(self, start: int) -> tuple[bytes, int] | None:
+        """A chunked body that begins at `start`, and where it ends; none while it is not whole. Goes on where it stopped."""
+        buffer = self._buffer
+        at = self._chunk_at or start
+        while True:
+            line_end = buffer.find(b"\r\n", at, at + CHUNK_LINE_BYTES_MAX)
+            self._chunk_at = at
+            if line_end < 0:
+                if len(buffer) - at >= CHUNK_LINE_BYTES_MAX:
+                    raise BadRequest(400, "a chunk's size line is too long")
+                self._wanted = len(buffer) + 1
+                return None
+            size_text = _CHUNK_SIZE.fullmatch(bytes(buffer[at:line_end]))
+            if size_text is None:
+                raise BadRequest(400, "a chunk's size must be a hexadecimal number")
+            size = int(size_text[1], 16)
+            if self._pieces_bytes + size > self._handler.body_bytes_max:
+                raise BadRequest(413, f"the body is larger than {self._handler.body_bytes_max} bytes")
+            at = line_end + 2
+            if len(buffer) < at + size + 2:
+                self._wanted = at + size + 2
+                return None
+            if buffer[at + size : at + size + 2] != b"\r\n":
+                raise BadRequest(400, "a chunk must end with CRLF (trailers are not taken)")
+            if not size:
+                body = b"".join(self._pieces)
+                self._pieces = []
+                self._pieces_bytes = self._chunk_at = 0
+                return body, at + 2
+            self._pieces.append(bytes(buffer[at : at + size]))
+            self._pieces_bytes += size
+            at += size + 2
+
+
+def _head(head: bytes) -> tuple[bytes, bytes, bytes, dict[bytes, bytes]]:
+    lines = head.lstrip(b"\r\n").split(b"\r\n")
+    words = lines[0].split(b" ")
+    if len(words) != 3 or words[2] not in (b"HTTP/1.1", b"HTTP/1.0") or not _TOKEN.fullmatch(words[0]):
+        raise BadRequest(400, "the bytes are not an HTTP/1.1 request")
+    if len(lines) > HEADER_COUNT_MAX:
+        raise BadRequest(431, f"the request has more than {HEADER_COUNT_MAX} headers")
+    headers: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name[-1] in b" \t" or name[0] in b" \t":
+            raise BadRequest(400, "a header line has no valid name: write 'name: value'")
+        name = name.lower()
+        if name in headers and name in (b"content-length", b"transfer-encoding"):
+            raise BadRequest(400, f"the header {name.decode('ascii', 'replace')} is given twice")
+        headers[name] = value.strip()
+    return words[0], words[1].partition(b"?")[0], words[2], headers

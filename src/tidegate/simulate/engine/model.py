@@ -1,0 +1,262 @@
+"""A continuous-batching engine without a clock: requests go in, steps come out, each with its cost and what it produced.
+
+It schedules as vLLM does: running sequences first, then the queue, under a sequence limit and a token budget per step;
+prompts are prefilled in chunks; a full cache preempts the sequence that came last, which starts over when there is room.
+It refuses to know time, sockets and text: a caller drives `step()` and decides what a millisecond is, so the same engine
+runs behind the simulated server in real time and inside a benchmark in virtual time.
+
+    engine = Engine(EngineLimits())
+    engine.submit(Request(prompt=b"...", output_tokens=20))
+    while (step := engine.step()) is not None:
+        now_ms += step.duration_ms
+        for event in step.events: ...
+"""
+
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import msgspec
+
+from tidegate.simulate.engine.cost import step_ms
+from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES, KvCache, block_hashes
+
+
+class EngineLimits(msgspec.Struct, frozen=True):
+    """The engine's size, in vLLM's terms: max_num_seqs, max_num_batched_tokens, the number of KV blocks, and the policy."""
+
+    max_num_seqs: int = 256
+    prefill_chunk_tokens: int = 2048
+    kv_blocks: int = 32768
+    priority_scheduling: bool = False
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What is asked of the engine: a prompt (four bytes are a token) and how many tokens it answers; none for an embedding.
+
+    `answer` are the bytes it will answer, where they are known, so that a later prompt that contains them finds them cached.
+    `tag` is the caller's own and comes back with every event.
+    """
+
+    prompt: bytes
+    output_tokens: int
+    answer: bytes = b""
+    priority: int = 0
+    tag: Hashable = None
+
+
+class RequestTooLong(ValueError):
+    """The prompt and its answer would not fit the cache even alone."""
+
+
+class Sequence:
+    """A request inside the engine: how far it is, and which blocks it holds."""
+
+    __slots__ = (
+        "blocks",
+        "cached_tokens",
+        "closed",
+        "computed_tokens",
+        "emitted_tokens",
+        "hashes",
+        "order",
+        "output_tokens",
+        "prompt_tokens",
+        "rank",
+        "started",
+        "tag",
+    )
+
+    def __init__(self, request: Request, order: int, priority: int) -> None:
+        self.tag = request.tag
+        self.prompt_tokens = max(1, -(-len(request.prompt) // TOKEN_BYTES))
+        self.output_tokens = request.output_tokens
+        text = request.prompt if len(request.prompt) % TOKEN_BYTES else request.prompt + request.answer
+        self.hashes = block_hashes(text)
+        self.order = order
+        # The lowest rank is served first and preempted last.
+        self.rank = (priority, order)
+        self.blocks: list[int] = []
+        self.computed_tokens = 0
+        self.emitted_tokens = 0
+        self.cached_tokens = 0
+        self.started = False
+        self.closed = False
+
+    @property
+    def total_tokens(self) -> int:
+        """The prompt and what has been emitted so far: what must be computed before the next token."""
+        return self.prompt_tokens + self.emitted_tokens
+
+
+class Event(NamedTuple):
+    """One token of one sequence (`ordinal` from 1), or the end of a request that emits none (`ordinal` 0)."""
+
+    sequence: Sequence
+    ordinal: int
+    finished: bool
+
+
+class Step(NamedTuple):
+    """One pass of the engine: when it is over, `duration_ms` after it began, its events have happened."""
+
+    duration_ms: float
+    events: list[Event]
+    decoding: int
+    prefill_tokens: int
+
+
+class Engine:
+    """The scheduler over one cache."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.cache = KvCache(limits.kv_blocks)
+        self.running: list[Sequence] = []
+        self._queue: list[tuple[tuple[int, int], Sequence]] = []
+        self.waiting_count = 0
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.preemption_count = 0
+        self._order = 0
+
+    def submit(self, request: Request) -> Sequence:
+        """Queue a request; `RequestTooLong` when it could never run."""
+        priority = request.priority if self.limits.priority_scheduling else 0
+        self._order += 1
+        sequence = Sequence(request, self._order, priority)
+        blocks = -(-(sequence.prompt_tokens + request.output_tokens) // BLOCK_TOKENS)
+        if blocks > self.limits.kv_blocks:
+            raise RequestTooLong(
+                f"{sequence.prompt_tokens} prompt tokens and {request.output_tokens} to answer do not fit a cache of "
+                f"{self.limits.kv_blocks * BLOCK_TOKENS} tokens"
+            )
+        self._enqueue(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is; one that is over already stays over."""
+        if sequence.closed:
+            return
+        sequence.closed = True
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.cache.release(sequence.blocks)
+        else:
+            self.waiting_count -= 1
+
+    def step(self) -> Step | None:
+        """Run one pass, or say that there is nothing to do."""
+        scheduled: list[tuple[Sequence, int]] = []
+        budget = self.limits.prefill_chunk_tokens
+        preempted, budget = self._schedule_running(scheduled, budget)
+        if not preempted:
+            self._schedule_waiting(scheduled, budget)
+        if not scheduled:
+            return None
+        decoding = context_tokens = prefill_tokens = 0
+        for sequence, tokens in scheduled:
+            if tokens == 1 and sequence.emitted_tokens:
+                decoding += 1
+                context_tokens += sequence.computed_tokens
+            else:
+                prefill_tokens += tokens
+        events = self._advance(scheduled)
+        return Step(step_ms(decoding, context_tokens, prefill_tokens), events, decoding, prefill_tokens)
+
+    def _schedule_running(self, scheduled: list[tuple[Sequence, int]], budget: int) -> tuple[bool, int]:
+        preempted = False
+        # The list itself changes under preemption, so we walk a copy and pass over who was put back.
+        for sequence in list(self.running):
+            if budget <= 0:
+                break
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            while sequence.blocks and not self._reserve(sequence, tokens):
+                preempted = True
+                budget += self._preempt(max(self.running, key=_rank), scheduled)
+            if sequence.blocks:
+                scheduled.append((sequence, tokens))
+                budget -= tokens
+        return preempted, budget
+
+    def _schedule_waiting(self, scheduled: list[tuple[Sequence, int]], budget: int) -> None:
+        while self._queue and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            sequence = self._queue[0][1]
+            if sequence.closed:
+                heappop(self._queue)
+                continue
+            # The last token of a prompt is always computed: its output is the first token of the answer.
+            reusable = (sequence.total_tokens - 1) // BLOCK_TOKENS
+            hits = self.cache.match(sequence.hashes[:reusable])
+            hit_tokens = len(hits) * BLOCK_TOKENS
+            tokens = min(sequence.total_tokens - hit_tokens, budget)
+            fresh = -(-(hit_tokens + tokens) // BLOCK_TOKENS) - len(hits)
+            if fresh + self.cache.idle(hits) > self.cache.free_count:
+                return
+            heappop(self._queue)
+            self.waiting_count -= 1
+            self.cache.hold(hits)
+            sequence.blocks = hits
+            sequence.computed_tokens = hit_tokens
+            if not sequence.started:
+                sequence.started = True
+                sequence.cached_tokens = hit_tokens
+                self.prefix_queried_tokens += sequence.prompt_tokens
+                self.prefix_hit_tokens += hit_tokens
+            self._reserve(sequence, tokens)
+            self.running.append(sequence)
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for its next tokens, or leave everything as it was."""
+        after = sequence.computed_tokens + tokens
+        fresh = -(-after // BLOCK_TOKENS) - len(sequence.blocks)
+        if fresh > self.cache.free_count:
+            return False
+        for _ in range(fresh):
+            sequence.blocks.append(self.cache.take())
+        # A block may be found as soon as the step that fills it is planned: later sequences of the same step read it.
+        full = min(after // BLOCK_TOKENS, len(sequence.hashes))
+        for place in range(sequence.computed_tokens // BLOCK_TOKENS, full):
+            self.cache.publish(sequence.blocks[place], sequence.hashes[place])
+        return True
+
+    def _preempt(self, victim: Sequence, scheduled: list[tuple[Sequence, int]]) -> int:
+        """Put a running sequence back in the queue, to be computed again; says how many planned tokens that frees."""
+        self.running.remove(victim)
+        self.cache.release(victim.blocks)
+        victim.blocks = []
+        victim.computed_tokens = 0
+        self.preemption_count += 1
+        self._enqueue(victim)
+        for place, (sequence, tokens) in enumerate(scheduled):
+            if sequence is victim:
+                del scheduled[place]
+                return tokens
+        return 0
+
+    def _advance(self, scheduled: list[tuple[Sequence, int]]) -> list[Event]:
+        events: list[Event] = []
+        finished = False
+        for sequence, tokens in scheduled:
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.total_tokens:
+                continue
+            if sequence.output_tokens:
+                sequence.emitted_tokens += 1
+            if sequence.emitted_tokens >= sequence.output_tokens:
+                sequence.closed = finished = True
+                self.cache.release(sequence.blocks)
+            events.append(Event(sequence, sequence.emitted_tokens, sequence.closed))
+        if finished:
+            self.running = [sequence for sequence in self.running if not sequence.closed]
+        return events
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        heappush(self._queue, (sequence.rank, sequence))
+        self.waiting_count += 1
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

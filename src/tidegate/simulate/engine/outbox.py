@@ -1,0 +1,97 @@
+"""Where everything that leaves passes: counted, on the calls log, and only then on the wire.
+
+What is put here in one turn of the event loop leaves together at the start of the next, after one append to the log. That
+keeps instant mode cheap and the witness ahead of every answer. A log that cannot be written stops the engine.
+"""
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from time import time
+
+from tidegate.simulate.engine import meters
+from tidegate.simulate.engine.calls import CallLine, CallsLog
+from tidegate.simulate.engine.http1 import Connection, Reply, Request, encode
+
+_OTHER = len(meters.ROUTES) - 1
+
+
+class Outbox:
+    """The way out of one process; `number` is that of the next call."""
+
+    def __init__(
+        self,
+        log: CallsLog | None,
+        counters: "memoryview[int]",
+        index: int,
+        stride: int,
+        on_failure: Callable[[OSError], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._log = log
+        self._counters = counters
+        self._on_failure = on_failure
+        # Numbers are unique over all processes of one engine: each counts in its own stride.
+        self.number = index
+        self._stride = stride
+        self._waiting: list[tuple[Connection, bytes, bool]] = []
+        self._flush_due = False
+
+    def record(self, request: Request, model: str | None, status: int, route: int = _OTHER, fault: str = "") -> None:
+        """Count a call and add it to the witness; `status` is what will be answered, 0 for nothing."""
+        self._counters[status] += 1
+        self._counters[meters.ROUTE_AT + route] += 1
+        number = self.number
+        self.number += self._stride
+        if self._log is None:
+            return
+        key = request.headers.get(b"idempotency-key")
+        self._log.add(
+            CallLine(
+                at=time(),
+                path=request.path.decode("latin-1"),
+                model=model,
+                status=status,
+                idempotency_key=None if key is None else key.decode("latin-1"),
+                custom=sha256(request.body).hexdigest()[:16],
+                n=number,
+                fault=fault,
+            )
+        )
+        self._flush_soon()
+
+    def put(self, connection: Connection, reply: Reply, *, keep_alive: bool) -> None:
+        """Send a reply."""
+        self.put_bytes(connection, encode(reply, keep_alive=keep_alive), keep_alive)
+
+    def put_bytes(self, connection: Connection, data: bytes, keep_alive: bool) -> None:
+        """Send bytes that are a whole answer."""
+        self._waiting.append((connection, data, keep_alive))
+        self._flush_soon()
+
+    def close(self) -> None:
+        """Close the log; what was not sent is not."""
+        self._waiting = []
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        waiting, self._waiting = self._waiting, []
+        try:
+            if self._log is not None:
+                self._log.flush()
+        except OSError as error:
+            # Answers without a witness would make every proof that reads the log worthless.
+            self._on_failure(error)
+            return
+        for connection, data, keep_alive in waiting:
+            connection.write(data)
+            if not keep_alive:
+                connection.transport.close()

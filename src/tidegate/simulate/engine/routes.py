@@ -1,0 +1,61 @@
+"""Which path is read and answered how: the table of endpoints."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tidegate.simulate.engine import asks, meters
+from tidegate.simulate.engine.answers import Answer, Chat, Completion, pieces
+from tidegate.simulate.engine.answers_responses import Responses
+from tidegate.simulate.engine.asks import Ask
+from tidegate.simulate.engine.options import EngineOptions
+from tidegate.simulate.engine.vectors import Embeddings, Moderations
+
+
+class Streamed(Protocol):
+    """An endpoint's events: before the first token, for each, and after the last."""
+
+    @staticmethod
+    def opening(answer: Answer) -> bytes:
+        """The events before the first token."""
+
+    @staticmethod
+    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+        """The event of one token of one choice."""
+
+    @staticmethod
+    def closing(answer: Answer) -> bytes:
+        """The events after the last token."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One endpoint; `number` is its place among the counters, `tokens_mean` 0 where it answers without words."""
+
+    number: int
+    read: Callable[[bytes], Ask]
+    whole: Callable[[Answer], bytes]
+    streamed: type[Streamed] | None
+    tokens_mean: int
+
+
+def routes_for(options: EngineOptions) -> dict[bytes, Route]:
+    """The endpoints by path."""
+    words = options.answer_tokens_mean
+    table: tuple[tuple[Callable[[bytes], Ask], Callable[[Answer], bytes], type[Streamed] | None, int], ...] = (
+        (asks.chat_ask, Chat.whole, Chat, words),
+        (asks.completion_ask, Completion.whole, Completion, words),
+        (asks.embedding_ask, Embeddings(options.embedding_dimensions).whole, None, 0),
+        (asks.response_ask, Responses.whole, Responses, words),
+        (asks.moderation_ask, Moderations.whole, None, 0),
+    )
+    return {meters.ROUTES[number].encode(): Route(number, *row) for number, row in enumerate(table)}
+
+
+def stream_body(shape: type[Streamed], answer: Answer) -> bytes:
+    """All the events of a stream at once."""
+    events = [shape.opening(answer)]
+    for index, choice in enumerate(answer.choices):
+        events.extend(shape.token(answer, index, piece) for piece in pieces(choice))
+    events.append(shape.closing(answer))
+    return b"".join(events)

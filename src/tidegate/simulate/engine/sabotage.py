@@ -1,0 +1,166 @@
+"""How faults look on the wire: bodies that are wrong, and connections that break. Which call meets one is decided elsewhere."""
+
+import asyncio
+import zlib
+from email.utils import formatdate
+from functools import lru_cache
+from time import time
+
+import msgspec
+
+from tidegate.simulate.engine.faults import Behaviour, Step
+from tidegate.simulate.engine.http1 import EVENT_STREAM, Connection, Reply, encode, encode_head
+
+HUGE_BYTES = 64 << 20
+BOMB_BYTES = 256 << 20
+SLOWLORIS_MS = 20
+# A reset overtakes bytes that are still on their way; this lets the first half arrive.
+RESET_AFTER_S = 0.05
+
+_PIECE_BYTES = 1 << 20
+_CODES = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", "model_not_found"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("requests", "rate_limit_exceeded"),
+    503: ("server_error", "service_unavailable"),
+}
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+    """An error in OpenAI's shape."""
+    kind, usual_code = _CODES.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": kind, "param": param, "code": code or usual_code}}
+    )
+
+
+def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
+    """The same as a reply."""
+    return Reply(status, error_body(status, message, param, code))
+
+
+def _retry_after(text: str) -> bytes:
+    """A header line: `date` (two seconds ahead) or `date+5` become an HTTP date, anything else is sent as it stands."""
+    if text.startswith("date"):
+        try:
+            ahead_s = int(text[4:] or 2)
+        except ValueError:
+            ahead_s = 2
+        text = formatdate(time() + ahead_s, usegmt=True)
+    return b"retry-after: %s\r\n" % text.encode("latin-1", "replace")
+
+
+def spoiled(step: Step, reply: Reply) -> Reply:
+    """The reply with this step's fault in it, for the faults that a whole reply can show."""
+    if step.status is not None:
+        headers = _retry_after(step.retry_after) if step.retry_after is not None else b""
+        body = error_body(step.status, f"simulated fault {step.status}")
+        return Reply(step.status, body, headers=headers)
+    match step.kind:
+        case "malformed":
+            return Reply(200, reply.body[:-2] + b',"', reply.content_type)
+        case "html":
+            return Reply(200, b"<!doctype html><title>Bad gateway</title><h1>Bad gateway</h1>\n", b"text/html")
+        case "empty":
+            return Reply(200, b"", reply.content_type)
+        case "null":
+            return Reply(200, b"null")
+        case "nochoices":
+            return Reply(200, _without_choices(reply))
+        case "error200":
+            return Reply(200, error_body(500, "simulated fault inside a 200"))
+        case "huge":
+            return Reply(200, _huge(step.value or HUGE_BYTES))
+        case "pretty" if reply.content_type != EVENT_STREAM:
+            return Reply(200, msgspec.json.format(reply.body, indent=2))
+        case "badgzip":
+            return Reply(200, b"\x1f\x8b\x08\x00 this is not gzip", headers=b"content-encoding: gzip\r\n")
+        case "bomb":
+            return Reply(200, _bomb(step.value or BOMB_BYTES), headers=b"content-encoding: gzip\r\n")
+        case "redirect":
+            return Reply(307, b"{}", headers=b"location: /v1/redirected\r\n")
+    return reply
+
+
+def _without_choices(reply: Reply) -> bytes:
+    if reply.content_type == EVENT_STREAM:
+        return b"data: [DONE]\n\n"
+    seen = msgspec.json.decode(reply.body)
+    return msgspec.json.encode(seen | {name: [] for name in ("choices", "data", "output", "results") if name in seen})
+
+
+def _huge(size: int) -> bytes:
+    head = b'{"id":"huge","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"'
+    tail = b'"},"finish_reason":"stop"}]}'
+    return head + b"x" * max(0, size - len(head) - len(tail)) + tail
+
+
+@lru_cache(maxsize=1)
+def _bomb(size: int) -> bytes:
+    """A gzip body of about a thousandth of `size` that unpacks to at least `size` spaces.
+
+    One compressed piece ends on a byte border and refers to nothing before it, so it can simply be repeated.
+    """
+    piece = b" " * _PIECE_BYTES
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH)
+    count = -(-size // _PIECE_BYTES)
+    check = 0
+    for _ in range(count):
+        check = zlib.crc32(piece, check)
+    trailer = check.to_bytes(4, "little") + (count * _PIECE_BYTES & 0xFFFFFFFF).to_bytes(4, "little")
+    return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + packed * count + packer.flush() + trailer
+
+
+async def send(connection: Connection, behaviour: Behaviour, reply: Reply, *, keep_alive: bool) -> bool:
+    """Send a reply as the behaviour has it, except its `latency`; says whether the connection can be kept."""
+    kind = behaviour.fault.kind if behaviour.fault is not None else ""
+    head = encode_head(reply, len(reply.body), keep_alive=keep_alive)
+    half = reply.body[: max(1, len(reply.body) // 2)]
+    match kind:
+        case "hang":
+            await asyncio.Event().wait()
+        case "reset_before":
+            connection.reset()
+            return False
+        case "hang_body":
+            connection.write(head)
+            await asyncio.Event().wait()
+        case "half":
+            connection.write(head + half)
+            return False
+        case "reset":
+            connection.write(head + half)
+            await asyncio.sleep(RESET_AFTER_S)
+            connection.reset()
+            return False
+        case "longlength":
+            connection.write(encode_head(reply, len(reply.body) + 100, keep_alive=keep_alive) + reply.body)
+            return False
+    for step in behaviour.delays:
+        if step.kind == "slow":
+            await _trickle(connection, head, reply.body, pieces=10, over_ms=step.value or 1000)
+            return keep_alive
+        if step.kind == "slowloris":
+            over_ms = (step.value or SLOWLORIS_MS) * len(reply.body)
+            await _trickle(connection, head, reply.body, pieces=len(reply.body), over_ms=over_ms)
+            return keep_alive
+    if len(reply.body) > _PIECE_BYTES:
+        connection.write(head)
+        for start in range(0, len(reply.body), _PIECE_BYTES):
+            connection.write(reply.body[start : start + _PIECE_BYTES])
+            await connection.drain()
+    else:
+        connection.write(encode(reply, keep_alive=keep_alive))
+    return keep_alive
+
+
+async def _trickle(connection: Connection, head: bytes, body: bytes, *, pieces: int, over_ms: float) -> None:
+    connection.write(head)
+    size = max(1, -(-len(body) // max(1, pieces)))
+    for start in range(0, len(body), size):
+        await asyncio.sleep(over_ms / 1000 / max(1, pieces))
+        connection.write(body[start : start + size])

@@ -1,0 +1,203 @@
+"""Runs the simulated engine: one process in the caller's event loop, or several of them behind one port.
+
+Several processes each bind the same port with SO_REUSEPORT and share the board and the calls log. They end with their parent:
+each holds the read end of a pipe that closes when the parent is gone, however it went.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from tidegate.simulate.engine.board import Board
+from tidegate.simulate.engine.handler import EngineHandler
+from tidegate.simulate.engine.http1 import Connection
+from tidegate.simulate.engine.options import EngineOptions
+
+BACKLOG = 4096
+CHILD_START_S = 30.0
+CHILD_STOP_S = 5.0
+
+
+class ChildPart(msgspec.Struct):
+    """What a child process is told on its standard input: the options, its place, and where the board lies."""
+
+    options: EngineOptions
+    index: int
+    board: str
+
+
+async def serve(options: EngineOptions, *, handle_signals: bool = True) -> None:
+    """Serve until cancelled or, with `handle_signals`, until SIGTERM or SIGINT; prints the address once it listens."""
+    stop = asyncio.Event()
+    if handle_signals:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    async with running(options) as engine:
+        sys.stdout.write(f"simulated engine listening on {engine.url}\n")
+        sys.stdout.flush()
+        await _until(stop, engine.failure)
+
+
+async def _until(stop: asyncio.Event, failure: "asyncio.Future[None]") -> None:
+    """Wait for the one or the other; a failure is raised."""
+    failure.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    if failure.done():
+        failure.result()
+
+
+class RunningEngine:
+    """An engine that listens at `url`; `failure` ends with the reason when it cannot go on."""
+
+    def __init__(self, url: str, failure: "asyncio.Future[None]") -> None:
+        self.url = url
+        self.failure = failure
+
+
+@asynccontextmanager
+async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
+    """An engine for the length of a block."""
+    with _bound(options.host, options.port) as placeholder:
+        host, port = placeholder.getsockname()[:2]
+        # Children bind the same address again; holding it here keeps the chosen port ours until they have.
+        options = msgspec.structs.replace(options, port=port)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{port}/v1"
+        with tempfile.NamedTemporaryFile(prefix="tidegate-simulate-") as board:
+            if options.processes == 1:
+                async with _process(options, 0, board.fileno(), placeholder) as failure:
+                    yield RunningEngine(url, failure)
+            else:
+                async with _children(options, board.name) as failure:
+                    yield RunningEngine(url, failure)
+
+
+@asynccontextmanager
+async def _process(
+    options: EngineOptions, index: int, board_fd: int, bound: socket.socket
+) -> AsyncIterator["asyncio.Future[None]"]:
+    """One process's share of an engine, in this event loop."""
+    loop = asyncio.get_running_loop()
+    board = Board(board_fd, options.processes, index)
+    handler = EngineHandler(options, board, index)
+    pacing = loop.create_task(handler.pace.run()) if handler.pace is not None else None
+    if pacing is not None:
+        pacing.add_done_callback(
+            lambda task: (
+                None if task.cancelled() else handler.fail(task.exception() or RuntimeError("the clock stopped"))
+            )
+        )
+    server = await loop.create_server(lambda: Connection(handler), sock=bound, backlog=BACKLOG)
+    try:
+        yield handler.failure
+    finally:
+        server.close()
+        if pacing is not None:
+            pacing.cancel()
+            with suppress(asyncio.CancelledError):
+                await pacing
+        handler.close()
+        # One more turn lets aborted connections report that they are gone before their counters are.
+        await server.wait_closed()
+        await asyncio.sleep(0)
+        if not handler.failure.done():
+            handler.failure.cancel()
+        board.close()
+
+
+@asynccontextmanager
+async def _children(options: EngineOptions, board: str) -> AsyncIterator["asyncio.Future[None]"]:
+    """Several processes, each of them an engine's share; the first that ends on its own is the engine's failure."""
+    loop = asyncio.get_running_loop()
+    failure: asyncio.Future[None] = loop.create_future()
+    children: list[asyncio.subprocess.Process] = []
+    watches: list[asyncio.Task[None]] = []
+
+    async def watch(index: int, child: asyncio.subprocess.Process) -> None:
+        code = await child.wait()
+        if not failure.done():
+            failure.set_exception(
+                RuntimeError(f"process {index} of the simulated engine ended by itself (code {code})")
+            )
+
+    try:
+        for index in range(options.processes):
+            child = await _spawn(ChildPart(options, index, board))
+            children.append(child)
+        for index, child in enumerate(children):
+            assert child.stdout is not None
+            if await asyncio.wait_for(child.stdout.readline(), CHILD_START_S) != b"ready\n":
+                raise RuntimeError(f"process {index} of the simulated engine did not start: its error is above")
+            watches.append(loop.create_task(watch(index, child)))
+        yield failure
+    finally:
+        for task in watches:
+            task.cancel()
+        if not failure.done():
+            failure.cancel()
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+        for child in children:
+            try:
+                await asyncio.wait_for(child.wait(), CHILD_STOP_S)
+            except TimeoutError:
+                child.kill()
+                await child.wait()
+
+
+async def _spawn(part: ChildPart) -> asyncio.subprocess.Process:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tidegate.simulate.engine.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdin is not None
+    child.stdin.write(msgspec.json.encode(part) + b"\n")
+    await child.stdin.drain()
+    return child
+
+
+async def serve_child(part: ChildPart, parent_gone: int) -> None:
+    """A child's life: serve until the file descriptor `parent_gone` ends."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(parent_gone, gone.set)
+    board_fd = os.open(part.board, os.O_RDWR)
+    try:
+        with _bound(part.options.host, part.options.port) as bound:
+            async with _process(part.options, part.index, board_fd, bound) as failure:
+                sys.stdout.write("ready\n")
+                sys.stdout.flush()
+                await _until(gone, failure)
+    finally:
+        loop.remove_reader(parent_gone)
+        os.close(board_fd)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, which other processes of this engine may bind too."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise OSError(error.errno, f"{host} is not an address of this machine: {error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
+    return bound
