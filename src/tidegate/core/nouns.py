@@ -83,6 +83,7 @@ class JobRequest:
     input_file_id: str
     window_ms: int
     window_text: str
+    begin_within_ms: int | None = None
     metadata: dict[str, str] | None = None
     output_expires_after_s: int | None = None
     ordered: bool = False
@@ -173,6 +174,16 @@ class IngestPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempts:
+    """What is remembered of an item that failed at least once and may be tried again, not before `wait_ms` from now."""
+
+    number: int
+    count: int
+    wait_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeasedSlice:
     """A slice that this worker may run until its heartbeat fails.
 
@@ -193,17 +204,32 @@ class LeasedSlice:
     work_units: int
     lost_count: int
     token: str
-    expires_at: int
+    expires_in_ms: int
+    done: frozenset[int] = frozenset()
+    attempts: dict[int, Attempts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
-    """What is remembered of an item that failed at least once and may be tried again."""
+class Holding:
+    """What the store says of one slice that a worker holds, at a heartbeat."""
 
-    number: int
-    count: int
-    not_before: int
-    reason: str
+    job_id: str
+    first: int
+    token: str
+    state: JobState
+    closing: JobState | None
+    closing_for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job with a ready slice of one model, as the scheduler's snapshot shows it."""
+
+    job_id: str
+    model: str
+    tenant_id: str
+    created_at: int
+    expires_at: int
 
 
 @dataclass(slots=True)
@@ -214,7 +240,7 @@ class Item:
     custom_id: bytes
     body: bytes
     attempt_count: int = 0
-    not_before: int = 0
+    wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +289,7 @@ class JobFlush:
     answers_placed: Placed | None = None
     errors: list[Finished] = field(default_factory=list)
     errors_placed: Placed | None = None
-    attempts: list[tuple[str, int, Attempts]] = field(default_factory=list)
+    attempts: list[tuple[str, Attempts]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +301,39 @@ class Recorded:
     unused_count: int
     closed: bool
     complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """A caller's Idempotency-Key and the hash of what it was sent with."""
+
+    key: str
+    body_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What one tenant may have waiting and create; 0 switches a limit off."""
+
+    pending_jobs_max: int = 0
+    queued_items_max: int = 0
+    stored_bytes_max: int = 0
+    jobs_per_hour_max: int = 0
+    bytes_per_day_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The lines of the items that never ran, as publish adds them behind the error file."""
+
+    outcome: Outcome
+    placed: Placed
+    lines: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A result file written anew in input order: where it lies, and each item's new place in it."""
+
+    placed: Placed
+    places: list[tuple[int, int]]

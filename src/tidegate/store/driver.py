@@ -1,0 +1,58 @@
+"""The seam under the Store: a driver runs a transaction body against its database.
+
+A body is a coroutine function over a `Tx`. On PostgreSQL it is awaited; on SQLite it is stepped to its end in the writer's thread, where
+nothing it awaits ever suspends. So each verb of the Store is written once. A body may run several times: it keeps no state of its own.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+Row = Sequence[Any]
+T = TypeVar("T")
+
+
+class Tx(Protocol):
+    """One transaction. Statements are named in `queries.sql`."""
+
+    async def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        """Every row."""
+
+    async def one(self, query: str, /, **parameters: Any) -> Row | None:
+        """The first row, if any."""
+
+    async def dicts(self, query: str, /, **parameters: Any) -> list[dict[str, Any]]:
+        """Every row by column name, for wide rows."""
+
+    async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run it once per row, parameters by order of first appearance."""
+
+    async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        """Run it once per row and collect what each returns."""
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Insert many rows the fastest way this database has; a conflict fails the transaction."""
+
+
+Body = Callable[[Tx], Awaitable[T]]
+
+
+class Driver(Protocol):
+    dialect: str
+
+    async def write(self, body: Body[T]) -> T:
+        """Run the body in a transaction and commit. StoreUnavailable: it may or may not have committed."""
+
+    async def read(self, body: Body[T]) -> T:
+        """Run the body on one consistent snapshot."""
+
+    async def beat(self, body: Body[T]) -> T:
+        """Like write, on a connection that nothing else can use up."""
+
+    async def schema_version(self) -> int:
+        """The migration that this database stands at; 0 when it is empty."""
+
+    async def migrate_to(self, version: int, text: str) -> bool:
+        """Run one migration as one transaction, under a lock that admits one process; False when another was first."""
+
+    async def close(self) -> None:
+        """Give everything back."""

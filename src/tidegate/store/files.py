@@ -1,0 +1,251 @@
+"""Verbs about blobs and the files that are made of them."""
+
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.store.driver import Row, Tx
+from tidegate.store.rows import file_from
+from tidegate.store.table import Table, idempotent_object, remember_object
+
+_LAST = 1 << 62
+_LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
+
+
+class Files(Table):
+    async def begin_blob(self, blob_id: str, kind: str, worker_id: str) -> None:
+        """Give a blob its row, before it has bytes."""
+        await self.begin_blobs([blob_id], kind, worker_id)
+
+    async def begin_blobs(self, blob_ids: list[str], kind: str, worker_id: str) -> None:
+        async def body(tx: Tx) -> None:
+            await tx.many("blob_put", [(blob_id, kind, worker_id) for blob_id in blob_ids])
+
+        await self._driver.write(body)
+
+    async def give_up_blob(self, blob_id: str) -> None:
+        """Its owner will not finish it: it may be collected."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("blob_condemn", id=blob_id)
+
+        await self._driver.write(body)
+
+    async def create_file(
+        self,
+        caller: Caller,
+        file_id: str,
+        blob_id: str,
+        stamp: Stamp,
+        *,
+        purpose: str,
+        filename: str,
+        line_count: int,
+        expires_after_ms: int | None,
+        idempotency: Idempotency | None = None,
+        quotas: Quotas | None = None,
+    ) -> File:
+        """Show a durable blob as a caller's file. With a known Idempotency-Key, the file that it made before."""
+
+        async def body(tx: Tx) -> File:
+            if known := await tx.dicts("file_any", id=file_id):
+                return file_from(known[0])
+            await tx.one("tenant_lock", tenant_id=caller.tenant_id)
+            if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
+                return file_from((await tx.dicts("file_any", id=earlier))[0])
+            await _check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
+            if await tx.one("blob_keep", id=blob_id, size_bytes=stamp.size_bytes, uses=1) is None:
+                raise LostRace(f"{blob_id} was collected while it was uploaded")
+            await tx.all(
+                "file_put",
+                id=file_id,
+                tenant_id=caller.tenant_id,
+                job_id=None,
+                purpose=purpose,
+                filename=filename,
+                state="ready",
+                size_bytes=stamp.size_bytes,
+                line_count=line_count,
+                sha256=stamp.sha256,
+                expires_after_ms=expires_after_ms,
+            )
+            await tx.all("extent_put", file_id=file_id, at=0, size_bytes=stamp.size_bytes, blob_id=blob_id, blob_at=0)
+            await remember_object(tx, caller.tenant_id, "files", idempotency, file_id)
+            return file_from((await tx.dicts("file_any", id=file_id))[0])
+
+        return await self._driver.write(body)
+
+    async def get_file(self, tenant_id: str, file_id: str) -> File | None:
+        async def body(tx: Tx) -> File | None:
+            rows = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
+            return file_from(rows[0]) if rows else None
+
+        return await self._driver.read(body)
+
+    async def any_file(self, file_id: str) -> File | None:
+        """The engine's own look, whatever the file's state and owner."""
+
+        async def body(tx: Tx) -> File | None:
+            rows = await tx.dicts("file_any", id=file_id)
+            return file_from(rows[0]) if rows else None
+
+        return await self._driver.read(body)
+
+    async def list_files(
+        self, tenant_id: str, *, after: str | None, count_max: int, order: str = "desc", purpose: str | None = None
+    ) -> list[File] | None:
+        """A page of a tenant's files; None when `after` names nothing of this tenant's."""
+
+        async def body(tx: Tx) -> list[File] | None:
+            start: Row | None = _LIST_START[order]
+            if after is not None:
+                start = await tx.one("file_cursor", tenant_id=tenant_id, id=after)
+                if start is None:
+                    return None
+            assert start is not None
+            rows = await tx.dicts(
+                f"file_list_{order}",
+                tenant_id=tenant_id,
+                purpose=purpose,
+                created_at=start[0],
+                id=start[1],
+                count_max=count_max,
+            )
+            return [file_from(row) for row in rows]
+
+        return await self._driver.read(body)
+
+    async def delete_file(self, tenant_id: str, file_id: str) -> bool:
+        """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
+
+        async def body(tx: Tx) -> bool:
+            if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
+                return False
+            if await tx.one("file_needed", id=file_id) is not None:
+                raise ApiProblem(
+                    409,
+                    "file_in_use",
+                    "A batch that is still validating reads this file. Wait until it is in progress, or cancel it first.",
+                    param="file_id",
+                )
+            await release_extents(tx, file_id)
+            return True
+
+        return await self._driver.write(body)
+
+    async def list_extents(self, file_id: str, from_at: int, count_max: int) -> list[Extent]:
+        """The pieces of a file that end behind a place, in order."""
+
+        async def body(tx: Tx) -> list[Extent]:
+            rows = await tx.all("extent_list", file_id=file_id, from_at=from_at, count_max=count_max)
+            return [Extent(*row) for row in rows]
+
+        return await self._driver.read(body)
+
+    async def crowded_files(self, count_max: int) -> list[tuple[str, int]]:
+        """Files in more pieces than `count_max`, worst first."""
+
+        async def body(tx: Tx) -> list[tuple[str, int]]:
+            return [(row[0], row[1]) for row in await tx.all("extent_crowded", count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def replace_extents(self, file_id: str, old: list[Extent], placed: Placed) -> None:
+        """Swap neighbouring pieces for one copy of them; LostRace when they are not all there any more."""
+
+        async def body(tx: Tx) -> None:
+            first, last = old[0], old[-1]
+            removed = await tx.all("extent_delete", file_id=file_id, from_at=first.at, to_at=last.at + last.size_bytes)
+            if sorted(row[0] for row in removed) != sorted(extent.blob_id for extent in old):
+                raise LostRace(f"the pieces of {file_id} changed while they were copied")
+            if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
+                raise LostRace(f"{placed.blob_id} was collected while it was written")
+            for extent in sorted(old, key=lambda extent: extent.blob_id):
+                await tx.all("blob_release", id=extent.blob_id, uses=1)
+            await tx.all(
+                "extent_put",
+                file_id=file_id,
+                at=first.at,
+                size_bytes=placed.size_bytes,
+                blob_id=placed.blob_id,
+                blob_at=placed.at,
+            )
+
+        await self._driver.write(body)
+
+    async def expired_files(self, count_max: int) -> list[tuple[str, str]]:
+        async def body(tx: Tx) -> list[tuple[str, str]]:
+            return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def prune_files(self, keep_ms: int) -> None:
+        """Forget files that were deleted long ago, and Idempotency-Keys past their day."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("files_prune", keep_ms=keep_ms)
+            await tx.all("idempotency_prune", keep_ms=2 * 24 * 3600 * 1000)
+
+        await self._driver.write(body)
+
+    async def abandoned_blobs(self, count_max: int) -> list[tuple[str, str, int]]:
+        """Blobs still being written whose owner is gone: (id, kind, how far it was recorded)."""
+
+        async def body(tx: Tx) -> list[tuple[str, str, int]]:
+            return [(row[0], row[1], row[2]) for row in await tx.all("blobs_abandoned", count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def settle_blob(self, blob_id: str) -> None:
+        """Nothing more will be recorded from it by its owner: from now on its uses alone keep it."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("blob_settle", id=blob_id)
+
+        await self._driver.write(body)
+
+    async def condemn_unused_blobs(self, age_ms: int, count_max: int) -> int:
+        async def body(tx: Tx) -> int:
+            return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, count_max=count_max))
+
+        return await self._driver.write(body)
+
+    async def condemned_blobs(self, age_ms: int, count_max: int) -> list[str]:
+        async def body(tx: Tx) -> list[str]:
+            return [row[0] for row in await tx.all("blobs_condemned", age_ms=age_ms, count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def forget_blob(self, blob_id: str) -> None:
+        """The bytes are gone, so the row may go."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("blob_forget", id=blob_id)
+
+        await self._driver.write(body)
+
+    async def knows_blob(self, blob_id: str) -> bool:
+        async def body(tx: Tx) -> bool:
+            return await tx.one("blob_get", id=blob_id) is not None
+
+        return await self._driver.read(body)
+
+
+async def release_extents(tx: Tx, file_id: str) -> None:
+    """Let go of a file's pieces and of the blobs behind them."""
+    for blob_id, uses in await tx.all("extent_blobs", file_id=file_id):
+        await tx.all("blob_release", id=blob_id, uses=uses)
+    await tx.all("extent_delete", file_id=file_id, from_at=-1, to_at=_LAST)
+
+
+async def _check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size_bytes: int) -> None:
+    if quotas is None or not quotas.stored_bytes_max:
+        return
+    row = await tx.one("tenant_bytes", tenant_id=caller.tenant_id)
+    stored = int(row[0]) if row else 0
+    if stored + size_bytes > quotas.stored_bytes_max:
+        raise ApiProblem(
+            429,
+            "storage_quota_exceeded",
+            f"Your files take {stored:,} of {quotas.stored_bytes_max:,} bytes. Delete files that you no longer need.",
+            param="file",
+            retry_after_s=3600,
+        )

@@ -1,0 +1,352 @@
+"""Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
+
+import msgspec
+
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest, LineError, Quotas
+from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.store.driver import Row, Tx
+from tidegate.store.files import release_extents
+from tidegate.store.rows import errors_text, job_from
+from tidegate.store.table import Table, idempotent_object, remember_object
+
+_LIST_START = (1 << 62, "")
+_HOUR_MS = 3600 * 1000
+_SLICE_COLUMNS = (
+    "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
+    "work_units",
+)  # fmt: skip
+
+
+class Jobs(Table):
+    async def create_job(
+        self,
+        caller: Caller,
+        job_id: str,
+        request: JobRequest,
+        *,
+        idempotency: Idempotency | None = None,
+        quotas: Quotas | None = None,
+    ) -> Job:
+        """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before."""
+
+        async def body(tx: Tx) -> Job:
+            if known := await tx.dicts("job_any", id=job_id):
+                return job_from(known[0])
+            await tx.one("tenant_lock", tenant_id=caller.tenant_id)
+            if earlier := await idempotent_object(tx, caller.tenant_id, "batches", idempotency):
+                return job_from((await tx.dicts("job_any", id=earlier))[0])
+            files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
+            _check_input(files[0]["purpose"] if files else None, request.input_file_id)
+            await _check_quotas(tx, caller, quotas, files[0]["line_count"], files[0]["size_bytes"])
+            await tx.all(
+                "job_put",
+                id=job_id,
+                tenant_id=caller.tenant_id,
+                key_id=caller.key_id,
+                user_name=caller.user,
+                endpoint=request.endpoint,
+                input_file_id=request.input_file_id,
+                window_text=request.window_text,
+                window_ms=request.window_ms,
+                begin_within_ms=request.begin_within_ms,
+                metadata=None if request.metadata is None else msgspec.json.encode(request.metadata).decode(),
+                output_expires_after_s=request.output_expires_after_s,
+                ordered=int(request.ordered),
+                prefix_order=int(request.prefix_order),
+                invalid_lines=request.invalid_lines,
+            )
+            await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
+            return job_from((await tx.dicts("job_any", id=job_id))[0])
+
+        return await self._driver.write(body)
+
+    async def get_job(self, tenant_id: str, job_id: str) -> Job | None:
+        async def body(tx: Tx) -> Job | None:
+            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+            return job_from(rows[0]) if rows else None
+
+        return await self._driver.read(body)
+
+    async def any_job(self, job_id: str) -> Job | None:
+        """The engine's own look at a job."""
+
+        async def body(tx: Tx) -> Job | None:
+            rows = await tx.dicts("job_any", id=job_id)
+            return job_from(rows[0]) if rows else None
+
+        return await self._driver.read(body)
+
+    async def list_jobs(self, tenant_id: str, *, after: str | None, count_max: int) -> list[Job] | None:
+        """A page of a tenant's jobs, newest first; None when `after` names nothing of this tenant's."""
+
+        async def body(tx: Tx) -> list[Job] | None:
+            start: Row | None = _LIST_START
+            if after is not None:
+                start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
+            if start is None:
+                return None
+            rows = await tx.dicts(
+                "job_list", tenant_id=tenant_id, created_at=start[0], id=start[1], count_max=count_max
+            )
+            return [job_from(row) for row in rows]
+
+        return await self._driver.read(body)
+
+    async def cancel_job(self, tenant_id: str, job_id: str) -> Job | None:
+        """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
+
+        async def body(tx: Tx) -> Job | None:
+            if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
+                await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
+            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+            if not rows:
+                return None
+            job = job_from(rows[0])
+            if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
+                raise ApiProblem(
+                    409,
+                    "batch_not_cancellable",
+                    f"This batch is {job.state} and can no longer be cancelled.",
+                    param="batch_id",
+                )
+            return job
+
+        return await self._driver.write(body)
+
+    async def fail_job(self, job_id: str, error: LineError) -> bool:
+        """Stop a running job and keep its results; what never ran becomes `batch_failed`."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
+
+        return await self._driver.write(body)
+
+    async def overdue_jobs(self, count_max: int) -> list[str]:
+        return await self._ids("jobs_overdue", count_max)
+
+    async def expire_job(self, job_id: str) -> bool:
+        """No new call after this; what never ran becomes `batch_expired`."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_expire", id=job_id) is not None
+
+        return await self._driver.write(body)
+
+    async def jobs_waiting_ingest(self, count_max: int) -> list[str]:
+        return await self._ids("jobs_waiting_ingest", count_max)
+
+    async def jobs_closing_unstarted(self, count_max: int) -> list[str]:
+        return await self._ids("jobs_closing_unstarted", count_max)
+
+    async def jobs_to_publish(self, count_max: int) -> list[str]:
+        return await self._ids("jobs_to_publish", count_max)
+
+    async def draining_jobs(self, grace_ms: int, count_max: int) -> list[str]:
+        """Jobs that close and of which nothing is out any more."""
+        return await self._ids("jobs_draining", count_max, grace_ms=grace_ms)
+
+    async def _ids(self, name: str, count_max: int, **parameters: int) -> list[str]:
+        async def body(tx: Tx) -> list[str]:
+            return [row[0] for row in await tx.all(name, count_max=count_max, **parameters)]
+
+        return await self._driver.read(body)
+
+    async def end_unstarted(self, job_id: str, token: str | None = None) -> bool:
+        """End a job that was told to close before it was ingested: it has no result files."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_end_unstarted", id=job_id, token=token) is not None
+
+        return await self._driver.write(body)
+
+    async def take_step(self, job_id: str, state: JobState, worker_id: str, token: str) -> bool:
+        """Become the one that ingests or publishes this job."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_take_step", id=job_id, state=state, worker_id=worker_id, token=token) is not None
+
+        return await self._driver.write(body)
+
+    async def drop_step(self, job_id: str, token: str, delay_ms: int) -> int:
+        """The step failed for now: let anyone try again after a while. Says how often it has failed."""
+
+        async def body(tx: Tx) -> int:
+            row = await tx.one("job_drop_step", id=job_id, token=token, delay_ms=delay_ms)
+            return int(row[0]) if row else 0
+
+        return await self._driver.write(body)
+
+    async def start_job(
+        self, job_id: str, token: str, plan: IngestPlan, *, work_blob_id: str, output_file_id: str, error_file_id: str
+    ) -> None:
+        """Ingest is done: slices, hidden result files and the move to `in_progress`, in one transaction."""
+
+        async def body(tx: Tx) -> None:
+            started = await tx.one(
+                "job_start",
+                id=job_id,
+                token=token,
+                model=plan.model,
+                item_count=plan.item_count,
+                output_file_id=output_file_id,
+                error_file_id=error_file_id,
+                work_blob_id=work_blob_id,
+                work_bytes=plan.work_bytes,
+                prompt_bytes=plan.prompt_bytes,
+                shared_prefix_bytes=plan.shared_prefix_bytes,
+            )
+            if started is None:
+                if await _was_started(tx, job_id, work_blob_id):
+                    return
+                raise LostRace(f"{job_id} was closed or taken over while it was ingested")
+            await _put_slices(tx, job_id, plan)
+            size_bytes = plan.work_bytes + 4 * plan.item_count
+            if await tx.one("blob_keep", id=work_blob_id, size_bytes=size_bytes, uses=1) is None:
+                raise LostRace(f"{work_blob_id} was collected while {job_id} was ingested")
+            for file_id, name in ((output_file_id, "output"), (error_file_id, "error")):
+                await tx.all(
+                    "file_put",
+                    id=file_id,
+                    tenant_id=started[1],
+                    job_id=job_id,
+                    purpose="batch_output",
+                    filename=f"{job_id}_{name}.jsonl",
+                    state="growing",
+                    size_bytes=0,
+                    line_count=0,
+                    sha256="",
+                    expires_after_ms=None,
+                )
+
+        await self._driver.write(body)
+
+    async def refuse_job(self, job_id: str, token: str, errors: list[LineError]) -> bool:
+        """The input is no good: the job fails before it began, with line-numbered reasons."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
+
+        return await self._driver.write(body)
+
+    async def close_job(self, job_id: str, grace_ms: int) -> bool:
+        """Record refuses from here on; the set of items without an outcome is frozen."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("job_close", id=job_id, grace_ms=grace_ms) is not None
+
+        return await self._driver.write(body)
+
+    async def ended_jobs(self, keep_ms: int, count_max: int) -> list[str]:
+        """Jobs that ended longer ago than their records are kept."""
+        return await self._ids("jobs_ended_before", count_max, keep_ms=keep_ms)
+
+    async def forget_job(self, job_id: str) -> None:
+        """Remove a job's records and let go of its result files."""
+
+        async def body(tx: Tx) -> None:
+            rows = await tx.dicts("job_any", id=job_id)
+            if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
+                return
+            for file_id in (rows[0]["output_file_id"], rows[0]["error_file_id"]):
+                if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
+                    await release_extents(tx, file_id)
+            for name in ("outcomes_forget", "attempts_forget", "job_models_forget", "slices_drop_job", "job_forget"):
+                await tx.all(name, job_id=job_id)
+
+        await self._driver.write(body)
+
+    async def open_job_of_item(self, job_part: str) -> str | None:
+        """The open job whose items' ids begin with these letters."""
+
+        async def body(tx: Tx) -> str | None:
+            low = f"batch_{job_part}"
+            rows = await tx.all("jobs_by_part", low=low, high=low + "~")
+            return rows[0][0] if len(rows) == 1 else None
+
+        return await self._driver.read(body)
+
+    async def state_counts(self) -> dict[str, int]:
+        async def body(tx: Tx) -> dict[str, int]:
+            return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
+
+        return await self._driver.read(body)
+
+
+async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
+    """Whether this very call committed before and is being replayed."""
+    rows = await tx.dicts("job_any", id=job_id)
+    return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
+
+
+async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan) -> None:
+    row = await tx.one("now")
+    now = row[0] if row else 0
+    await tx.copy(
+        "slices",
+        _SLICE_COLUMNS,
+        [
+            (job_id, s.first, s.count, s.model, "ready", now, 0, 0, s.first, s.work_at, s.work_bytes, s.work_units)
+            for s in plan.slices
+        ],
+    )
+    models: dict[str, list[int]] = {}
+    for piece in plan.slices:
+        sums = models.setdefault(piece.model, [0, 0, 0])
+        sums[0] += piece.count
+        sums[1] += 1
+        sums[2] += piece.work_units
+    await tx.many("job_model_put", [(job_id, model, *sums) for model, sums in models.items()])
+
+
+def _check_input(purpose: str | None, file_id: str) -> None:
+    if purpose is None:
+        raise ApiProblem(
+            404,
+            "file_not_found",
+            f"No such file: {file_id}. Upload it with purpose=batch first; files expire and can be deleted.",
+            param="input_file_id",
+        )
+    if purpose != "batch":
+        raise ApiProblem(
+            400,
+            "invalid_file_purpose",
+            f"The file {file_id} has purpose {purpose}; a batch needs an input that was uploaded with purpose=batch.",
+            param="input_file_id",
+        )
+
+
+async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, line_count: int, size_bytes: int) -> None:
+    if quotas is None:
+        return
+    jobs, items = _ints(await tx.one("job_pending", tenant_id=caller.tenant_id))
+    if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
+        raise _over(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)
+    if quotas.queued_items_max and items + line_count > quotas.queued_items_max:
+        raise _over(
+            f"You have {items:,} requests queued and this file has {line_count:,}; {quotas.queued_items_max:,} are allowed.",
+            60,
+        )
+    for period_ms, jobs_max, bytes_max in (
+        (_HOUR_MS, quotas.jobs_per_hour_max, 0),
+        (24 * _HOUR_MS, 0, quotas.bytes_per_day_max),
+    ):
+        if not jobs_max and not bytes_max:
+            continue
+        jobs, created_bytes = _ints(
+            await tx.one("job_created_since", tenant_id=caller.tenant_id, period_ms=period_ms, user_name=caller.user)
+        )
+        if jobs_max and jobs >= jobs_max:
+            raise _over(f"You created {jobs} batches in the last hour, and {jobs_max} are allowed.", 600)
+        if bytes_max and created_bytes + size_bytes > bytes_max:
+            raise _over(f"You submitted {created_bytes:,} bytes in the last day, and {bytes_max:,} are allowed.", 3600)
+
+
+def _ints(row: Row | None) -> tuple[int, int]:
+    return (int(row[0]), int(row[1])) if row else (0, 0)
+
+
+def _over(message: str, retry_after_s: int) -> ApiProblem:
+    return ApiProblem(
+        429, "quota_exceeded", f"{message} Wait until some of them end, or cancel some.", retry_after_s=retry_after_s
+    )

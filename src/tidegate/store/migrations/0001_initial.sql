@@ -1,0 +1,215 @@
+-- The whole of what Tidegate remembers, for SQLite and PostgreSQL alike.
+--
+-- The road: a caller's bytes become a blob and a file; a job names a file and starts as `validating`; ingest cuts it into slices and
+-- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
+-- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
+--
+-- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files. Times are unix milliseconds from
+-- now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs that need its bytes.
+
+create table meta (
+    name text primary key,
+    value text not null
+);
+
+-- Who owns things.
+create table tenants (
+    id text primary key,
+    name text not null unique,
+    created_at bigint not null
+);
+
+-- API keys: the public id, and a keyed hash of the secret; the secret itself is shown once and kept nowhere.
+create table keys (
+    id text primary key,
+    tenant_id text not null,
+    secret_hash bytea not null,
+    label text not null,
+    team text,
+    user_name text,
+    scopes text not null,
+    models text not null,
+    created_at bigint not null,
+    expires_at bigint,
+    revoked_at bigint,
+    last_used_at bigint
+);
+create index keys_by_tenant on keys (tenant_id);
+
+-- One row per process incarnation. Its leases live exactly as long as `alive_until` stays ahead of the database's clock.
+create table workers (
+    id text primary key,
+    host text not null,
+    version text not null,
+    state text not null check (state in ('alive', 'gone')),
+    started_at bigint not null,
+    beat_at bigint not null,
+    alive_until bigint not null
+);
+create index workers_alive on workers (alive_until) where state = 'alive';
+
+-- Where bytes lie. The row comes before the bytes, and `condemned` before their removal.
+create table blobs (
+    id text primary key,
+    kind text not null check (kind in ('upload', 'work', 'answers', 'errors', 'rest', 'compacted')),
+    state text not null check (state in ('writing', 'kept', 'condemned')),
+    worker_id text,
+    size_bytes bigint not null,
+    uses bigint not null,
+    recorded_to bigint not null,
+    created_at bigint not null,
+    condemned_at bigint
+);
+create index blobs_writing on blobs (created_at) where state = 'writing';
+create index blobs_unused on blobs (created_at) where state = 'kept' and uses = 0;
+create index blobs_condemned on blobs (condemned_at) where state = 'condemned';
+
+-- What callers uploaded and what we made for them. `growing` files are the hidden results of a job that still runs.
+create table files (
+    id text primary key,
+    tenant_id text not null,
+    job_id text,
+    purpose text not null,
+    filename text not null,
+    state text not null check (state in ('growing', 'ready', 'deleted')),
+    size_bytes bigint not null,
+    line_count bigint not null,
+    sha256 text not null,
+    created_at bigint not null,
+    expires_at bigint,
+    deleted_at bigint
+);
+create index files_by_tenant on files (tenant_id, created_at, id);
+create index files_expiring on files (expires_at) where state = 'ready';
+
+-- A file is the list of its extents in order of `at`.
+create table extents (
+    file_id text not null,
+    at bigint not null,
+    size_bytes bigint not null,
+    blob_id text not null,
+    blob_at bigint not null,
+    primary key (file_id, at)
+) /*sqlite: without rowid */;
+
+create table jobs (
+    id text primary key,
+    tenant_id text not null,
+    key_id text,
+    user_name text,
+    endpoint text not null,
+    input_file_id text not null,
+    window_text text not null,
+    state text not null check (
+        state in ('validating', 'in_progress', 'cancelling', 'finalizing', 'completed', 'failed', 'expired', 'cancelled')
+    ),
+    closing text check (closing in ('completed', 'failed', 'expired', 'cancelled')),
+    closing_at bigint,
+    created_at bigint not null,
+    expires_at bigint not null,
+    begin_by bigint,
+    begun_at bigint,
+    in_progress_at bigint,
+    finalizing_at bigint,
+    completed_at bigint,
+    failed_at bigint,
+    expired_at bigint,
+    cancelling_at bigint,
+    cancelled_at bigint,
+    metadata text,
+    output_expires_after_s bigint,
+    ordered bigint not null,
+    prefix_order bigint not null,
+    invalid_lines text not null,
+    errors text not null,
+    model text,
+    item_count bigint not null,
+    answered_count bigint not null,
+    failed_count bigint not null,
+    expired_count bigint not null,
+    cancelled_count bigint not null,
+    unused_count bigint not null,
+    input_tokens bigint not null,
+    cached_tokens bigint not null,
+    output_tokens bigint not null,
+    reasoning_tokens bigint not null,
+    output_file_id text,
+    error_file_id text,
+    output_bytes bigint not null,
+    error_bytes bigint not null,
+    work_blob_id text,
+    work_bytes bigint not null,
+    prompt_bytes bigint not null,
+    shared_prefix_bytes bigint not null,
+    step_token text,
+    step_worker_id text,
+    step_not_before bigint not null,
+    step_failures bigint not null
+);
+create index jobs_by_tenant on jobs (tenant_id, created_at, id);
+create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_by_input on jobs (input_file_id) where state = 'validating';
+
+-- The models of a job, so that a scheduler's snapshot never has to look at items.
+create table job_models (
+    job_id text not null,
+    model text not null,
+    item_count bigint not null,
+    slice_count bigint not null,
+    work_units bigint not null,
+    primary key (job_id, model)
+);
+
+-- Runs of neighbouring items of one job and one model. `read_first` is the first item in the byte range: after two lost owners a slice
+-- is split into single items that all read the old range.
+create table slices (
+    job_id text not null,
+    first bigint not null,
+    count bigint not null,
+    model text not null,
+    state text not null check (state in ('ready', 'leased', 'done')),
+    ready_at bigint not null,
+    lease_token text,
+    worker_id text,
+    lease_count bigint not null,
+    lost_count bigint not null,
+    read_first bigint not null,
+    work_at bigint not null,
+    work_bytes bigint not null,
+    work_units bigint not null,
+    primary key (job_id, first)
+);
+create index slices_ready on slices (job_id, model, ready_at) where state = 'ready';
+create index slices_leased on slices (worker_id) where state = 'leased';
+
+-- What became of an item: written once, never changed. `at` is the line's place in the job's output file (answered) or error file.
+create table outcomes (
+    job_id text not null,
+    number bigint not null,
+    outcome text not null check (outcome in ('answered', 'failed', 'expired', 'cancelled')),
+    at bigint not null,
+    size_bytes bigint not null,
+    primary key (job_id, number)
+) /*sqlite: without rowid */;
+
+-- Items that failed at least once and may be tried again. The others have no row.
+create table attempts (
+    job_id text not null,
+    number bigint not null,
+    count bigint not null,
+    not_before bigint not null,
+    reason text not null,
+    primary key (job_id, number)
+) /*sqlite: without rowid */;
+
+-- What a caller's Idempotency-Key stands for.
+create table idempotency (
+    tenant_id text not null,
+    route text not null,
+    key text not null,
+    body_hash text not null,
+    object_id text not null,
+    created_at bigint not null,
+    primary key (tenant_id, route, key)
+);
+create index idempotency_by_age on idempotency (created_at);

@@ -1,0 +1,282 @@
+"""Verbs about what became of items: recording outcomes while a job runs, and publishing it at its end.
+
+The job's row is locked first. Everything else (extents, counters, usage, offsets) comes only from the rows that were new.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tidegate.core.errors import LostRace
+from tidegate.core.nouns import Finished, Job, JobFlush, Placed, Recorded, Rest, Rewrite, Usage
+from tidegate.core.states import JOB_ENDED, Outcome
+from tidegate.store.driver import Row, Tx
+from tidegate.store.files import release_extents
+from tidegate.store.rows import job_from
+from tidegate.store.table import Table
+
+_OUTCOME_COLUMNS = ("job_id", "number", "outcome", "at", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What one log's part of a flush added to one file."""
+
+    numbers: frozenset[int]
+    size_bytes: int
+    usage: Usage
+
+
+_NOTHING = _Added(frozenset(), 0, Usage())
+
+
+class Outcomes(Table):
+    async def record_outcomes(
+        self,
+        flushes: list[JobFlush],
+        finished_slices: list[tuple[str, int, str]],
+        released_slices: list[tuple[str, int, str, int]],
+    ) -> list[Recorded]:
+        """One flush, one transaction: outcomes of any number of jobs, the slices that are done with, the slices that are given back.
+
+        Slices are (job, first, token) and (job, first, token, delay in ms). A replay finds nothing new and changes nothing.
+        """
+
+        async def body(tx: Tx) -> list[Recorded]:
+            locked: list[tuple[JobFlush, Row | None]] = []
+            for flush in sorted(flushes, key=lambda flush: flush.job_id):
+                locked.append((flush, await tx.one("job_lock", id=flush.job_id)))
+            recorded = [await _record_job(tx, flush, row) for flush, row in locked]
+            for job_id, first, token in sorted(finished_slices):
+                await tx.all("slice_finish", job_id=job_id, first=first, token=token)
+            for job_id, first, token, delay_ms in sorted(released_slices):
+                await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
+            return recorded
+
+        return await self._driver.write(body)
+
+    async def publish_job(
+        self,
+        job: Job,
+        token: str,
+        *,
+        rest: Rest | None,
+        output: Rewrite | None,
+        errors: Rewrite | None,
+        expires_after_ms: int | None,
+    ) -> None:
+        """The end of a job: lines of what never ran, rewritten files if order was asked for, visible files, the end state."""
+
+        async def body(tx: Tx) -> None:
+            rest_bytes = rest.placed.size_bytes if rest else 0
+            counts = {outcome: len(rest.lines) if rest and rest.outcome is outcome else 0 for outcome in Outcome}
+            published = await tx.one(
+                "job_publish",
+                id=job.id,
+                token=token,
+                failed=counts[Outcome.FAILED],
+                expired=counts[Outcome.EXPIRED],
+                cancelled=counts[Outcome.CANCELLED],
+                output_bytes=output.placed.size_bytes if output else job.output_bytes,
+                error_bytes=errors.placed.size_bytes if errors else job.error_bytes + rest_bytes,
+            )
+            if published is None:
+                rows = await tx.dicts("job_any", id=job.id)
+                if rows and job_from(rows[0]).state in JOB_ENDED:
+                    return
+                raise LostRace(f"{job.id} is published by someone else")
+            if rest:
+                await _append_rest(tx, job, rest)
+            for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
+                if rewrite and file_id:
+                    await _replace_file(tx, job.id, file_id, rewrite)
+            ended = job_from((await tx.dicts("job_any", id=job.id))[0])
+            failures = ended.failed_count + ended.expired_count + ended.cancelled_count
+            for file_id, size_bytes, line_count in (
+                (job.output_file_id, ended.output_bytes, ended.answered_count),
+                (job.error_file_id, ended.error_bytes, failures),
+            ):
+                if line_count:
+                    await tx.all(
+                        "file_show",
+                        id=file_id,
+                        size_bytes=size_bytes,
+                        line_count=line_count,
+                        expires_after_ms=expires_after_ms,
+                    )
+                else:
+                    await tx.all("file_drop", id=file_id)
+            await tx.all("slices_drop_job", job_id=job.id)
+            await tx.all("blob_release", id=job.work_blob_id, uses=1)
+
+        await self._driver.write(body)
+
+    async def outcomes_page(self, job_id: str, from_number: int, count_max: int) -> list[tuple[int, str, int, int]]:
+        """Outcomes in order of number: (number, outcome, at, size in bytes)."""
+
+        async def body(tx: Tx) -> list[tuple[int, str, int, int]]:
+            rows = await tx.all("outcomes_page", job_id=job_id, from_number=from_number, count_max=count_max)
+            return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+        return await self._driver.read(body)
+
+
+async def _record_job(tx: Tx, flush: JobFlush, row: Row | None) -> Recorded:
+    if row is None:
+        unused = len(flush.answers)
+        if unused:
+            await tx.all("job_add_unused", id=flush.job_id, unused=unused)
+        return Recorded(flush.job_id, 0, unused, closed=True, complete=False)
+    output_file_id, error_file_id, output_bytes, error_bytes = row
+    held = await _held_tokens(tx, flush)
+    answers = await _add_lines(
+        tx, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
+    )
+    errors = await _add_lines(
+        tx,
+        flush.job_id,
+        error_file_id,
+        error_bytes,
+        flush.errors,
+        flush.errors_placed,
+        lambda entry: _holds(held, entry),
+    )
+    allowed = [(flush.job_id, a.number, a.count, a.wait_ms, a.reason) for token, a in flush.attempts if token in held]
+    if allowed:
+        await tx.many("attempt_put", sorted(allowed))
+    unused = len(flush.answers) - len(answers.numbers)
+    usage = answers.usage.plus(errors.usage)
+    state = await tx.one(
+        "job_add",
+        id=flush.job_id,
+        answered=len(answers.numbers),
+        failed=len(errors.numbers),
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        output_bytes=answers.size_bytes,
+        error_bytes=errors.size_bytes,
+        unused=unused,
+    )
+    complete = state is not None and state[0] == "finalizing"
+    return Recorded(flush.job_id, len(answers.numbers) + len(errors.numbers), unused, closed=False, complete=complete)
+
+
+async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:
+    """Which tokens still hold which of the job's slices: the verdicts of anyone else are refused."""
+    tokens = {entry.token for entry in flush.errors} | {token for token, _ in flush.attempts}
+    held = {}
+    for token in sorted(tokens):
+        rows = await tx.all("slice_tokens", job_id=flush.job_id, token=token)
+        if rows:
+            held[token] = [(row[0], row[0] + row[1]) for row in rows]
+    return held
+
+
+def _holds(held: dict[str, list[tuple[int, int]]], entry: Finished) -> bool:
+    return any(low <= entry.number < high for low, high in held.get(entry.token, ()))
+
+
+async def _add_lines(
+    tx: Tx,
+    job_id: str,
+    file_id: str,
+    base: int,
+    entries: list[Finished],
+    placed: Placed | None,
+    allowed: Callable[[Finished], bool],
+) -> _Added:
+    """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
+    if not entries or placed is None:
+        return _NOTHING
+    rows, at = [], base
+    for entry in entries:
+        if allowed(entry):
+            rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes))
+            at += entry.size_bytes
+    if not rows:
+        return _NOTHING
+    new = frozenset(row[0] for row in await tx.many_returning("outcome_put", rows))
+    if len(new) < len(rows):
+        await _close_gaps(tx, job_id, rows, base, new)
+    extents = list(_runs(entries, placed, new))
+    pieces, at = 0, base
+    for blob_at, size_bytes in extents:
+        place = {"file_id": file_id, "at": at, "size_bytes": size_bytes, "blob_id": placed.blob_id, "blob_at": blob_at}
+        if await tx.one("extent_grow", **place) is None:
+            await tx.all("extent_put", **place)
+            pieces += 1
+        at += size_bytes
+    if await tx.one("blob_extend", id=placed.blob_id, uses=pieces, recorded_to=placed.at + placed.size_bytes) is None:
+        raise LostRace(f"{placed.blob_id} was condemned before its lines were recorded")
+    usage = Usage()
+    for entry in entries:
+        if entry.number in new:
+            usage = usage.plus(entry.usage)
+    return _Added(new, at - base, usage)
+
+
+async def _close_gaps(
+    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int]], base: int, new: frozenset[int]
+) -> None:
+    """Some lines were not new: those behind them stand earlier in the file than first thought."""
+    moved, at = [], base
+    for _, number, _, thought_at, size_bytes in rows:
+        if number in new:
+            if thought_at != at:
+                moved.append((at, job_id, number))
+            at += size_bytes
+    if moved:
+        await tx.many("outcome_move", moved)
+
+
+def _runs(entries: list[Finished], placed: Placed, new: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """The byte ranges of the log that hold new lines, neighbours joined. An entry whose number came twice counts once."""
+    start, size_bytes, at = placed.at, 0, placed.at
+    seen: set[int] = set()
+    for entry in entries:
+        if entry.number in new and entry.number not in seen:
+            seen.add(entry.number)
+            if not size_bytes:
+                start = at
+            size_bytes += entry.size_bytes
+        elif size_bytes:
+            yield start, size_bytes
+            size_bytes = 0
+        at += entry.size_bytes
+    if size_bytes:
+        yield start, size_bytes
+
+
+async def _append_rest(tx: Tx, job: Job, rest: Rest) -> None:
+    at = job.error_bytes
+    rows = []
+    for number, size_bytes in rest.lines:
+        rows.append((job.id, number, rest.outcome.value, at, size_bytes))
+        at += size_bytes
+    await tx.copy("outcomes", _OUTCOME_COLUMNS, rows)
+    if await tx.one("blob_keep", id=rest.placed.blob_id, size_bytes=rest.placed.size_bytes, uses=1) is None:
+        raise LostRace(f"{rest.placed.blob_id} was collected before {job.id} was published")
+    await tx.all(
+        "extent_put",
+        file_id=job.error_file_id,
+        at=job.error_bytes,
+        size_bytes=rest.placed.size_bytes,
+        blob_id=rest.placed.blob_id,
+        blob_at=rest.placed.at,
+    )
+
+
+async def _replace_file(tx: Tx, job_id: str, file_id: str, rewrite: Rewrite) -> None:
+    await release_extents(tx, file_id)
+    if await tx.one("blob_keep", id=rewrite.placed.blob_id, size_bytes=rewrite.placed.size_bytes, uses=1) is None:
+        raise LostRace(f"{rewrite.placed.blob_id} was collected before {job_id} was published")
+    await tx.all(
+        "extent_put",
+        file_id=file_id,
+        at=0,
+        size_bytes=rewrite.placed.size_bytes,
+        blob_id=rewrite.placed.blob_id,
+        blob_at=rewrite.placed.at,
+    )
+    await tx.many("outcome_move", [(at, job_id, number) for number, at in rewrite.places])

@@ -1,0 +1,193 @@
+"""PostgreSQL through asyncpg: a pool, a reserved connection for heartbeats, time-outs on everything, and reconnects.
+
+No session state is relied on, so a transaction-mode pooler may stand between.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import asyncpg
+
+from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.store.driver import Body, Row
+from tidegate.store.queries import for_postgres, statements
+
+T = TypeVar("T")
+
+_RETRIES_MAX = 8
+_BULK_TIMEOUT_S = 120
+_MIGRATION_LOCK = 7_308_327_417_365
+
+
+@cache
+def _sql(name: str) -> tuple[str, tuple[str, ...]]:
+    statement = statements()[name]
+    return for_postgres(statement), statement.parameters
+
+
+class PostgresTx:
+    """A transaction on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        sql, names = _sql(query)
+        return await self._connection.fetch(sql, *[parameters[key] for key in names])  # type: ignore[no-any-return]
+
+    async def one(self, query: str, /, **parameters: Any) -> Row | None:
+        sql, names = _sql(query)
+        return await self._connection.fetchrow(sql, *[parameters[key] for key in names])  # type: ignore[no-any-return]
+
+    async def dicts(self, query: str, /, **parameters: Any) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self.all(query, **parameters)]
+
+    async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        await self._connection.executemany(_sql(query)[0], rows, timeout=_BULK_TIMEOUT_S)
+
+    async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        return await self._connection.fetchmany(_sql(query)[0], rows)  # type: ignore[no-any-return]
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        await self._connection.copy_records_to_table(table, columns=columns, records=rows, timeout=_BULK_TIMEOUT_S)
+
+
+class PostgresDriver:
+    dialect = "postgresql"
+
+    def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
+        self._pool_size = pool_size
+        self._timeout_s = statement_timeout_ms / 1000
+        self._options: dict[str, Any] = {
+            "dsn": url,
+            "command_timeout": self._timeout_s,
+            "timeout": self._timeout_s,
+            "server_settings": {"application_name": "tidegate"},
+        }
+        if pooler == "transaction":
+            self._options |= {"statement_cache_size": 0, "server_settings": {}}
+        self._pool: Any = None
+        self._heart: Any = None
+        self._opening = asyncio.Lock()
+        self._beating = asyncio.Lock()
+
+    async def write(self, body: Body[T]) -> T:
+        return await self._retried(lambda: self._in_pool(body, read_only=False))
+
+    async def read(self, body: Body[T]) -> T:
+        return await self._retried(lambda: self._in_pool(body, read_only=True))
+
+    async def beat(self, body: Body[T]) -> T:
+        async def run() -> T:
+            async with self._beating:
+                if self._heart is None or self._heart.is_closed():
+                    self._heart = await asyncpg.connect(**self._options)
+                try:
+                    async with self._heart.transaction():
+                        return await body(PostgresTx(self._heart))
+                except BaseException:
+                    self._heart.terminate()
+                    raise
+
+        return await self._retried(run)
+
+    async def schema_version(self) -> int:
+        async def run() -> int:
+            pool = await self._opened()
+            async with pool.acquire(timeout=self._timeout_s) as connection:
+                return await _version(connection)
+
+        return await self._retried(run)
+
+    async def migrate_to(self, version: int, text: str) -> bool:
+        async def run() -> bool:
+            pool = await self._opened()
+            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction():
+                await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_BULK_TIMEOUT_S)
+                if await _version(connection) >= version:
+                    return False
+                await connection.execute(text, timeout=_BULK_TIMEOUT_S)
+                return True
+
+        return await self._retried(run)
+
+    async def _in_pool(self, body: Body[T], *, read_only: bool) -> T:
+        pool = await self._opened()
+        async with pool.acquire(timeout=self._timeout_s) as connection:
+            isolation = "repeatable_read" if read_only else "read_committed"
+            async with connection.transaction(isolation=isolation, readonly=read_only):
+                return await body(PostgresTx(connection))
+
+    async def _opened(self) -> Any:
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    pool = await asyncpg.create_pool(min_size=1, max_size=self._pool_size, **self._options)
+                    try:
+                        await _refuse_unsafe(pool)
+                    except BaseException:
+                        pool.terminate()
+                        raise
+                    self._pool = pool
+        return self._pool
+
+    async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
+        """A deadlock or a serialisation failure has rolled back for certain: run again. Anything else is for the caller to replay."""
+        for attempt in range(_RETRIES_MAX):
+            try:
+                return await run()
+            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                if attempt == _RETRIES_MAX - 1:
+                    raise StoreUnavailable(
+                        "the database keeps refusing a transaction that collides with others"
+                    ) from None
+            except _PASSING as error:
+                raise StoreUnavailable(
+                    f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
+                ) from error
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        if self._heart is not None:
+            self._heart.terminate()
+        if self._pool is not None:
+            try:
+                await asyncio.wait_for(self._pool.close(), self._timeout_s)
+            except (TimeoutError, asyncpg.PostgresError, OSError):
+                self._pool.terminate()
+
+
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.QueryCanceledError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresIOError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.ReadOnlySQLTransactionError,
+    ConnectionError,
+    OSError,
+    TimeoutError,
+)
+
+
+async def _version(connection: Any) -> int:
+    if await connection.fetchval("select to_regclass('meta')") is None:
+        return 0
+    return int(await connection.fetchval("select value from meta where name = 'schema_version'") or 0)
+
+
+async def _refuse_unsafe(pool: Any) -> None:
+    """A database that may forget what it said it committed cannot keep our promises."""
+    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+        value = await pool.fetchval("select current_setting($1)", setting)
+        if value == "off":
+            raise StoreRefused(
+                f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
+            )

@@ -1,0 +1,66 @@
+"""Reads `queries.sql` into named statements, and turns a statement into a dialect.
+
+It refuses to know what any statement means.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_HEADER = re.compile(r"^-- (\w+) --$")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_REVEALED = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
+_MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    name: str
+    comment: str
+    sql: str
+    parameters: tuple[str, ...]
+    moves: tuple[tuple[str, str, str], ...]
+
+
+@cache
+def statements() -> dict[str, Statement]:
+    """Every statement of queries.sql by name."""
+    found: dict[str, Statement] = {}
+    text = files("tidegate.store").joinpath("queries.sql").read_text("utf-8")
+    name, comments, lines = "", list[str](), list[str]()
+
+    def close() -> None:
+        if not name:
+            return
+        sql = "\n".join(lines).strip().removesuffix(";")
+        moves = tuple(match.groups() for line in comments if (match := _MOVE.match(line)))
+        parameters = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
+        if name in found:
+            raise ValueError(f"queries.sql has two statements called {name}")
+        found[name] = Statement(name, "\n".join(comments), sql, parameters, moves)  # type: ignore[arg-type]
+
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            close()
+            name, comments, lines = header.group(1), [], []
+        elif line.startswith("--"):
+            comments.append(line)
+        else:
+            lines.append(line)
+    close()
+    return found
+
+
+def for_postgres(statement: Statement) -> str:
+    """Numbered parameters, and what only PostgreSQL understands revealed."""
+    numbers = {parameter: index for index, parameter in enumerate(statement.parameters, start=1)}
+    revealed = _REVEALED.sub(r"\1", statement.sql)
+    return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
+
+
+def schema_for(dialect: str, text: str) -> str:
+    """A schema or migration text in one dialect: SQLite's table options, PostgreSQL's collation."""
+    if dialect == "sqlite":
+        return re.sub(r"/\*sqlite:(.*?)\*/", r"\1", text)
+    return re.sub(r"(?m)^(\s+\w+ )text\b", r'\1text collate "C"', text)

@@ -1,0 +1,51 @@
+"""Turns rows into nouns. It knows column names and nothing else."""
+
+from typing import Any
+
+import msgspec
+
+from tidegate.core.nouns import File, Job, LineError, Usage
+from tidegate.core.states import FileState, JobState
+
+_PLAIN_JOB_COLUMNS = (
+    "id", "tenant_id", "key_id", "endpoint", "input_file_id", "window_text", "created_at", "expires_at", "in_progress_at",
+    "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at", "output_expires_after_s",
+    "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
+    "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
+    "shared_prefix_bytes",
+)  # fmt: skip
+_ERRORS = msgspec.json.Decoder(list[LineError])
+_METADATA = msgspec.json.Decoder(dict[str, str])
+
+
+def job_from(row: dict[str, Any]) -> Job:
+    return Job(
+        state=JobState(row["state"]),
+        closing=JobState(row["closing"]) if row["closing"] else None,
+        metadata=_METADATA.decode(row["metadata"]) if row["metadata"] is not None else None,
+        ordered=bool(row["ordered"]),
+        prefix_order=bool(row["prefix_order"]),
+        errors=tuple(_ERRORS.decode(row["errors"])),
+        usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
+        **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
+    )
+
+
+def file_from(row: dict[str, Any]) -> File:
+    return File(
+        id=row["id"],
+        tenant_id=row["tenant_id"],
+        purpose=row["purpose"],
+        filename=row["filename"],
+        state=FileState(row["state"]),
+        size_bytes=row["size_bytes"],
+        line_count=row["line_count"],
+        sha256=row["sha256"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        job_id=row["job_id"],
+    )
+
+
+def errors_text(errors: list[LineError]) -> str:
+    return msgspec.json.encode(errors).decode()

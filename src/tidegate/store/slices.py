@@ -1,0 +1,123 @@
+"""Verbs about slices and leases."""
+
+from dataclasses import replace
+
+from tidegate.core.errors import LostRace
+from tidegate.core.nouns import Attempts, Candidate, LeasedSlice
+from tidegate.store.driver import Row, Tx
+from tidegate.store.table import Table
+
+_SINGLE_COLUMNS = (
+    "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
+    "work_units",
+)  # fmt: skip
+
+
+class Slices(Table):
+    async def candidates(self, count_max: int) -> list[Candidate]:
+        """The scheduler's snapshot: jobs with something ready, oldest first, bounded, never from scanning items."""
+
+        async def body(tx: Tx) -> list[Candidate]:
+            return [Candidate(*row) for row in await tx.all("candidates", count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def lease_slices(
+        self, worker_id: str, job_id: str, model: str, count_max: int, token: str
+    ) -> list[LeasedSlice]:
+        """Take up to this many ready slices under a token that the caller made; a replay gives the same slices."""
+
+        async def body(tx: Tx) -> list[LeasedSlice]:
+            held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
+            if not held:
+                if await tx.one("job_open_for_lease", job_id=job_id) is None:
+                    return []
+                taken = await tx.all(
+                    "slices_lease", job_id=job_id, model=model, count_max=count_max, token=token, worker_id=worker_id
+                )
+                if not taken:
+                    return []
+                await tx.all("job_begin", job_id=job_id)
+                held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
+            return [await _leased(tx, row) for row in held]
+
+        return await self._driver.write(body)
+
+    async def release_slice(self, job_id: str, first: int, token: str, delay_ms: int) -> bool:
+        """Give a slice back; what of it is done stays done. False: it was no longer held under this token."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms) is not None
+
+        return await self._driver.write(body)
+
+    async def reclaim_slices(self, worker_id: str, split_after: int) -> int:
+        """Free the slices of a worker that is gone. One that lost `split_after` owners becomes single items, so that a poison item
+        fails alone."""
+
+        async def body(tx: Tx) -> int:
+            freed = await tx.all("slices_reclaim", worker_id=worker_id)
+            for job_id, first, count, lost_count in freed:
+                if lost_count >= split_after and count > 1:
+                    await _split(tx, job_id, first, count)
+            return len(freed)
+
+        return await self._driver.write(body)
+
+    async def stranded_workers(self, count_max: int) -> list[str]:
+        """Incarnations that are gone and still hold slices."""
+
+        async def body(tx: Tx) -> list[str]:
+            return [row[0] for row in await tx.all("slices_stranded", count_max=count_max)]
+
+        return await self._driver.read(body)
+
+    async def slice_counts(self, job_id: str) -> dict[str, int]:
+        async def body(tx: Tx) -> dict[str, int]:
+            return {row[0]: row[1] for row in await tx.all("slices_count", job_id=job_id)}
+
+        return await self._driver.read(body)
+
+
+async def _leased(tx: Tx, row: Row) -> LeasedSlice:
+    *plain, lease_count = row
+    piece = LeasedSlice(*plain)
+    if lease_count <= 1:
+        return piece
+    span = {"job_id": piece.job_id, "first": piece.first, "count": piece.count}
+    done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
+    attempts = {found[0]: Attempts(*found) for found in await tx.all("slice_attempts", **span)}
+    return replace(piece, done=done, attempts=attempts)
+
+
+async def _split(tx: Tx, job_id: str, first: int, count: int) -> None:
+    """Replace a slice by one slice per item that has no outcome yet; all of them read the old byte range."""
+    old = await tx.one("slice_get", job_id=job_id, first=first)
+    done = {row[0] for row in await tx.all("slice_outcomes", job_id=job_id, first=first, count=count)}
+    if old is None or await tx.one("slice_drop", job_id=job_id, first=first) is None:
+        raise LostRace(f"slice {first} of {job_id} moved while it was split")
+    _, _, model, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
+    now = await tx.one("now")
+    share = max(1, work_units // count)
+    await tx.copy(
+        "slices",
+        _SINGLE_COLUMNS,
+        [
+            (
+                job_id,
+                number,
+                1,
+                model,
+                "ready",
+                now[0] if now else 0,
+                1,
+                lost_count,
+                read_first,
+                work_at,
+                work_bytes,
+                share,
+            )
+            for number in range(first, first + count)
+            if number not in done
+        ],
+    )

@@ -1,0 +1,221 @@
+"""SQLite through apsw: one writer thread, one reader thread, WAL with full synchronisation, one writing process.
+
+The second process that wants to write is refused at the door; readers may come beside it.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.store.driver import Body, Row, Tx
+from tidegate.store.queries import statements
+
+T = TypeVar("T")
+
+_BUSY_TIMEOUT_MS = 5_000
+_STATEMENT_CACHE_COUNT = 500
+
+
+class SqliteTx:
+    """A transaction on one connection; nothing it awaits ever suspends."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    async def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        return list(self._connection.execute(statements()[query].sql, parameters))
+
+    async def one(self, query: str, /, **parameters: Any) -> Row | None:
+        rows = self._connection.execute(statements()[query].sql, parameters).fetchall()
+        return rows[0] if rows else None
+
+    async def dicts(self, query: str, /, **parameters: Any) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(statements()[query].sql, parameters)
+        rows = []
+        names: list[str] | None = None
+        for row in cursor:
+            if names is None:
+                names = [column[0] for column in cursor.get_description()]
+            rows.append(dict(zip(names, row, strict=True)))
+        return rows
+
+    async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.executemany(statements()[query].sql, rows)
+
+    async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        return list(self._connection.executemany(statements()[query].sql, rows))
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        sql = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names come from the Store's own code
+        self._connection.executemany(sql, rows)
+
+
+class SqliteDriver:
+    """`path` None keeps everything in memory and in the calling thread: that is how the seeded simulation runs."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path | None, now_ms: Callable[[], int], *, read_only: bool = False) -> None:
+        self._path = path
+        self._now_ms = now_ms
+        self._read_only = read_only
+        self._lock_fd: int | None = None
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        if path is None:
+            self._writer = self._reader = self._open(":memory:", apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            return
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = _lock_out_other_writers(path)
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        try:
+            self._writer = self._open(str(path), flags)
+            self._reader = self._open(str(path), flags)
+        except apsw.Error as error:
+            self._unlock()
+            raise StoreRefused(
+                f"cannot open the store at {path}: {error}. Check that the path is right and writable."
+            ) from error
+        self._threads = (
+            ThreadPoolExecutor(1, thread_name_prefix="tidegate-store-writer"),
+            ThreadPoolExecutor(1, thread_name_prefix="tidegate-store-reader"),
+        )
+
+    def _open(self, name: str, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(name, flags, statementcachesize=_STATEMENT_CACHE_COUNT)
+        connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+        connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
+        if not self._read_only:
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+            connection.execute("pragma journal_size_limit = 67108864")
+        connection.execute("pragma temp_store = memory")
+        return connection
+
+    async def write(self, body: Body[T]) -> T:
+        return await self._run(0, self._write, body)
+
+    async def read(self, body: Body[T]) -> T:
+        return await self._run(1, self._read, body)
+
+    async def beat(self, body: Body[T]) -> T:
+        return await self.write(body)
+
+    async def schema_version(self) -> int:
+        async def body(tx: Tx) -> int:
+            return _version(self._reader)
+
+        return await self.read(body)
+
+    async def migrate_to(self, version: int, text: str) -> bool:
+        async def body(tx: Tx) -> bool:
+            if _version(self._writer) >= version:
+                return False
+            self._writer.execute(text).fetchall()
+            return True
+
+        return await self.write(body)
+
+    async def _run(self, thread: int, function: Callable[[Body[T]], T], body: Body[T]) -> T:
+        if self._threads is None:
+            return function(body)
+        return await asyncio.get_running_loop().run_in_executor(self._threads[thread], function, body)
+
+    def _write(self, body: Body[T]) -> T:
+        try:
+            self._writer.execute("begin immediate")
+            try:
+                result = _step_to_end(body(SqliteTx(self._writer)))
+                self._writer.execute("commit")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("rollback")
+                raise
+        except _PASSING as error:
+            raise StoreUnavailable(
+                f"the store at {self._path} cannot be written: {error}. Free disk space or check the directory; work goes on by itself."
+            ) from error
+        return result
+
+    def _read(self, body: Body[T]) -> T:
+        try:
+            if self._reader is self._writer:
+                return _step_to_end(body(SqliteTx(self._reader)))
+            self._reader.execute("begin")
+            try:
+                return _step_to_end(body(SqliteTx(self._reader)))
+            finally:
+                if self._reader.in_transaction:
+                    self._reader.execute("rollback")
+        except _PASSING as error:
+            raise StoreUnavailable(
+                f"the store at {self._path} cannot be read: {error}. Check the directory and its disk."
+            ) from error
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            for thread in self._threads:
+                thread.shutdown(wait=True)
+            self._reader.close()
+        self._writer.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+_PASSING = (
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.FullError,
+    apsw.IOError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.ProtocolError,
+    apsw.InterruptError,
+)
+
+
+def _version(connection: apsw.Connection) -> int:
+    if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
+        return 0
+    rows = connection.execute("select value from meta where name = 'schema_version'").fetchall()
+    return int(str(rows[0][0])) if rows else 0
+
+
+def _step_to_end(body: Awaitable[T]) -> T:
+    """Run a coroutine that never suspends."""
+    steps = body.__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("a transaction body awaited something other than its transaction")
+
+
+def _lock_out_other_writers(path: Path) -> int:
+    """An advisory lock on a file beside the database; the kernel drops it when this process dies."""
+    name = path.with_name(path.name + ".writer")
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreRefused(
+            f"another process (pid {holder}) already writes to {path}. "
+            "Stop it, give this one its own --data directory, or move to PostgreSQL for several processes."
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
