@@ -1,0 +1,271 @@
+"""Every setting, declared once: its name (unit last), its default, its bounds and one sentence about it.
+
+The loader, the reference page and `tidegate config` are all made from these declarations. Nothing here reads a file or the
+environment, and nothing here knows who uses a setting.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.core.deployments import HttpLimits, Secret
+from tidegate.core.retry import RetryPolicy
+
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Text = Annotated[str, Meta(max_length=2048)]
+Name = Annotated[str, Meta(max_length=255)]
+DAY_S = 86_400
+
+
+def _int(low: int, high: int, about: str) -> Meta:
+    return Meta(ge=low, le=high, description=about)
+
+
+def _num(low: float, high: float, about: str) -> Meta:
+    return Meta(ge=float(low), le=float(high), description=about)
+
+
+def _about(about: str) -> Meta:
+    return Meta(description=about)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named set of settings: `server`, `store`, …"""
+
+
+class Server(Group, frozen=True):
+    host: Annotated[
+        Host, _about("Address to listen on; without any key in the store only a loopback address may listen.")
+    ] = "127.0.0.1"
+    port: Annotated[int, _int(0, 65_535, "Port to listen on; 0 lets the system choose.")] = 8080
+
+
+class Store(Group, frozen=True):
+    url: Annotated[
+        Secret | None,
+        _about("Where the queue lives: sqlite:///PATH (default: in the data directory) or postgresql://…."),
+    ] = None
+    pool_size: Annotated[
+        int, _int(2, 200, "PostgreSQL connections per process, beside the one kept for heartbeats.")
+    ] = 8
+    statement_timeout_ms: Annotated[
+        int, _int(100, 600_000, "How long one SQL statement may take before it is given up.")
+    ] = 30_000
+    pooler: Annotated[
+        Literal["none", "transaction"],
+        _about(
+            "What stands before PostgreSQL: `transaction` avoids everything that outlives a transaction (PgBouncer)."
+        ),
+    ] = "none"
+
+    @property
+    def location(self) -> str:
+        """The URL, password and all: for the one who connects."""
+        return self.url.reveal() if self.url is not None else ""
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self.location.startswith(("postgresql://", "postgres://"))
+
+
+class Blobs(Group, frozen=True):
+    url: Annotated[
+        Text, _about("Where bytes lie: file:///PATH (default: in the data directory) or s3://BUCKET/PREFIX.")
+    ] = ""
+    endpoint: Annotated[Text, _about("URL of an S3-compatible server; empty means AWS.")] = ""
+    region: Annotated[Name, _about("S3 region.")] = "us-east-1"
+    access_key_id: Annotated[Secret | None, _about("S3 access key id; empty uses the machine's own identity.")] = None
+    secret_access_key: Annotated[Secret | None, _about("S3 secret access key.")] = None
+    allow_http: Annotated[bool, _about("Whether an S3 endpoint may be plain http.")] = False
+
+    @property
+    def is_s3(self) -> bool:
+        return self.url.startswith("s3://")
+
+
+class Http(Group, frozen=True):
+    connect_timeout_s: Annotated[float, _num(0.1, 300, "How long connecting to an upstream may take.")] = 10.0
+    read_timeout_s: Annotated[
+        float, _num(0.1, DAY_S, "How long an upstream may stay silent; a deployment may say otherwise.")
+    ] = 300.0
+    write_timeout_s: Annotated[float, _num(0.1, 3_600, "How long sending a request's body may take.")] = 30.0
+    pool_timeout_s: Annotated[
+        float, _num(0.1, 300, "How long a call waits for a free connection before `upstream_pool_timeout`.")
+    ] = 10.0
+    connections_max: Annotated[
+        int, _int(1, 65_536, "Ceiling of upstream connections per process, over all deployments.")
+    ] = 500
+    kept_alive_max: Annotated[int, _int(0, 65_536, "How many idle upstream connections are kept open.")] = 100
+    kept_alive_s: Annotated[float, _num(0.1, 3_600, "How long an idle upstream connection is kept.")] = 60.0
+    response_bytes_max: Annotated[
+        int, _int(1_024, 1 << 30, "Largest answer taken from an upstream, counted after decompression.")
+    ] = 16 << 20
+    header_bytes_max: Annotated[int, _int(1_024, 1 << 20, "Most bytes of an answer's headers.")] = 16 << 10
+    header_count_max: Annotated[int, _int(8, 10_000, "Most headers of an answer.")] = 128
+    body_rate_min_bytes_per_s: Annotated[
+        float, _num(0, 1 << 30, "Slowest answer that is waited for, once `body_rate_grace_s` is over; 0 waits for any.")
+    ] = 16.0
+    body_rate_grace_s: Annotated[float, _num(0, DAY_S, "How long an answer's body may be slow.")] = 30.0
+
+    def limits(self) -> HttpLimits:
+        """The same values as the HTTP client takes them."""
+        return HttpLimits(**msgspec.structs.asdict(self))
+
+
+class Upstream(Group, frozen=True):
+    url: Annotated[
+        Text, _about("One upstream for every model that `models` does not name, such as http://localhost:8000/v1.")
+    ] = ""
+    api_key: Annotated[Secret | None, _about("Key for that upstream: env:NAME, file:PATH, or the key itself.")] = None
+
+
+class Worker(Group, frozen=True):
+    in_flight_max: Annotated[int, _int(1, 65_536, "Calls in flight per worker process, over all models.")] = 64
+    slice_count_max: Annotated[int, _int(1, 10_000, "Slices one worker process holds at once.")] = 64
+    lease_ms: Annotated[int, _int(1_000, 3_600_000, "How long a lease lasts without a heartbeat.")] = 30_000
+    heartbeat_ms: Annotated[int, _int(100, 60_000, "Pause between two heartbeats; at most a third of `lease_ms`.")] = (
+        2_000
+    )
+    poll_ms: Annotated[int, _int(10, 60_000, "How often an idle worker looks for work that nobody announced.")] = 1_000
+    sweep_ms: Annotated[
+        int, _int(100, 600_000, "Pause between two rounds of upkeep: lost leases, overdue jobs, retention.")
+    ] = 5_000
+    grace_ms: Annotated[
+        int, _int(0, 3_600_000, "How long calls in flight may go on after a stop, a cancel or a deadline.")
+    ] = 30_000
+    record_flush_ms: Annotated[int, _int(1, 10_000, "Longest a finished item waits for its commit.")] = 50
+    record_lines_max: Annotated[int, _int(1, 10_000, "Most finished items in one commit.")] = 256
+    record_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Most bytes of finished lines in one commit.")] = 1 << 20
+
+
+class Ingest(Group, frozen=True):
+    slice_count_max: Annotated[int, _int(1, 10_000, "Most items in one slice.")] = 64
+    slice_bytes_max: Annotated[
+        int, _int(1_024, 1 << 30, "Most bytes in one slice; a longer line makes a slice alone.")
+    ] = 4 << 20
+    single_model: Annotated[bool, _about("Refuse an input whose lines name different models, as OpenAI does.")] = False
+
+
+class Limits(Group, frozen=True):
+    file_bytes_max: Annotated[int, _int(1, 1 << 40, "Largest file that may be uploaded.")] = 209_715_200
+    line_bytes_max: Annotated[int, _int(64, 1 << 30, "Longest line of an input.")] = 1 << 20
+    items_max: Annotated[int, _int(1, 10_000_000, "Most lines in one input.")] = 50_000
+    json_depth_max: Annotated[int, _int(2, 512, "Deepest nesting in one line of an input.")] = 64
+    body_bytes_max: Annotated[int, _int(1_024, 1 << 26, "Largest JSON body of an API call other than an upload.")] = (
+        1 << 20
+    )
+    pending_jobs_max: Annotated[int, _int(1, 1_000_000, "Most batches that a tenant may have unfinished.")] = 50
+    queued_items_max: Annotated[int, _int(1, 1_000_000_000, "Most items that a tenant may have unfinished.")] = (
+        5_000_000
+    )
+    uploads_max: Annotated[int, _int(1, 10_000, "Uploads that one process receives from one tenant at once.")] = 4
+    windows: Annotated[Literal["any", "24h"], _about("Which completion windows callers may ask for.")] = "any"
+    window_min_s: Annotated[int, _int(1, 31 * DAY_S, "Shortest completion window.")] = 60
+    window_max_s: Annotated[int, _int(1, 365 * DAY_S, "Longest completion window.")] = 14 * DAY_S
+
+
+class Retry(Group, frozen=True):
+    attempts_max: Annotated[
+        int, _int(1, 100, "How often an item is tried; waiting for capacity does not count as a try.")
+    ] = 3
+    broken_attempts_max: Annotated[int, _int(1, 100, "How often an item is tried whose answers are no answers.")] = 2
+    backoff_ms: Annotated[int, _int(1, 3_600_000, "Longest pause before the second try; it doubles each time.")] = 500
+    backoff_ms_max: Annotated[int, _int(1, 3_600_000, "Longest pause before any try.")] = 30_000
+    deferral_ms: Annotated[int, _int(1, 600_000, "Longest pause before an item looks for capacity again.")] = 2_000
+    retry_after_ms_max: Annotated[
+        int, _int(0, 7 * DAY_S * 1_000, "Longest wait that an upstream may ask for with Retry-After.")
+    ] = 86_400_000
+
+    def policy(self) -> RetryPolicy:
+        """The same values as the retry decision takes them."""
+        return RetryPolicy(**msgspec.structs.asdict(self))
+
+
+class Retention(Group, frozen=True):
+    file_s: Annotated[
+        int, _int(3_600, 3_650 * DAY_S, "How long a file is kept that was uploaded without `expires_after`.")
+    ] = 30 * DAY_S
+    job_s: Annotated[int, _int(3_600, 3_650 * DAY_S, "How long an ended batch can be seen.")] = 90 * DAY_S
+    orphan_s: Annotated[
+        int, _int(60, 365 * DAY_S, "How old bytes that nothing names must be before they are collected.")
+    ] = DAY_S
+
+
+class Auth(Group, frozen=True):
+    pepper: Annotated[
+        Secret | None,
+        _about(
+            "Secret that keys are hashed with; the default is made once and kept in the data directory. Every API process needs the same."
+        ),
+    ] = None
+
+
+class Logging(Group, frozen=True):
+    level: Annotated[Literal["debug", "info", "warning", "error"], _about("Least important log line to print.")] = (
+        "info"
+    )
+    format: Annotated[Literal["text", "json"], _about("How a log line looks.")] = "text"
+
+
+class DeploymentTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a deployment's certificate is checked, and which one we show."""
+
+    ca_file: Text | None = None
+    cert_file: Text | None = None
+    key_file: Text | None = None
+    verify: bool = True
+
+
+class ModelDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One upstream endpoint that serves a model."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+    name: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    engine: Literal["vllm", "sglang", "openai", "anthropic", "generic"] = "generic"
+    api_key: Secret | None = None
+    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 64
+    weight: Annotated[float, Meta(ge=0.001, le=1_000_000.0)] = 1.0
+    read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
+    total_timeout_s: Annotated[float, Meta(ge=0.1, le=604_800.0)] = 3_600.0
+    tls: DeploymentTls = DeploymentTls()
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A public model name and where it is served."""
+
+    deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
+
+
+class Settings(Group, frozen=True):
+    """Everything that can be set. `models` becomes deployments; every other key is a plain value."""
+
+    data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
+    server: Server = Server()
+    store: Store = Store()
+    blobs: Blobs = Blobs()
+    http: Http = Http()
+    upstream: Upstream = Upstream()
+    worker: Worker = Worker()
+    ingest: Ingest = Ingest()
+    limits: Limits = Limits()
+    retry: Retry = Retry()
+    retention: Retention = Retention()
+    auth: Auth = Auth()
+    logging: Logging = Logging()
+    endpoints: Annotated[
+        tuple[Annotated[str, Meta(max_length=132, pattern=r"^/v1/[a-z0-9_/-]+$")], ...],
+        Meta(
+            max_length=64, description="Endpoints that batches may name beside the built-in ones, such as /v1/rerank."
+        ),
+    ] = ()
+    models: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=255)], Model],
+        Meta(max_length=10_000, description="Deployments by the model name that callers ask for."),
+    ] = {}
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory as an absolute path."""
+        return Path(self.data).expanduser().absolute()

@@ -1,0 +1,177 @@
+"""Puts the layers together: defaults, one YAML file, the environment, the command line; the last one that speaks wins.
+
+The only place in the program that reads the environment. It checks each value and then what no single value can know (that
+a heartbeat fits into a lease, say), and reports everything that is wrong at once.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import inspect
+
+from tidegate.core.deployments import Secret
+from tidegate.core.errors import SettingsError
+from tidegate.settings import catalog, rules, secrets, yaml_file
+from tidegate.settings.check import Checker, Refused, from_text, nearest
+from tidegate.settings.groups import Settings
+from tidegate.settings.yaml_file import KeyPath
+
+CONFIG_VARIABLE = "TIDEGATE_CONFIG"
+PROBLEMS_SHOWN_MAX = 20
+DEFAULT = "default"
+OPTION = "option"
+
+# Kubernetes puts such variables into every pod beside a Service called tidegate or tidegate-something; they are not ours.
+_SERVICE_LINK_NAME = re.compile(
+    r"TIDEGATE(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
+)
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings that can be used, where each value came from (by key), and what an operator should still mend."""
+
+    settings: Settings
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+class _Layers:
+    """The values given so far as one tree, each with its origin."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.tree: dict[str, object] = {}
+        self.origins: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self.problems: list[str] = []
+        self._environ = environ
+        self._file: yaml_file.YamlFile | None = None
+
+    def add(self, path: KeyPath, text: str) -> None:
+        name = ".".join(str(part) for part in path)
+        origin = self.origin_of(path)
+        self.problems.append(f"{name} {text}" + (f" [{origin}]" if origin != DEFAULT else ""))
+
+    def origin_of(self, path: KeyPath) -> str:
+        """Where the value at this path, or the one around it, was given; the file's own lines as near as they are known."""
+        names = (".".join(str(part) for part in path[:length]) for length in range(1, len(path) + 1))
+        given = next((self.origins[name] for name in names if name in self.origins), None)
+        is_from_file = self._file is not None and (given or "").startswith(f"{self._file.name}:")
+        if given is not None and not is_from_file:
+            return given
+        if self._file is not None and (is_from_file or path in self._file.lines):
+            return f"{self._file.name}:{self._file.line_of(path)}"
+        return DEFAULT
+
+    def read_file(self, path: Path) -> None:
+        self._file = taken = yaml_file.read(path)
+        if taken.values is None:
+            return
+        if not isinstance(taken.values, dict):
+            raise SettingsError(f"{path} must hold keys and values, such as `server: {{port: 8080}}`.")
+        self.tree = taken.values
+        for key in catalog.by_key():
+            parts = tuple(key.split("."))
+            if parts in taken.lines and _get(self.tree, parts) is not None:
+                self.origins[key] = f"{taken.name}:{taken.lines[parts]}"
+
+    def read_environment(self) -> None:
+        known = {setting.variable: setting for setting in catalog.settings()}
+        referred = set(re.findall(r"env:([A-Za-z0-9_]+)", repr(self.tree)))
+        referred |= {value[len("env:") :] for value in self._environ.values() if value.startswith("env:")}
+        for name, text in sorted(self._environ.items()):
+            if not name.startswith("TIDEGATE_") or name == CONFIG_VARIABLE or not text:
+                continue
+            if _SERVICE_LINK_NAME.fullmatch(name) or (name.endswith("_PORT") and _SERVICE_LINK_VALUE.match(text)):
+                continue
+            if (setting := known.get(name)) is not None:
+                self.put(setting.key, from_text(setting.type, text, name), name)
+            elif name not in referred:
+                self.problems.append(
+                    f"{name} is not a known variable; {nearest(name, [*known, CONFIG_VARIABLE])} [environment]"
+                )
+
+    def read_options(self, options: Mapping[str, object]) -> None:
+        known = catalog.by_key()
+        for key, value in options.items():
+            if value is None:
+                continue
+            if key not in known:
+                raise SettingsError(f"{key} is not a known setting; {nearest(key, list(known))}")
+            self.put(key, from_text(known[key].type, value, key) if isinstance(value, str) else value, OPTION)
+
+    def put(self, key: str, value: object, origin: str) -> None:
+        *groups, name = key.split(".")
+        place = self.tree
+        for group in groups:
+            inner = place.get(group)
+            if inner is None:
+                place[group] = inner = {}
+            if not isinstance(inner, dict):
+                return  # The file's own value for this group is already wrong and will be reported.
+            place = inner
+        place[name] = value
+        self.origins[key] = origin
+
+    def resolve_secret(self, text: str, path: KeyPath) -> Secret:
+        secret, is_literal = secrets.resolve(text, self._environ)
+        origin = self.origin_of(path)
+        if is_literal and not origin.startswith("TIDEGATE_") and rules.is_worth_hiding(path, text):
+            name = ".".join(str(part) for part in path)
+            self.warnings.append(f"{name} [{origin}] holds a secret in plain text; use env:NAME or file:PATH instead.")
+        return secret
+
+
+def load(
+    config_path: Path | None = None,
+    data_dir: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The settings of this process; raises SettingsError with everything that is wrong, one problem a line.
+
+    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given.
+    """
+    surroundings: Mapping[str, str] = os.environ if environ is None else environ
+    layers = _Layers(surroundings)
+    if config_path is None and surroundings.get(CONFIG_VARIABLE):
+        config_path = Path(surroundings[CONFIG_VARIABLE])
+    if config_path is not None:
+        layers.read_file(config_path.expanduser())
+    layers.read_environment()
+    layers.read_options({**(overrides or {}), "data": None if data_dir is None else str(data_dir)})
+    settings = _checked(layers)
+    origins = {key: layers.origins.get(key, DEFAULT) for key in catalog.by_key()}
+    return Loaded(settings, origins, tuple(layers.warnings))
+
+
+def _checked(layers: _Layers) -> Settings:
+    try:
+        settings = Checker(layers, layers.resolve_secret).take(inspect.type_info(Settings), layers.tree, ())
+    except Refused:
+        raise _refusal(layers.problems) from None
+    assert isinstance(settings, Settings)
+    settings = rules.completed(settings)
+    for path, text in rules.problems(settings):
+        layers.add(path, text)
+    if layers.problems:
+        raise _refusal(layers.problems)
+    layers.warnings += rules.warnings(settings)
+    return settings
+
+
+def _refusal(problems: list[str]) -> SettingsError:
+    shown = problems[:PROBLEMS_SHOWN_MAX]
+    if len(problems) > len(shown):
+        shown.append(f"… and {len(problems) - len(shown)} more")
+    return SettingsError("\n".join(shown))
+
+
+def _get(tree: object, path: KeyPath) -> object:
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree

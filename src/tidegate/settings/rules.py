@@ -1,0 +1,108 @@
+"""What no single setting can know: defaults that follow from others, and values that do not go together."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidegate.core.deployments import Secret
+from tidegate.settings import models
+from tidegate.settings.groups import Settings
+from tidegate.settings.yaml_file import KeyPath
+
+STORE_SCHEMES = ("sqlite", "postgresql", "postgres")
+BLOB_SCHEMES = ("file", "s3")
+
+
+def completed(settings: Settings) -> Settings:
+    """The same settings with the embedded store and blobs placed in the data directory where nothing else was said."""
+    data = settings.data_dir
+    store, blobs = settings.store, settings.blobs
+    if store.url is None:
+        store = msgspec.structs.replace(store, url=Secret(f"sqlite:///{data / 'tidegate.db'}"))
+    if not blobs.url:
+        blobs = msgspec.structs.replace(blobs, url=f"file:///{data / 'blobs'}")
+    return msgspec.structs.replace(settings, store=store, blobs=blobs)
+
+
+def local_path(url: str) -> Path:
+    """The path in a sqlite:/// or file:/// URL: absolute, unless it begins with a dot (`sqlite:///./tidegate.db`)."""
+    rest = url.partition(":///")[2]
+    path = Path(rest) if rest.startswith(".") else Path("/" + rest.lstrip("/"))
+    return path.absolute()
+
+
+def redacted(url: str) -> str:
+    """The same URL without its password, for people's eyes."""
+    head, at, tail = url.rpartition("@")
+    scheme, slashes, userinfo = head.partition("://")
+    return f"{scheme}{slashes}{userinfo.partition(':')[0]}:***{at}{tail}" if at and ":" in userinfo else url
+
+
+def is_worth_hiding(path: KeyPath, text: str) -> bool:
+    """Whether this literal is really a secret: the store's URL is one only when it has a password in it."""
+    return path != ("store", "url") or redacted(text) != text
+
+
+def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Every pair of values that cannot both be, as the key to mend and what to do about it."""
+    yield from _url_problems(settings)
+    yield from models.problems(settings)
+    worker, http, limits, retry = settings.worker, settings.http, settings.limits, settings.retry
+    for key, low, other, high in (
+        ("worker.heartbeat_ms", worker.heartbeat_ms * 3, "a third of worker.lease_ms", worker.lease_ms),
+        ("http.kept_alive_max", http.kept_alive_max, "http.connections_max", http.connections_max),
+        ("worker.in_flight_max", worker.in_flight_max, "http.connections_max", http.connections_max),
+        ("limits.window_min_s", limits.window_min_s, "limits.window_max_s", limits.window_max_s),
+        ("limits.line_bytes_max", limits.line_bytes_max, "limits.file_bytes_max", limits.file_bytes_max),
+        ("retry.backoff_ms", retry.backoff_ms, "retry.backoff_ms_max", retry.backoff_ms_max),
+    ):
+        if low > high:
+            yield tuple(key.split(".")), f"is more than {other} ({high:,}); lower it or raise the other"
+
+
+def warnings(settings: Settings) -> list[str]:
+    """What works but should be known."""
+    if settings.store.is_postgresql == settings.blobs.is_s3:
+        return []
+    if settings.store.is_postgresql:
+        return [
+            "The store is PostgreSQL but blobs are local files: every process must run on this one host, or set blobs.url to s3://…."
+        ]
+    return ["Blobs are on S3 but the store is a local SQLite file: only one process can work on it."]
+
+
+def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    store, blobs = settings.store, settings.blobs
+    if _scheme(store.location) not in STORE_SCHEMES:
+        yield ("store", "url"), "must begin with sqlite:///, or postgresql://"
+    elif store.is_postgresql and not _has_host_or_socket(store.location):
+        yield ("store", "url"), "names no database: write postgresql://USER:PASSWORD@HOST:5432/DATABASE"
+    if _scheme(blobs.url) not in BLOB_SCHEMES:
+        yield ("blobs", "url"), "must begin with file:/// or s3://"
+    elif blobs.is_s3 and not urlsplit(blobs.url).netloc:
+        yield ("blobs", "url"), "names no bucket: write s3://BUCKET/PREFIX"
+    if (blobs.access_key_id is None) != (blobs.secret_access_key is None):
+        yield ("blobs", "access_key_id"), "and blobs.secret_access_key go together: give both or neither"
+    if blobs.endpoint and not _is_http_url(blobs.endpoint):
+        yield ("blobs", "endpoint"), "must be a URL such as https://s3.example.com:9000, without a key in it"
+    elif blobs.endpoint.startswith("http://") and not blobs.allow_http:
+        yield ("blobs", "endpoint"), "is plain http; use https, or set blobs.allow_http: true if the network is yours"
+
+
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _has_host_or_socket(url: str) -> bool:
+    parts = urlsplit(url)
+    return bool(parts.path.strip("/")) and (bool(parts.netloc) or "host=" in parts.query)

@@ -1,0 +1,45 @@
+"""Where a secret comes from: an environment variable, a file, or, with a warning, the configuration itself."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidegate.core.deployments import Secret
+from tidegate.core.errors import SettingsError
+
+SECRET_CHARS_MAX = 4_096
+
+
+def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
+    """The secret that `env:NAME`, `file:PATH` or a literal stands for, and whether it was a literal."""
+    if text.startswith("env:"):
+        return Secret(_from_environment(text[len("env:") :], environ)), False
+    if text.startswith("file:") and not text.startswith("file://"):
+        return Secret(_from_file(Path(text[len("file:") :]).expanduser())), False
+    if not text.isprintable() or len(text) > SECRET_CHARS_MAX:
+        raise SettingsError(
+            f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
+        )
+    return Secret(text), True
+
+
+def _from_environment(name: str, environ: Mapping[str, str]) -> str:
+    value = environ.get(name, "").strip()
+    if not value:
+        raise SettingsError(f"names the environment variable {name}, which is not set; export it first")
+    if not value.isprintable() or len(value) > SECRET_CHARS_MAX:
+        raise SettingsError(f"names the environment variable {name}, which must hold the secret alone, on one line")
+    return value
+
+
+def _from_file(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(SECRET_CHARS_MAX + 1)
+        value = data.decode().strip()
+    except OSError as error:
+        raise SettingsError(f"names the file {path}, which cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"names the file {path}, which is not text") from None
+    if not value or len(data) > SECRET_CHARS_MAX or not value.isprintable():
+        raise SettingsError(f"names the file {path}, which must hold the secret alone, on one line")
+    return value

@@ -1,0 +1,120 @@
+"""Models and deployments as section by section of the YAML, turned into what the engine calls."""
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
+from tidegate.core.errors import SettingsError
+from tidegate.core.retry import RetryPolicy
+from tidegate.settings import deployments, load
+
+YAML = """\
+models:
+  llama-3-8b:
+    deployments:
+      - url: http://10.0.0.5:8000/v1
+        engine: vllm
+        api_key: env:VLLM_KEY
+        max_in_flight: 32
+      - {url: "https://10.0.0.6/v1", name: spare, weight: 2, read_timeout_s: 600, tls: {ca_file: /ca.pem}}
+  "meta/other:70b":
+    deployments: [{url: "http://10.0.0.7/v1"}]
+upstream: {url: "http://localhost:8000/v1"}
+worker: {in_flight_max: 100}
+"""
+
+
+def load_text(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> tuple[Deployment, ...]:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return deployments(load(path, None, {}, environ or {}).settings)
+
+
+def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
+    found = load_text(tmp_path, YAML, {"VLLM_KEY": "k"})
+    assert found == (
+        Deployment(
+            name="llama-3-8b/1",
+            url="http://10.0.0.5:8000/v1",
+            models=("llama-3-8b",),
+            engine=Engine.VLLM,
+            api_key=Secret("k"),
+            max_in_flight=32,
+        ),
+        Deployment(
+            name="spare",
+            url="https://10.0.0.6/v1",
+            models=("llama-3-8b",),
+            weight=2.0,
+            read_timeout_s=600.0,
+            tls=Tls(ca_file="/ca.pem"),
+        ),
+        Deployment(name="meta/other:70b/1", url="http://10.0.0.7/v1", models=("meta/other:70b",)),
+        Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100),
+    )
+
+
+def test_models_may_be_a_variable() -> None:
+    environ = {"TIDEGATE_MODELS": '{"m": {"deployments": [{"url": "http://h/v1"}]}}'}
+    loaded = load(None, None, {}, environ)
+    assert [one.name for one in deployments(loaded.settings)] == ["m/1"]
+    assert loaded.origins["models"] == "TIDEGATE_MODELS"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "models: {m: {deployments: [{url: 'http://h', max_inflight: 3}]}}",
+            "models.m.deployments.0.max_inflight is not a known key; did you mean `max_in_flight`?",
+        ),
+        ("models: {m: {deployment: []}}", "models.m.deployment is not a known key; did you mean `deployments`?"),
+        ("models: {m: {deployments: []}}", "models.m.deployments has 0 entries, but needs 1"),
+        ("models: {m: {deployments: [{engine: vllm}]}}", "models.m.deployments.0.url is missing"),
+        (
+            "models: {m: {deployments: ['http://h']}}",
+            "models.m.deployments.0 is 'http://h', but must be a mapping of: url, name",
+        ),
+        ("models: {m: }", "models.m is null, but must be a mapping of: deployments"),
+        ("models: [m]", "models is a list, but must be a mapping from name to value"),
+        (
+            "models: {m: {deployments: [{url: 'ftp://h'}]}}",
+            "models.m.deployments.0 cannot be used: deployment 'm/1': url 'ftp://h' is not an http(s) address",
+        ),
+        (
+            "models: {m: {deployments: [{url: 'http://h', engine: llama}]}}",
+            "models.m.deployments.0.engine is 'llama', but must be anthropic or",
+        ),
+        ("models: {m: {deployments: [{url: 'http://h', weight: 0}]}}", "models.m.deployments.0.weight is 0"),
+        (
+            "models: {m: {deployments: [{url: 'http://h', api_key: 'env:NO'}]}}",
+            "models.m.deployments.0.api_key names the environment variable NO, which is not set",
+        ),
+        (
+            "models: {m: {deployments: [{url: 'http://h', tls: {key_file: k}}]}}",
+            "tls.key_file is set without tls.cert_file",
+        ),
+        (
+            "models: {m: {deployments: [{url: 'http://h', name: x}, {url: 'http://i', name: x}]}}",
+            "models.m.deployments.1 has the name 'x', which models.m.deployments.0 has already",
+        ),
+    ],
+)
+def test_a_mistake_names_the_deployment(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_text(tmp_path, text)
+    assert says in str(caught.value)
+
+
+def test_a_mistake_names_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"c\.yaml:3\]"):
+        load_text(tmp_path, "models:\n  gpt-4.1:\n    deployments: [{url: 'ftp://x'}]\n")
+    with pytest.raises(SettingsError, match=r"models.llama-3-8b.deployments.0.api_key .*c\.yaml:6\]"):
+        load_text(tmp_path, YAML)
+
+
+def test_the_defaults_are_the_engine_s_own() -> None:
+    settings = load(None, None, {}, {}).settings
+    assert settings.http.limits() == HttpLimits()
+    assert settings.retry.policy() == RetryPolicy()
