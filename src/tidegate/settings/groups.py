@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.core.deployments import HttpLimits, Secret
+from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
 
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -156,14 +157,35 @@ class Limits(Group, frozen=True):
     body_bytes_max: Annotated[int, _int(1_024, 1 << 26, "Largest JSON body of an API call other than an upload.")] = (
         1 << 20
     )
-    pending_jobs_max: Annotated[int, _int(1, 1_000_000, "Most batches that a tenant may have unfinished.")] = 50
-    queued_items_max: Annotated[int, _int(1, 1_000_000_000, "Most items that a tenant may have unfinished.")] = (
-        5_000_000
-    )
+    pending_jobs_max: Annotated[
+        int, _int(0, 1_000_000, "Most batches that a tenant may have unfinished; 0 lifts the limit.")
+    ] = 50
+    queued_items_max: Annotated[
+        int, _int(0, 1_000_000_000, "Most items that a tenant may have unfinished; 0 lifts the limit.")
+    ] = 5_000_000
+    stored_bytes_max: Annotated[
+        int, _int(0, 1 << 50, "Most bytes of files that a tenant may keep; 0 lifts the limit.")
+    ] = 1 << 40
+    jobs_per_hour_max: Annotated[
+        int, _int(0, 1_000_000, "Most batches that a tenant may create in an hour; 0 lifts the limit.")
+    ] = 0
+    bytes_per_day_max: Annotated[
+        int, _int(0, 1 << 50, "Most bytes of input that a tenant may submit in a day; 0 lifts the limit.")
+    ] = 0
     uploads_max: Annotated[int, _int(1, 10_000, "Uploads that one process receives from one tenant at once.")] = 4
     windows: Annotated[Literal["any", "24h"], _about("Which completion windows callers may ask for.")] = "any"
     window_min_s: Annotated[int, _int(1, 31 * DAY_S, "Shortest completion window.")] = 60
     window_max_s: Annotated[int, _int(1, 365 * DAY_S, "Longest completion window.")] = 14 * DAY_S
+
+    def quotas(self) -> Quotas:
+        """The part of the limits that the store holds each tenant to."""
+        return Quotas(
+            pending_jobs_max=self.pending_jobs_max,
+            queued_items_max=self.queued_items_max,
+            stored_bytes_max=self.stored_bytes_max,
+            jobs_per_hour_max=self.jobs_per_hour_max,
+            bytes_per_day_max=self.bytes_per_day_max,
+        )
 
 
 class Retry(Group, frozen=True):
