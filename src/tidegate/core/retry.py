@@ -11,7 +11,7 @@ from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Backoff doubles from `backoff_ms` to `backoff_ms_max` with full jitter.
+    """Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter.
 
     Half a second is enough for a connection that broke; a deployment that is really down is held back by its breaker, so the
     long waits that other gateways begin with (5 s) would only slow down the common case.
@@ -21,6 +21,7 @@ class RetryPolicy:
     broken_attempts_max: int = 2
     backoff_ms: int = 500
     backoff_ms_max: int = 30_000
+    backoff_multiplier: float = 2.0
     deferral_ms: int = 2_000
     retry_after_ms_max: int = 86_400_000
 
@@ -60,8 +61,8 @@ def decide(
             return GiveUp(error.code, f"{error.message} (given up after {tries})")
     if now_ms >= expires_at_ms:
         return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")
-    doubled_ms = min(policy.backoff_ms_max, policy.backoff_ms * 2 ** min(attempts, 30))
-    spread_ms = doubled_ms if counts else policy.deferral_ms
+    grown_ms = min(policy.backoff_ms_max, policy.backoff_ms * policy.backoff_multiplier ** min(attempts, 30))
+    spread_ms = grown_ms if counts else policy.deferral_ms
     # Retry-After is a floor and the jitter comes on top, so that those who were told the same moment do not all come at once.
     floor_ms = min(max(error.retry_after_ms or 0, 0), policy.retry_after_ms_max)
     at_ms = now_ms + floor_ms + int(spread_ms * min(max(jitter, 0.0), 1.0))

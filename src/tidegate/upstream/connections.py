@@ -1,0 +1,86 @@
+"""The connections themselves: aiohttp's connector, held to a ceiling that counts idle connections too.
+
+aiohttp limits only the connections in use and keeps any number of idle ones. Here, open means open: before a new connection
+is made beyond the ceiling, the one that has been idle longest is closed, and idle ones beyond `kept_alive_max` are not kept.
+This module knows nothing of requests. It overrides two methods of the connector that aiohttp does not document; the tests at
+the limit and one above it are what holds them to this behaviour.
+"""
+
+import resource
+import ssl
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
+
+from tidegate.core.deployments import HttpLimits, Tls
+from tidegate.core.errors import SettingsError
+
+# Beside upstream connections a process has a store, blobs, listeners, logs and the control client.
+OTHER_FILES_COUNT = 256
+
+DNS_CACHE_S = 10
+
+
+class Connections(aiohttp.TCPConnector):
+    def __init__(self, limits: HttpLimits) -> None:
+        # The transport hands out the slots, so aiohttp's own queue (which cannot tell our time-out from others) is off.
+        super().__init__(limit=0, keepalive_timeout=limits.kept_alive_s, ttl_dns_cache=DNS_CACHE_S)
+        self._open_max = limits.connections_max
+        self._idle_max = limits.kept_alive_max
+
+    def open_count(self) -> int:
+        return len(self._acquired) + self.idle_count()
+
+    def idle_count(self) -> int:
+        return sum(map(len, self._conns.values()))
+
+    def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close or self.idle_count() >= self._idle_max)
+
+    async def _create_connection(self, *args: Any, **named: Any) -> ResponseHandler:
+        while self.open_count() > self._open_max and self._conns:
+            self._close_longest_idle()
+        return await super()._create_connection(*args, **named)
+
+    def _close_longest_idle(self) -> None:
+        key = min(self._conns, key=lambda key: self._conns[key][0][1])
+        protocol, _ = self._conns[key].popleft()
+        if not self._conns[key]:
+            del self._conns[key]
+        protocol.close()
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext | bool:
+    """What aiohttp's `ssl=` takes: True for the ordinary check, a context for anything else."""
+    if tls == Tls():
+        return True
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+    except (OSError, ssl.SSLError) as wrong:
+        raise SettingsError(
+            f"tls: the ca_file, cert_file or key_file cannot be used ({wrong.strerror or type(wrong).__name__}): "
+            "check that each exists, is readable and is PEM"
+        ) from None
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def make_room_for_connections(limits: HttpLimits) -> None:
+    """Raise this process's limit of open files to what the ceiling needs, or say what to do."""
+    needed = limits.connections_max + OTHER_FILES_COUNT
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise SettingsError(
+            f"connections_max is {limits.connections_max}, which needs {needed} open files, but this process may open "
+            f"{hard}: raise the limit (ulimit -n {needed}, or LimitNOFILE={needed} in the service's unit) "
+            f"or set connections_max to {max(hard - OTHER_FILES_COUNT, 1)}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

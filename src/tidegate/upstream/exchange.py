@@ -1,0 +1,176 @@
+"""The calls in flight, and the one sweep that ends those that take too long.
+
+A timer per call and per received packet would cost more than everything else this layer does. So a call only counts its
+steps (connection taken, body written, headers heard, bytes received), and a sweep a few times a second notes since when
+each call has stood still. Time-outs are exact to one sweep; the total deadline is exact.
+"""
+
+import asyncio
+
+from aiohttp import ClientResponse
+
+from tidegate.core.deployments import HttpLimits
+
+SWEEP_S = 0.25
+
+
+class Exchange:
+    """One request and its answer, as far as they have got."""
+
+    __slots__ = (
+        "_began_cancels",
+        "_body_since",
+        "_connection",
+        "_cut",
+        "_received_bytes",
+        "_response",
+        "_seen_since",
+        "_seen_step",
+        "_speaking",
+        "_step",
+        "_task",
+        "deadline",
+        "read_timeout_s",
+        "sent",
+        "status",
+        "written",
+    )
+
+    def __init__(self, task: asyncio.Task[object], deadline: float, read_timeout_s: float) -> None:
+        self._task = task
+        self._began_cancels = task.cancelling()
+        self._connection: asyncio.WriteTransport | None = None
+        self._response: ClientResponse | None = None
+        self._cut: str | None = None
+        self._step = 0
+        self._seen_step = -1
+        self._seen_since = 0.0
+        self._speaking = False
+        self._body_since: float | None = None
+        self._received_bytes = 0
+        self.deadline = deadline
+        self.read_timeout_s = read_timeout_s
+        self.sent = False
+        self.written = False
+        self.status = 0
+
+    def writing(self, connection: asyncio.WriteTransport) -> None:
+        """From here on bytes may have reached the upstream."""
+        self._connection = connection
+        self.sent = True
+        self._step += 1
+
+    def wrote(self) -> None:
+        self.written = True
+        self._step += 1
+
+    def heard(self, response: ClientResponse) -> None:
+        """The status and headers are here."""
+        self._response = response
+        self.status = response.status
+        self.sent = True
+        self._step += 1
+
+    def received(self, chunk: bytes) -> None:
+        # Some upstreams send blank lines while a request waits for its turn. They are signs of life, not a slow body.
+        if self._speaking or chunk.strip():
+            self._speaking = True
+            self._received_bytes += len(chunk)
+        self._step += 1
+
+    def abort(self) -> None:
+        """Drop the connection at once, if it is still ours: a complete answer has given it back to the pool already."""
+        response, connection = self._response, self._connection
+        self._response = self._connection = None
+        if response is not None:
+            if response.closed:
+                return
+            response.close()
+        if connection is not None:
+            connection.abort()
+
+    def overdue(self, now: float, limits: HttpLimits) -> str | None:
+        """Why this call must end now, if it must."""
+        if now >= self.deadline:
+            return "its deadline passed"
+        if self._step != self._seen_step:
+            self._seen_step = self._step
+            self._seen_since = now
+        still_s = now - self._seen_since
+        if self.sent and not self.written and self._response is None:
+            if still_s >= limits.write_timeout_s:
+                return f"the upstream did not take the request within {limits.write_timeout_s:g} s"
+        elif self.sent and still_s >= self.read_timeout_s:
+            return f"the upstream was silent for {self.read_timeout_s:g} s"
+        if self._speaking:
+            if self._body_since is None:
+                self._body_since = now
+            speaking_s = now - self._body_since
+            rate = limits.body_rate_min_bytes_per_s
+            if speaking_s > limits.body_rate_grace_s and self._received_bytes < rate * speaking_s:
+                return f"the answer came at less than {rate:g} bytes per second"
+        return None
+
+    def cut(self, why: str) -> None:
+        self._cut = why
+        self._task.cancel()
+
+    def cut_reason(self) -> str | None:
+        """Why we cut this call; None when its task was cancelled by someone else, whose wish goes first."""
+        if self._cut is None or self._task.uncancel() > self._began_cancels:
+            return None
+        return self._cut
+
+
+class Sweep:
+    """Looks at every call in flight, and sleeps while there is none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
+        self._loop = loop
+        self._limits = limits
+        shortest_s = min(limits.write_timeout_s, limits.read_timeout_s)
+        self._period_s = min(SWEEP_S, max(shortest_s / 4, 0.01))
+        self._exchanges: set[Exchange] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = 0.0
+
+    def begin(self, total_s: float, read_timeout_s: float) -> Exchange:
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "a call is made inside a task"
+        deadline = self._loop.time() + total_s
+        exchange = Exchange(task, deadline, read_timeout_s)
+        self._exchanges.add(exchange)
+        if self._timer is None:
+            self._schedule(min(deadline, deadline - total_s + self._period_s))
+        elif deadline < self._next:
+            self._timer.cancel()
+            self._schedule(deadline)
+        return exchange
+
+    def end(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self, at: float) -> None:
+        self._next = at
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._exchanges:
+            return
+        now = self._loop.time()
+        next_at = now + self._period_s
+        # A call that was cut is asked to end once, and leaves the set by itself; a second request could hit its clean-up.
+        for exchange in list(self._exchanges):
+            why = exchange.overdue(now, self._limits)
+            if why is not None:
+                self._exchanges.discard(exchange)
+                exchange.cut(why)
+            elif exchange.deadline < next_at:
+                next_at = exchange.deadline
+        self._schedule(next_at)
