@@ -156,13 +156,13 @@ class Proc:
             raise TimeoutError(f"{self.name} did not end within {timeout_s:g} s\n{self.logs()}") from None
 
     def wait_for_line(self, pattern: str, timeout_s: float = 30.0) -> re.Match[str]:
-        """The first match of the pattern within one line of stdout or stderr."""
+        """The first match of the pattern in the finished lines of stdout, else of stderr."""
         expression = re.compile(pattern, re.MULTILINE)
         deadline = time.monotonic() + timeout_s
         while True:
             # Asked before reading, so that the last words of a process that just ended are still seen.
             ended = not self.running
-            match = expression.search(self.stdout()) or expression.search(self.stderr())
+            match = expression.search(_lines(self.stdout(), ended)) or expression.search(_lines(self.stderr(), ended))
             if match is not None:
                 return match
             if ended:
@@ -209,6 +209,11 @@ class Processes:
     def close(self) -> None:
         for proc in reversed(self.started):
             proc.kill()
+
+
+def _lines(text: str, ended: bool) -> str:
+    """Without the last line while it may still be growing: half a number would match too."""
+    return text if ended else text[: text.rfind("\n") + 1]
 
 
 def register_process(registry: Path, pid: int) -> Path:
