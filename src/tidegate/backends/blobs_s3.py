@@ -1,0 +1,226 @@
+"""Blobs as objects of one bucket (or of one prefix in it), with a local spool for logs.
+
+A blob's key is its id. An id is written by one process only and its object never changes, with one exception: the object of
+a log may be replaced by a longer one with the same beginning (a recovered log whose owner was alive after all), so every
+range that was ever sealed stays true.
+
+`list_ids` also names what lies in this host's spool, so that the sweep for orphans finds files whose rows are gone.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+from tidegate.backends.blobs_s3_client import Objects, Print, S3Settings, WrongBytes
+from tidegate.backends.blobs_s3_log import SpooledLog
+from tidegate.backends.blobs_s3_writer import S3Writer
+from tidegate.backends.disk import (
+    create_exclusive,
+    hop,
+    make_directories,
+    open_plain,
+    read_exact,
+    try_write,
+    unavailable,
+    whole_lines_bytes,
+    write_all,
+)
+from tidegate.core import ids
+from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
+from tidegate.core.nouns import Stamp
+from tidegate.core.ports import LogIds
+
+PIECE_BYTES = 262_144
+COPY_BYTES = 1_048_576
+THREAD_COUNT = 8
+RECOVER_TRIES_MAX = 5
+
+
+class S3Blobs:
+    """The constructor makes the spool directory; it sends nothing."""
+
+    def __init__(self, settings: S3Settings, spool: Path) -> None:
+        self._objects = Objects(settings)
+        self._spool = spool.absolute()
+        self._probe = f"probe-{secrets.token_hex(8)}"
+        try:
+            make_directories(self._spool)
+        except OSError as failure:
+            raise unavailable(failure, self._spool, "opening the spool") from failure
+        self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="blobs")
+
+    async def create(self, blob_id: str) -> S3Writer:
+        key = _key(blob_id)
+        # A large object cannot be put on condition, so the look is taken here; ids are random and never used twice.
+        if await self._objects.head(key) is not None:
+            raise BlobError(f"blob {blob_id} exists already: take a fresh id")
+        return S3Writer(self._objects, self._threads, key)
+
+    async def adopt(self, blob_id: str, path: Path) -> Stamp:
+        writer = await self.create(blob_id)
+        try:
+            at = 0
+            while piece := await hop(self._threads, self._read_file, path, at):
+                await writer.write(piece)
+                at += len(piece)
+            stamp = await writer.finish()
+        except BaseException:
+            await writer.abort()
+            raise
+        await hop(self._threads, path.unlink, missing_ok=True)
+        return stamp
+
+    async def open_log(self, next_blob_id: LogIds) -> SpooledLog:
+        return SpooledLog(self._objects, self._threads, next_blob_id, self._spool_path)
+
+    async def read(self, blob_id: str, at: int, count: int) -> bytes:
+        return await self._objects.read(_key(blob_id), at, count)
+
+    async def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+        if count == 0:
+            await self.read(blob_id, at, 0)
+        async for large in self._objects.pieces(_key(blob_id), at, count):
+            for start in range(0, len(large), PIECE_BYTES):
+                yield large[start : start + PIECE_BYTES]
+
+    async def size(self, blob_id: str) -> int | None:
+        held = await self._objects.head(_key(blob_id))
+        return None if held is None else held.size_bytes
+
+    async def recover(self, blob_id: str) -> int | None:
+        """The whole lines of a spool file become the object, unless the object has them already.
+
+        The conditions on the PUT matter: an owner that is alive after all may be sealing a longer object right now."""
+        key = _key(blob_id)
+        found = await hop(self._threads, self._read_spool, key)
+        if found is None:
+            return await self.size(blob_id)
+        data, owner_is_dead = found
+        for _ in range(RECOVER_TRIES_MAX):
+            held = await self._objects.head(key)
+            if len(data) <= (held.size_bytes if held is not None else 0):
+                if owner_is_dead:
+                    await hop(self._threads, self._drop_spool, key)
+                return held.size_bytes if held is not None else 0
+            try:
+                await self._objects.put(key, data, "create" if held is None else {"e_tag": f'"{held.etag}"'})
+                await self._objects.verify(key, await hop(self._threads, Print.of, data))
+            except (AlreadyExistsError, PreconditionError, WrongBytes):
+                continue
+        raise BlobUnavailable(f"log {blob_id} could not be recovered: its object keeps changing; try again")
+
+    async def delete(self, blob_id: str) -> None:
+        key = _key(blob_id)
+        await self._objects.delete(key)
+        await hop(self._threads, self._drop_spool, key)
+
+    async def list_ids(self, after: str, count_max: int) -> list[str]:
+        spooled = await hop(self._threads, self._list_spool, after)
+        objects: list[str] = []
+        cursor, more = after, True
+        while more and len(objects) < count_max:
+            keys, more = await self._objects.keys_after(cursor, count_max)
+            objects += [key for key in keys if ids.is_valid("blob", key)]
+            cursor = keys[-1] if keys else cursor
+        # Behind the cursor there may be objects not listed yet: a spool file's id must not overtake them.
+        due = [name for name in spooled if not more or name <= cursor]
+        return sorted({*objects, *due})[:count_max]
+
+    async def local_path(self, blob_id: str, scratch: Path) -> Path:
+        size = await self.size(blob_id)
+        if size is None:
+            raise BlobMissing(f"there is no blob {blob_id}")
+        path = scratch / blob_id
+        partial = scratch / f"{blob_id}.{secrets.token_hex(8)}.part"
+        try:
+            fd = create_exclusive(partial)
+            try:
+                async for piece in self._objects.pieces(_key(blob_id), 0, size):
+                    await hop(self._threads, write_all, fd, piece)
+            finally:
+                os.close(fd)
+            if partial.stat().st_size != size:
+                raise BlobUnavailable(f"the copy of blob {blob_id} in {scratch} is not whole: try again")
+            partial.rename(path)
+        except OSError as failure:
+            partial.unlink(missing_ok=True)
+            raise unavailable(failure, scratch, f"copying blob {blob_id}") from failure
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return path
+
+    async def check(self) -> None:
+        try:
+            await hop(self._threads, try_write, self._spool, "." + self._probe)
+        except OSError as failure:
+            raise unavailable(failure, self._spool, "writing a probe file") from failure
+        content = self._probe.encode()
+        await self._objects.put(self._probe, content)
+        try:
+            if await self._objects.read(self._probe, 0, len(content)) != content:
+                raise BlobUnavailable("the object store gave back other bytes than were written: check the server")
+        except BlobMissing as failure:
+            raise BlobUnavailable(f"the object store does not show what was just written ({failure})") from failure
+        finally:
+            await self._objects.delete(self._probe)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    def _spool_path(self, blob_id: str) -> Path:
+        return self._spool / _key(blob_id)
+
+    def _read_file(self, path: Path, at: int) -> bytes:
+        try:
+            fd = open_plain(path)
+            try:
+                return read_exact(fd, at, COPY_BYTES)
+            finally:
+                os.close(fd)
+        except OSError as failure:
+            raise unavailable(failure, path.parent, f"reading {path.name}") from failure
+
+    def _read_spool(self, key: str) -> tuple[bytes, bool] | None:
+        """The durable lines of a spool file and whether its owner is gone; None without one."""
+        try:
+            fd = open_plain(self._spool_path(key), os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            raise unavailable(failure, self._spool, f"opening the spool of {key}") from failure
+        try:
+            os.fsync(fd)
+            owner_is_dead = True
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner_is_dead = False
+            return read_exact(fd, 0, whole_lines_bytes(fd)), owner_is_dead
+        except OSError as failure:
+            raise unavailable(failure, self._spool, f"reading the spool of {key}") from failure
+        finally:
+            os.close(fd)
+
+    def _drop_spool(self, key: str) -> None:
+        try:
+            self._spool_path(key).unlink(missing_ok=True)
+        except OSError as failure:
+            raise unavailable(failure, self._spool, f"removing the spool of {key}") from failure
+
+    def _list_spool(self, after: str) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._spool) if name > after and ids.is_valid("blob", name)]
+        except OSError as failure:
+            raise unavailable(failure, self._spool, "listing the spool") from failure
+
+
+def _key(blob_id: str) -> str:
+    if not ids.is_valid("blob", blob_id):
+        raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
+    return blob_id

@@ -1,0 +1,252 @@
+"""One bucket of an S3-compatible store: requests with time-outs, retries inside a bound, errors in words, verification.
+
+It speaks of keys and bytes and knows nothing of ids, spools or logs. `obstore` repeats what is safe to repeat (5xx,
+SlowDown, refused and broken connections, and time-outs of idempotent requests); the loop here repeats the rest
+(a body that broke off, a conditional PUT without an answer). Both stop after `retry_for_ms`, so no call takes longer
+than that plus one `request_timeout_ms`.
+
+`obstore` itself completes what is left unset from the usual AWS_* variables, roles and instance credentials.
+"""
+
+import asyncio
+import hashlib
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
+from obstore.store import S3Store
+
+from tidegate.core.errors import BlobMissing, BlobUnavailable
+
+if TYPE_CHECKING:
+    from obstore import PutMode
+    from obstore.store import S3Config
+
+T = TypeVar("T")
+
+GET_BYTES = 4_194_304
+PUT_BYTES_MAX = 8_388_608
+BACKOFF_FIRST_MS = 100
+BACKOFF_MAX_MS = 5_000
+RETRIES_MAX = 20
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    allow_http: bool = False
+    connect_timeout_ms: int = 5_000
+    request_timeout_ms: int = 60_000
+    retry_for_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the store says it holds under a key."""
+
+    size_bytes: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """What an object must be: its size, its SHA-256, and the ETag that an MD5-based server gives it."""
+
+    size_bytes: int
+    sha256: str
+    etag: str
+
+    @classmethod
+    def of(cls, data: bytes) -> "Print":
+        return cls(len(data), hashlib.sha256(data).hexdigest(), hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+class WrongBytes(Exception):
+    """The store holds other bytes under the key than were sent."""
+
+
+class Objects:
+    def __init__(self, settings: S3Settings) -> None:
+        self._retry_for_s = settings.retry_for_ms / 1_000
+        self._where = f"bucket {settings.bucket} at {settings.endpoint or 'S3 in ' + settings.region}"
+        self.store = S3Store(
+            settings.bucket,
+            prefix=settings.prefix.strip("/") or None,
+            config=_config(settings),
+            client_options={
+                "allow_http": settings.allow_http,
+                "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
+                "timeout": timedelta(milliseconds=settings.request_timeout_ms),
+            },
+            retry_config={
+                "max_retries": RETRIES_MAX,
+                "retry_timeout": timedelta(milliseconds=settings.retry_for_ms),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=BACKOFF_FIRST_MS),
+                    "max_backoff": timedelta(milliseconds=BACKOFF_MAX_MS),
+                    "base": 2,
+                },
+            },
+        )
+
+    async def head(self, key: str) -> Held | None:
+        try:
+            meta = await self.persist(f"looking up {key}", lambda: obstore.head_async(self.store, key))
+        except BlobMissing:
+            return None
+        return Held(meta["size"], (meta["e_tag"] or "").strip('"'))
+
+    async def put(self, key: str, data: bytes, mode: "PutMode" = "overwrite") -> None:
+        """One whole PUT. A condition that does not hold comes out as AlreadyExistsError or PreconditionError."""
+        try:
+            await self.persist(
+                f"writing {key}", lambda: obstore.put_async(self.store, key, data, mode=mode, use_multipart=False)
+            )
+        except BlobMissing as failure:
+            raise self._bucket_gone(f"writing {key}") from failure
+
+    async def read(self, key: str, at: int, count: int) -> bytes:
+        """Exactly these bytes; an object that ends before is BlobMissing."""
+        if count == 0:
+            if await self.head(key) is None:
+                raise BlobMissing(f"there is no blob {key}")
+            return b""
+
+        async def get() -> bytes:
+            data = (await obstore.get_range_async(self.store, key, start=at, length=count)).to_bytes()
+            if len(data) != count:
+                held = await self.head(key)
+                if held is None or held.size_bytes < at + count:
+                    raise BlobMissing(f"blob {key} ends before byte {at + count}: those bytes are gone")
+                raise GenericError(f"{len(data)} bytes came instead of {count}")
+            return data
+
+        return await self.persist(f"reading {key}", get)
+
+    async def pieces(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
+        """These bytes by ranged reads, each repeated on its own: neither a break nor a slow reader ends the whole."""
+        end = at + count
+        while at < end:
+            piece = await self.read(key, at, min(GET_BYTES, end - at))
+            at += len(piece)
+            yield piece
+
+    async def delete(self, key: str) -> None:
+        try:
+            await self.persist(f"deleting {key}", lambda: obstore.delete_async(self.store, key))
+        except BlobMissing:
+            return
+
+    async def keys_after(self, after: str, count_max: int) -> tuple[list[str], bool]:
+        """Keys in order after this one, at least one page or `count_max` of them, and whether there may be more."""
+
+        async def page() -> list[str]:
+            listing = obstore.list(self.store, offset=after or None, chunk_size=count_max)
+            async for metas in listing:
+                return [meta["path"] for meta in metas]
+            return []
+
+        try:
+            keys = await self.persist("listing", page)
+        except BlobMissing as failure:
+            raise self._bucket_gone("listing") from failure
+        return keys, len(keys) >= count_max
+
+    async def verify(self, key: str, expected: Print) -> None:
+        """Compare what the store holds with what was sent; WrongBytes when they differ.
+
+        Most servers give an object the MD5 of its bytes (or of its parts' MD5s) as ETag, computed from what they
+        received: when it is the one computed here while sending, the bytes are the same from end to end. Where the
+        ETag is something else (encryption with a managed key, other servers), the object is read back and hashed."""
+        held = await self.head(key)
+        if held is None or held.size_bytes != expected.size_bytes:
+            raise WrongBytes(f"{key} has {held.size_bytes if held else 'no'} bytes instead of {expected.size_bytes}")
+        if held.etag == expected.etag:
+            return
+        sha256 = hashlib.sha256()
+        async for piece in self.pieces(key, 0, expected.size_bytes):
+            await asyncio.to_thread(sha256.update, piece)
+        if sha256.hexdigest() != expected.sha256:
+            raise WrongBytes(f"{key} holds other bytes than were sent")
+
+    async def persist(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works, or until trying again is useless or has taken `retry_for_ms`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._retry_for_s
+        backoff_ms = BACKOFF_FIRST_MS
+        while True:
+            try:
+                return await attempt()
+            except FileNotFoundError as failure:
+                if "NoSuchBucket" in str(failure):
+                    raise self._bucket_gone(doing) from None
+                raise BlobMissing(f"{doing}: there is no such object in {self._where}") from None
+            except (AlreadyExistsError, PreconditionError):
+                raise
+            except BaseError as failure:
+                if _status(failure) == "416":
+                    raise BlobMissing(f"{doing}: it ends before that range") from None
+                pause_s = random.uniform(0, backoff_ms) / 1_000
+                if not _is_transient(failure) or loop.time() + pause_s >= deadline:
+                    raise self.unavailable(failure, doing) from failure
+                await asyncio.sleep(pause_s)
+                backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
+
+    def unavailable(self, failure: Exception, doing: str) -> BlobUnavailable:
+        """An error of the store as one sentence, without the pages of detail that come with it."""
+        text = str(failure)
+        code = _CODE.search(text)
+        said = (code.group(1) + ", " if code else "") + text.split("\n", 1)[0].split("<?xml", 1)[0][:300].strip()
+        return BlobUnavailable(
+            f"{doing} in {self._where} failed ({said}): check that the store is up, that the endpoint and the keys are "
+            f"right and that the keys may read, write, list and delete there; then try again"
+        )
+
+    def _bucket_gone(self, doing: str) -> BlobUnavailable:
+        return BlobUnavailable(f"{doing} failed: there is no {self._where}; create it, or correct the configured name")
+
+
+def _status(failure: BaseError) -> str:
+    found = _STATUS.search(str(failure))
+    return found.group(1) if found else ""
+
+
+def _is_transient(failure: BaseError) -> bool:
+    """Whether the same request may work later: not when the server understood it and said no."""
+    if not isinstance(failure, GenericError):
+        return False
+    status = _status(failure)
+    return not status.startswith("4") or status in _TRANSIENT_STATUSES
+
+
+def _config(settings: S3Settings) -> "S3Config":
+    config: S3Config = {
+        "region": settings.region,
+        "virtual_hosted_style_request": False,
+        # One object per request works on every server; the bulk call does not.
+        "disable_bulk_delete": True,
+    }
+    if settings.endpoint is not None:
+        # Both names, because a variable in the environment would win over the first alone.
+        config["endpoint"] = settings.endpoint
+        config["aws_endpoint_url_s3"] = settings.endpoint
+    if settings.access_key_id is not None and settings.secret_access_key is not None:
+        config["access_key_id"] = settings.access_key_id
+        config["secret_access_key"] = settings.secret_access_key
+    return config

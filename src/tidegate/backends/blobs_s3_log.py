@@ -1,0 +1,133 @@
+"""The log of an S3 store: lines wait in a durable local spool until enough of them are worth one object.
+
+The spool file bears the id of the object it will become, so whoever finds it after a crash knows where it belongs. Its
+owner holds a lock on it; the lock ends with the process, which is how `recover` tells a dead owner from a slow one.
+
+A sealed file is kept until the next seal succeeds or the log is closed. Removing it is safe from the moment that `seal`
+returned, because the store then holds a verified object with the same bytes: the spool is only a second copy.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+from tidegate.backends.blobs_s3_client import Objects, Print, WrongBytes
+from tidegate.backends.disk import AppendFile, hop, hop_or_undo
+from tidegate.core.errors import BlobUnavailable, BlobVoid
+from tidegate.core.nouns import Placed
+from tidegate.core.ports import LogIds
+
+SEAL_AFTER_MS = 5_000
+SEAL_AFTER_BYTES = 8_388_608
+# What a store that is away may pile up before appends are refused; it also bounds the memory of one seal.
+UNSEALED_BYTES_MAX = 33_554_432
+
+
+class SpoolFile(AppendFile):
+    """An append file that is locked while its owner lives and remembers what was put in."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        self._sha256 = hashlib.sha256()
+
+    def append(self, data: bytes) -> None:
+        super().append(data)
+        self._sha256.update(data)
+
+    def content(self) -> bytes:
+        """What was appended, read back and compared: a disk that gives other bytes back voids the log."""
+        data = self.read_back()
+        if hashlib.sha256(data).digest() != self._sha256.digest():
+            self.close()
+            raise BlobVoid(f"the spool file {self.path} gave back other bytes than were written: check that disk")
+        return data
+
+
+class SpooledLog:
+    """`seal` may fail because the store is away: the lines stay in the spool, and it may be called again."""
+
+    def __init__(
+        self, objects: Objects, threads: Executor, next_blob_id: LogIds, path_of: Callable[[str], Path]
+    ) -> None:
+        self._objects = objects
+        self._threads = threads
+        self._next_blob_id = next_blob_id
+        self._path_of = path_of
+        self._file: SpoolFile | None = None
+        self._sealed: Path | None = None
+        self._void = False
+        self._turn = asyncio.Lock()
+
+    @property
+    def seal_after_ms(self) -> int:
+        return SEAL_AFTER_MS
+
+    @property
+    def seal_after_bytes(self) -> int:
+        return SEAL_AFTER_BYTES
+
+    async def append(self, data: bytes) -> None:
+        if not data.endswith(b"\n"):
+            raise ValueError("a log takes whole lines: the last byte must be a newline")
+        async with self._turn:
+            self._refuse_when_void()
+            if self._file is not None and self._file.durable_bytes + len(data) > UNSEALED_BYTES_MAX:
+                raise BlobUnavailable(
+                    f"{self._file.durable_bytes} bytes wait in the spool for the object store: seal them first"
+                )
+            blob_id = await self._next_blob_id() if self._file is None else ""
+            try:
+                if self._file is None:
+                    self._file = await hop_or_undo(self._threads, lambda: self._begin(blob_id), SpoolFile.close)
+                await hop(self._threads, self._file.append, data)
+            except BaseException:
+                # Also when cancelled: nobody knows then whether these lines are in.
+                self._void = True
+                raise
+
+    async def seal(self) -> Placed | None:
+        async with self._turn:
+            self._refuse_when_void()
+            if self._file is None:
+                return None
+            key = self._file.path.name
+            try:
+                data = await hop(self._threads, self._file.content)
+            except BlobVoid:
+                self._void = True
+                raise
+            try:
+                # The id is this log's alone, so sending the same bytes again after an unknown answer is harmless.
+                await self._objects.put(key, data)
+                await self._objects.verify(key, await hop(self._threads, Print.of, data))
+            except WrongBytes as failure:
+                raise BlobUnavailable(f"{failure}: seal again") from failure
+            self._file.close()
+            await self._forget_sealed()
+            self._sealed, self._file = self._file.path, None
+            return Placed(key, 0, len(data))
+
+    async def close(self) -> None:
+        """Lines that were never sealed stay in the spool, for `recover`."""
+        self._void = True
+        if self._file is not None:
+            await hop(self._threads, self._file.close)
+        await self._forget_sealed()
+
+    async def _forget_sealed(self) -> None:
+        if self._sealed is not None:
+            with contextlib.suppress(OSError):
+                await hop(self._threads, self._sealed.unlink, missing_ok=True)
+            self._sealed = None
+
+    def _begin(self, blob_id: str) -> SpoolFile:
+        return SpoolFile(self._path_of(blob_id))
+
+    def _refuse_when_void(self) -> None:
+        if self._void:
+            raise BlobVoid("this log failed or was closed: open another one")
