@@ -245,7 +245,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One upstream request."""
+    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry."""
 
     job_id: str
     number: int
@@ -255,6 +255,7 @@ class Call:
     idempotency_key: str
     deadline_ms: float
     prefix_group: int = 0
+    attempt_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
