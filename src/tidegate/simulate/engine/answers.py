@@ -26,6 +26,7 @@ def _corpus() -> bytes:
 
 
 _TEXT = _corpus()
+_encode = msgspec.json.Encoder().encode
 
 
 class Choice(msgspec.Struct):
@@ -48,32 +49,34 @@ class Answer(msgspec.Struct):
     created: int
     model: bytes
     choices: list[Choice]
+    prompt_tokens: int
+    output_tokens: int
     sent_events: int = 0
 
     @property
-    def usage(self) -> tuple[int, int, int]:
-        """Prompt, answer and cached tokens; a prompt counts once however many choices it has."""
-        per_prompt = self.choices[:: self.ask.n]
-        return (
-            sum(choice.prompt_tokens for choice in per_prompt),
-            sum(choice.output_tokens for choice in self.choices),
-            sum(choice.cached_tokens for choice in per_prompt),
-        )
+    def cached_tokens(self) -> int:
+        """What the engine found cached; a prompt counts once, however many choices it has."""
+        if len(self.choices) == 1:
+            return self.choices[0].cached_tokens
+        return sum(choice.cached_tokens for choice in self.choices[:: self.ask.n])
 
 
 def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
     """The answer to `ask`; `tokens_mean` 0 for endpoints that answer without words."""
     choices: list[Choice] = []
+    prompt_tokens = output_tokens = 0
     for prompt in ask.prompts:
         digest = prompt_hash(prompt)
         tokens = token_count(prompt)
+        prompt_tokens += tokens
         for copy in range(ask.n):
             choice = Choice(prompt, tokens, digest)
             if tokens_mean:
                 _write(choice, ask, copy, tokens_mean)
+                output_tokens += choice.output_tokens
             choices.append(choice)
     name = b"%s%08x" % (choices[0].digest.hex().encode(), number)
-    return Answer(ask, name, created, msgspec.json.encode(ask.model), choices)
+    return Answer(ask, name, created, _encode(ask.model), choices, prompt_tokens, output_tokens)
 
 
 def _write(choice: Choice, ask: Ask, copy: int, tokens_mean: int) -> None:
@@ -99,10 +102,10 @@ def pieces(choice: Choice) -> Iterator[bytes]:
 
 
 def _usage(answer: Answer) -> bytes:
-    prompt, output, cached = answer.usage
+    prompt, output = answer.prompt_tokens, answer.output_tokens
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (prompt, output, prompt + output, cached)
+        % (prompt, output, prompt + output, answer.cached_tokens)
     )
 
 

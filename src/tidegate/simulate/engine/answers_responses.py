@@ -72,7 +72,7 @@ def _item(answer: Answer, status: bytes, *, whole: bool) -> bytes:
 
 
 def _response(answer: Answer, status: bytes, output: bytes) -> bytes:
-    prompt, tokens, cached = answer.usage
+    prompt, tokens, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens
     usage = b"null"
     cut = b"null"
     if status == b"completed":

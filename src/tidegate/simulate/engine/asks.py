@@ -7,6 +7,7 @@ answer are decoded. This module knows no HTTP and writes no answers.
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -17,6 +18,8 @@ PROMPT_COUNT_MAX = 2048
 CHOICE_COUNT_MAX = 128
 
 _PADDING = (b"", b"   ", b"  ", b" ")
+# The end of a message, padded for each length that its text can have beyond whole tokens.
+_ENDS = (b"<|end|> ", b"<|end|>", b"<|end|>   ", b"<|end|>  ")
 _BEHAVE = re.compile(r'"behave"\s*:\s*"([^"]{0,200})"')
 
 
@@ -205,21 +208,23 @@ def _render(tools: msgspec.Raw | None, messages: list[_Message]) -> bytes:
         pieces.append(_padded(b"<|tools|>" + bytes(tools)))
     for message in messages:
         content = message.content
-        if content is None:
-            text = b""
-        elif isinstance(content, str):
+        if isinstance(content, str):
             text = content.encode()
+        elif content is None:
+            text = b""
         else:
             text = b"\n".join(_part_bytes(part) for part in content)
         if message.tool_calls is not None:
             text += bytes(message.tool_calls)
         # The header is padded by itself, so that an answer begins on a whole token.
         pieces.append(_header(message.role))
-        pieces.append(_padded(text + b"<|end|>"))
+        pieces.append(text)
+        pieces.append(_ENDS[len(text) & 3])
     pieces.append(_header("assistant"))
     return b"".join(pieces)
 
 
+@lru_cache(maxsize=64)
 def _header(role: str) -> bytes:
     return _padded(b"<|" + role.encode() + b"|>")
 

@@ -1,5 +1,6 @@
 """The command of one of several processes of a simulated engine; started by `server.py`, never by hand."""
 
+import signal
 import sys
 
 import msgspec
@@ -10,6 +11,9 @@ from tidegate.simulate.engine.server import ChildPart, serve_child
 
 def main() -> None:
     """Read the part from standard input, then serve until that input ends."""
+    # Ctrl-C and a stop of the whole group reach the parent too, which ends us in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     part = msgspec.json.decode(sys.stdin.buffer.readline(), type=ChildPart)
     uvloop.run(serve_child(part, sys.stdin.fileno()))
 

@@ -191,9 +191,8 @@ class EngineHandler:
         self._count(answer)
 
     def _count(self, answer: Answer) -> None:
-        prompt, output, _ = answer.usage
-        self._counters[meters.PROMPT_TOKENS] += prompt
-        self._counters[meters.GENERATION_TOKENS] += output
+        self._counters[meters.PROMPT_TOKENS] += answer.prompt_tokens
+        self._counters[meters.GENERATION_TOKENS] += answer.output_tokens
         self._counters[meters.SUCCESS[answer.choices[0].finish]] += 1
 
     def _behaviour(self, marked: str | None, request: Request) -> Behaviour | None:

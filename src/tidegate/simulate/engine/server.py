@@ -161,7 +161,6 @@ async def _spawn(part: ChildPart) -> asyncio.subprocess.Process:
         "tidegate.simulate.engine.child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
     )
     assert child.stdin is not None
     child.stdin.write(msgspec.json.encode(part) + b"\n")

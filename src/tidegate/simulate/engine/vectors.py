@@ -47,7 +47,7 @@ class Embeddings:
             b'{"object":"embedding","index":%d,"embedding":%s}' % (index, vector(choice.prompt, dimensions))
             for index, choice in enumerate(answer.choices)
         )
-        tokens = answer.usage[0]
+        tokens = answer.prompt_tokens
         return b'{"object":"list","data":[%s],"model":%s,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
             data,
             answer.model,
