@@ -20,9 +20,9 @@ def completed(settings: Settings) -> Settings:
     data = settings.data_dir
     store, blobs = settings.store, settings.blobs
     if store.url is None:
-        store = msgspec.structs.replace(store, url=Secret(f"sqlite:///{data / 'tidegate.db'}"))
+        store = msgspec.structs.replace(store, url=Secret(f"sqlite://{data / 'tidegate.db'}"))
     if not blobs.url:
-        blobs = msgspec.structs.replace(blobs, url=f"file:///{data / 'blobs'}")
+        blobs = msgspec.structs.replace(blobs, url=f"file://{data / 'blobs'}")
     return msgspec.structs.replace(settings, store=store, blobs=blobs)
 
 

@@ -1,0 +1,60 @@
+"""The commands under one name, and the one place where an error becomes a sentence and an exit code.
+
+Exit codes: 0 all is well, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
+"""
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+import tidegate
+from tidegate.cli import screen
+from tidegate.cli.config import config
+from tidegate.cli.simulate import simulate
+from tidegate.core.errors import TidegateError
+
+UNUSABLE = 2
+
+app = typer.Typer(
+    name="tidegate",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidegate {tidegate.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tidegate_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Batch inference through the idle capacity of model servers.
+
+    Start here:  tidegate run requests.jsonl --upstream http://localhost:8000/v1 -o results.jsonl
+    """
+
+
+app.command()(simulate)
+app.command()(config)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="tidegate")
+    except TidegateError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        screen.fail(str(error) or type(error).__name__)
+        sys.exit(UNUSABLE)

@@ -1,0 +1,158 @@
+"""What one `tidegate run` is about: its input, where its results go, and the name by which the same command finds it again.
+
+The name is made from the input's bytes, the upstream and the options, so a second run with the same three is the same
+batch, whatever happened to the first; keys and speed are no part of it.
+"""
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
+
+PIECE_BYTES = 1 << 20
+FIRST_LINE_BYTES_MAX = 8 << 20
+STREAM = "-"
+
+
+class _Line(msgspec.Struct):
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input that lies on this disk: the caller's own file, or what came in on stdin."""
+
+    path: Path
+    name: str
+    sha256: str
+    size_bytes: int
+    endpoint: str | None
+    is_spooled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the caller asked for that changes the results."""
+
+    endpoint: str
+    ordered: bool
+    prefix_order: bool
+    invalid_lines: str
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where answers and failed lines go; None for the answers is stdout, None for the errors is nowhere."""
+
+    results: Path | None
+    errors: Path | None
+
+
+def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
+    """Hash the input; a stream is first spooled to a file, for it cannot be read twice."""
+    path = Path(file)
+    try:
+        if file == STREAM:
+            if sys.stdin.isatty():
+                raise SettingsError("stdin is a terminal: pipe the requests in, or name a file.")
+            return _spooled(sys.stdin.buffer, "stdin.jsonl", spool_dir, bytes_max)
+        if path.is_dir():
+            raise SettingsError(f"{path} is a directory; name a JSONL file, or - for stdin.")
+        with path.open("rb") as stream:
+            if not path.is_file():
+                return _spooled(stream, path.name, spool_dir, bytes_max)
+            return _hashed(stream, path, path.name, bytes_max, None)
+    except FileNotFoundError:
+        raise SettingsError(f"There is no file {path}; name a JSONL file, or - for stdin.") from None
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be read: {error.strerror or error}.") from None
+
+
+def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> Input:
+    spool_dir.mkdir(parents=True, exist_ok=True)
+    path = spool_dir / f"stdin-{os.getpid()}.jsonl"
+    try:
+        with path.open("xb") as spool:
+            return _hashed(stream, path, name, bytes_max, spool)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[bytes] | None) -> Input:
+    digest = hashlib.sha256()
+    size_bytes = 0
+    head = b""
+    while piece := stream.read(PIECE_BYTES):
+        digest.update(piece)
+        size_bytes += len(piece)
+        if size_bytes > bytes_max:
+            raise SettingsError(f"{name} is larger than {bytes_max:,} bytes; split it, or raise limits.file_bytes_max.")
+        if not _has_first_line(head) and len(head) < FIRST_LINE_BYTES_MAX:
+            head += piece
+        if spool is not None:
+            spool.write(piece)
+    if not size_bytes:
+        raise SettingsError(f"{name} is empty; it needs one JSON request per line.")
+    return Input(path, name, digest.hexdigest(), size_bytes, _endpoint_of(head), spool is not None)
+
+
+def _has_first_line(head: bytes) -> bool:
+    return b"\n" in head.lstrip()
+
+
+def _endpoint_of(head: bytes) -> str | None:
+    """The `url` of the first line; whatever is wrong with that line, ingest will say it better."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    try:
+        return msgspec.json.decode(line, type=_Line).url or None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def targets(output: str | None, errors: str | None, source: Input) -> Targets:
+    """Where the results go, checked before any work is done."""
+    if output is None:
+        output = STREAM if source.is_spooled else f"{Path(source.name).stem}.results.jsonl"
+    results = None if output == STREAM else Path(output)
+    if errors is None and results is not None:
+        error_path: Path | None = results.with_name(f"{results.stem}.errors{results.suffix or '.jsonl'}")
+    else:
+        error_path = Path(errors) if errors is not None else None
+    for path in (results, error_path):
+        if path is not None:
+            _check_target(path, source)
+    if results is not None and error_path is not None and results.absolute() == error_path.absolute():
+        raise SettingsError("Answers and failed lines cannot go to the same file; change -o or --errors.")
+    return Targets(results, error_path)
+
+
+def _check_target(path: Path, source: Input) -> None:
+    if path.is_dir():
+        raise SettingsError(f"{path} is a directory; name a file with -o.")
+    if not path.parent.is_dir():
+        raise SettingsError(f"There is no directory {path.parent}; create it, or choose another place with -o.")
+    if path.exists() and source.path.exists() and path.samefile(source.path):
+        raise SettingsError(f"{path} is the input itself; choose another place with -o.")
+    if not os.access(path.parent, os.W_OK):
+        raise SettingsError(f"Nothing can be written in {path.parent}; choose another place with -o.")
+
+
+def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
+    """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
+    routes = {model: [one.url for one in entry.deployments] for model, entry in sorted(settings.models.items())}
+    said = msgspec.json.encode([1, source.sha256, settings.upstream.url, routes, wishes, turn])
+    return ids.make("batch", hashlib.sha256(said).digest()[: ids.RANDOM_BYTES])
+
+
+def file_id(batch_id: str) -> str:
+    """The id of the input file that belongs to this batch."""
+    return ids.make("file", hashlib.sha256(b"input of " + batch_id.encode()).digest()[: ids.RANDOM_BYTES])

@@ -1,0 +1,41 @@
+"""The options that every command has, and the settings that they lead to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import screen
+from tidegate.settings import Loaded, load
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Directory for everything kept on this machine.", show_default="./.tidegate"
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings (or TIDEGATE_CONFIG).")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", rich_help_panel="Trouble")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Upstream = Annotated[
+    str | None,
+    typer.Option("--upstream", metavar="URL", help="Model server for every model, such as http://localhost:8000/v1."),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", metavar="env:NAME|file:PATH", help="Where the upstream's key is; never the key itself."),
+]
+Org = Annotated[
+    str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
+]
+BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch_…).", show_default=False)]
+
+
+def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
+    """The settings under these options, keys written with `__` for the dot; says what should be mended."""
+    found = load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
+    for warning in found.warnings:
+        screen.warn(warning)
+    return found

@@ -1,0 +1,157 @@
+"""The progress of one batch as a picture: pure functions of a snapshot, and the two places where they are drawn.
+
+On a terminal it is one line that redraws itself; elsewhere it is a plain line now and then. Both go to stderr, so that
+stdout stays the caller's.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.cli import screen
+from tidegate.core.nouns import Job, Usage
+from tidegate.core.states import JobState
+
+RATE_OVER_S = 20.0
+LINE_EVERY_S = 5.0
+BAR_WIDTH = 32
+_DOING = {
+    JobState.VALIDATING: "reading the input",
+    JobState.IN_PROGRESS: "running",
+    JobState.CANCELLING: "cancelling",
+    JobState.FINALIZING: "closing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of a batch at one moment of a clock that never jumps."""
+
+    at_s: float
+    state: JobState
+    item_count: int
+    answered_count: int
+    failed_count: int
+    usage: Usage
+
+    @property
+    def done_count(self) -> int:
+        return self.answered_count + self.failed_count
+
+
+def snapshot(job: Job, at_s: float) -> Snapshot:
+    """A job as the progress shows it: whatever was not answered counts as failed."""
+    return Snapshot(at_s, job.state, job.item_count, job.answered_count, job.done_count - job.answered_count, job.usage)
+
+
+class Pace:
+    """How fast it goes: items per second over the last moments, so that a stall shows and an old burst does not."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, now: Snapshot) -> None:
+        self._seen.append((now.at_s, now.done_count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now.at_s - RATE_OVER_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return max(0.0, (last - first) / (last_s - first_s)) if last_s > first_s else 0.0
+
+    def left_s(self, now: Snapshot) -> float | None:
+        """How long the rest will take at this pace; None while nobody can know."""
+        rest = now.item_count - now.done_count
+        return rest / self.per_s if self.per_s > 0 and now.item_count else None
+
+
+def words(now: Snapshot, pace: Pace) -> str:
+    """The whole picture as one plain line."""
+    if now.state is JobState.VALIDATING or not now.item_count:
+        return _DOING.get(now.state, str(now.state))
+    share = 100 * now.done_count / now.item_count
+    parts = [f"{now.done_count:,}/{now.item_count:,}", f"{int(share)} %"]
+    if now.state is JobState.IN_PROGRESS:
+        parts.append(f"{_rate(pace.per_s)} items/s")
+        left_s = pace.left_s(now)
+        parts.append(f"{screen.duration(left_s)} left" if left_s is not None else "time left unknown")
+    else:
+        parts.append(_DOING.get(now.state, str(now.state)))
+    if now.usage.input_tokens or now.usage.output_tokens:
+        parts.append(f"tokens {screen.short(now.usage.input_tokens)} in, {screen.short(now.usage.output_tokens)} out")
+    if now.failed_count:
+        parts.append(f"{now.failed_count:,} failed")
+    return " · ".join(parts)
+
+
+def picture(now: Snapshot, pace: Pace) -> RenderableType:
+    """The same with a bar before it, for a terminal."""
+    grid = Table.grid(padding=(0, 1))
+    total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
+    bar = ProgressBar(
+        total=total, completed=now.done_count, width=BAR_WIDTH, pulse=total is None, animation_time=now.at_s
+    )
+    grid.add_row(bar, Text(words(now, pace), overflow="ellipsis", no_wrap=True))
+    return grid
+
+
+class Display(Protocol):
+    def show(self, now: Snapshot) -> None:
+        """Draw this moment, or leave it."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class BarDisplay:
+    """One line of a terminal that redraws itself and is gone at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._pace = Pace()
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, now: Snapshot) -> None:
+        self._pace.add(now)
+        self._live.update(picture(now, self._pace), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class LineDisplay:
+    """A plain line whenever the state changes, and now and then between."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._state: JobState | None = None
+        self._said_s = 0.0
+
+    def show(self, now: Snapshot) -> None:
+        self._pace.add(now)
+        if now.state is self._state and now.at_s - self._said_s < LINE_EVERY_S:
+            return
+        self._state, self._said_s = now.state, now.at_s
+        screen.say(words(now, self._pace))
+
+    def close(self) -> None:
+        pass
+
+
+def display() -> Display:
+    """The display that fits where stderr leads."""
+    console = screen.stderr()
+    return BarDisplay(console) if console.is_terminal else LineDisplay()
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"

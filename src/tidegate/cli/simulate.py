@@ -1,0 +1,79 @@
+"""`tidegate simulate`: the simulated model server, to try everything against without a GPU."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from tidegate.cli import options
+from tidegate.core.errors import SettingsError
+
+
+class Mode(StrEnum):
+    INSTANT = "instant"
+    FIXED = "fixed"
+    MODELLED = "modelled"
+
+
+def simulate(
+    host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65_535, help="Port; 0 takes a free one.")
+    ] = 8000,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="At once, after --latency-ms, or in the time that an H200 would take.")
+    ] = Mode.INSTANT,
+    latency_ms: Annotated[
+        float,
+        typer.Option(
+            "--latency-ms", metavar="N", min=0, max=3_600_000, help="How long an answer takes; means --mode fixed."
+        ),
+    ] = 0.0,
+    calls_log: Annotated[
+        Path | None, typer.Option("--calls-log", metavar="FILE", help="Write a JSON line for every call that comes in.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="KIND=RATE",
+            help="Share of calls that go wrong: 429=0.05, 503:ra=1=0.1, hang=0.01, reset=0.01…",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", metavar="N", help="Sequences that run at once (modelled).")
+    ] = 256,
+    processes: Annotated[int, typer.Option("--processes", metavar="N", help="Processes that share the port.")] = 1,
+    api_key: Annotated[
+        str | None, typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Makes faults and answers repeatable.")] = 0,
+    data: options.Data = None,
+    config: options.Config = None,
+    debug: options.Debug = False,
+) -> None:
+    """Serve a simulated model: any model name, no GPU.
+
+    Example: tidegate simulate --port 8000 --mode fixed --latency-ms 200
+    """
+    from tidegate.simulate.engine import EngineOptions, serve
+    from tidegate.simulate.engine.faults import rate_from_option
+
+    try:
+        chosen = EngineOptions(
+            host=host,
+            port=port,
+            mode="fixed" if latency_ms and mode is Mode.INSTANT else mode.value,
+            latency_ms=latency_ms,
+            calls_log=str(calls_log) if calls_log is not None else None,
+            faults=dict(rate_from_option(text) for text in fault or []),
+            max_num_seqs=max_num_seqs,
+            processes=processes,
+            api_key=api_key,
+            seed=seed,
+        )
+        uvloop.run(serve(chosen))
+    except (ValueError, OSError, RuntimeError) as error:
+        raise SettingsError(f"{error}; see `tidegate simulate --help`.") from error

@@ -1,0 +1,100 @@
+"""What a run tells at its end: once for people, once for scripts, both from the same facts."""
+
+from dataclasses import dataclass
+
+from tidegate.cli import screen
+from tidegate.cli.intake import Targets
+from tidegate.core.nouns import Job
+from tidegate.core.states import JobState
+
+ALL_SUCCEEDED, SOME_FAILED, UNUSABLE = 0, 1, 2
+ERRORS_SHOWN_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A finished run: the batch, where its files went, how long this command worked on it and what it found done already."""
+
+    job: Job
+    targets: Targets
+    took_s: float
+    found_done_count: int
+
+    @property
+    def not_answered_count(self) -> int:
+        return self.job.item_count - self.job.answered_count
+
+    @property
+    def exit_code(self) -> int:
+        if self.job.state is JobState.FAILED and not self.job.item_count:
+            return UNUSABLE
+        return SOME_FAILED if self.not_answered_count or self.job.state is not JobState.COMPLETED else ALL_SUCCEEDED
+
+
+def for_scripts(ending: Ending) -> dict[str, object]:
+    """The summary as one JSON object."""
+    job, targets = ending.job, ending.targets
+    return {
+        "batch": job.id,
+        "status": str(job.state),
+        "total": job.item_count,
+        "succeeded": job.answered_count,
+        "failed": ending.not_answered_count,
+        "found_done": ending.found_done_count,
+        "input_tokens": job.usage.input_tokens,
+        "cached_tokens": job.usage.cached_tokens,
+        "output_tokens": job.usage.output_tokens,
+        "seconds": round(ending.took_s, 3),
+        "results": str(targets.results) if targets.results is not None else None,
+        "errors_file": str(targets.errors) if targets.errors is not None and ending.not_answered_count else None,
+        "errors": [
+            {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
+            for error in job.errors
+        ],
+        "exit_code": ending.exit_code,
+    }
+
+
+def for_people(ending: Ending) -> str:
+    """The summary as a few short lines."""
+    job = ending.job
+    if ending.exit_code == UNUSABLE:
+        return _refused(job)
+    lines = [_counts(ending)]
+    if job.usage.input_tokens or job.usage.output_tokens:
+        cached = f" ({screen.short(job.usage.cached_tokens)} from the cache)" if job.usage.cached_tokens else ""
+        lines.append(
+            f"tokens   {screen.short(job.usage.input_tokens)} in{cached}, {screen.short(job.usage.output_tokens)} out"
+        )
+    if ending.targets.results is not None:
+        lines.append(f"results  {ending.targets.results}")
+    if ending.not_answered_count and ending.targets.errors is not None:
+        lines.append(f"failed   {ending.targets.errors}")
+    lines.append(f"batch    {job.id}")
+    return "\n".join(lines)
+
+
+def _counts(ending: Ending) -> str:
+    job = ending.job
+    if ending.found_done_count >= job.item_count > 0:
+        when = "was done already"
+    else:
+        rate = (job.item_count - ending.found_done_count) / ending.took_s if ending.took_s > 0 else 0.0
+        when = f"in {screen.duration(ending.took_s)} ({rate:,.0f} items/s)"
+        if ending.found_done_count:
+            when += f", {ending.found_done_count:,} done before"
+    ended = "" if job.state is JobState.COMPLETED else f" [{job.state}]"
+    failed = f", {ending.not_answered_count:,} failed" if ending.not_answered_count else ""
+    return (
+        f"done     {job.answered_count:,} of {screen.in_words(job.item_count, 'item')} succeeded{failed}{ended}, {when}"
+    )
+
+
+def _refused(job: Job) -> str:
+    lines = ["The input was refused; nothing was sent. Mend these lines and run the same command again:"]
+    for error in job.errors[:ERRORS_SHOWN_MAX]:
+        place = f"line {error.line}: " if error.line is not None else ""
+        lines.append(f"  {place}{error.message} ({error.code})")
+    if len(job.errors) > ERRORS_SHOWN_MAX:
+        lines.append(f"  … and {len(job.errors) - ERRORS_SHOWN_MAX} more: tidegate batches show {job.id}")
+    return "\n".join(lines)

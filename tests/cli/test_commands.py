@@ -1,0 +1,90 @@
+"""The commands as processes: what they print, where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+CANARY = "sk-canary-never-printed"
+
+
+def tidegate(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    surroundings = {"PATH": os.environ["PATH"], "HOME": str(cwd), **(env or {})}
+    return subprocess.run(
+        [TIDEGATE, *arguments], cwd=cwd, env=surroundings, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_config_shows_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("server:\n  port: 9000\nupstream: {api_key: 'env:KEY'}\n")
+    done = tidegate(
+        "config", "--config", "c.yaml", "--data", "d", "--json",
+        cwd=tmp_path,
+        env={"TIDEGATE_WORKER_POLL_MS": "50", "KEY": CANARY, "TIDEGATE_STORE_URL": f"postgresql://u:{CANARY}@h/d"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    entries = {entry["key"]: entry for entry in json.loads(done.stdout)}
+    assert (entries["server.port"]["value"], entries["server.port"]["origin"]) == (9000, "c.yaml:2")
+    assert (entries["worker.poll_ms"]["value"], entries["worker.poll_ms"]["origin"]) == (50, "TIDEGATE_WORKER_POLL_MS")
+    assert (entries["data"]["value"], entries["data"]["origin"]) == ("d", "option")
+    assert entries["limits.items_max"]["origin"] == "default"
+    assert entries["store.url"]["value"] == "postgresql://u:***@h/d"
+    assert entries["upstream.api_key"]["value"] == "***"
+    assert CANARY not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
+
+
+def test_config_never_prints_a_secret_in_any_form(tmp_path: Path) -> None:
+    models = {"m": {"deployments": [{"url": "http://h/v1", "api_key": CANARY}]}}
+    (tmp_path / "c.yaml").write_text(json.dumps({"models": models, "auth": {"pepper": CANARY}}))
+    for form in (["--json"], ["--explain"], ["--changed"], []):
+        done = tidegate("config", "--config", "c.yaml", *form, cwd=tmp_path)
+        assert done.returncode == 0
+        assert CANARY not in done.stdout + done.stderr
+        assert done.stderr.count("holds a secret in plain text") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["config", "--config", "absent.yaml"],
+            "tidegate: There is no configuration file absent.yaml; check --config.",
+        ),
+        (["cnfig"], "Did you mean 'config'?"),
+        (["config", "--jsn"], "No such option"),
+        (["simulate", "--port", "70000"], "--port"),
+        (["simulate", "--fault", "nonsense"], "is not a fault with a rate"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    done = tidegate(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    done = tidegate("config", "--config", "absent.yaml", "--debug", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("tidegate: There is no configuration file")
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_ours(tmp_path: Path) -> None:
+    piped = subprocess.run(
+        f"{TIDEGATE} config --explain | head -n 1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert piped.stdout.startswith("setting")
+    assert "Traceback" not in piped.stderr

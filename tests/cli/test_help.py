@@ -1,0 +1,58 @@
+"""Help is for someone in a hurry: every command has one line, an example, and the options that are everywhere."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from tidegate.cli.app import app
+
+TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    command = command or typer.main.get_command(app)
+    for name, inner in getattr(command, "commands", {}).items():
+        if hasattr(inner, "commands"):
+            yield from commands(inner, (*path, name))
+        else:
+            yield (*path, name), inner
+
+
+ALL = dict(commands())
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_has_a_line_and_an_example(path: tuple[str, ...]) -> None:
+    text = ALL[path].help
+    first = text.strip().splitlines()[0]
+    assert first.endswith(".")
+    assert len(first) < 80
+    assert f"Example: tidegate {' '.join(path)}" in text
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_data_config_and_debug_are_everywhere(path: tuple[str, ...]) -> None:
+    options = {name for parameter in ALL[path].params for name in parameter.opts}
+    assert {"--data", "--config", "--debug"} <= options
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    for parameter in ALL[path].params:
+        assert parameter.help, (path, parameter.name)
+
+
+def test_the_words_for_a_newcomer() -> None:
+    done = subprocess.run(
+        [TIDEGATE], capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]}
+    )
+    shown = done.stdout + done.stderr
+    assert "tidegate run requests.jsonl --upstream" in shown
+    for path in ALL:
+        assert path[0] in shown

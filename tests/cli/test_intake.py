@@ -1,0 +1,123 @@
+"""What a run is about: the same input, upstream and options are the same batch, and impossible targets are refused first."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli import intake, results
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError
+from tidegate.settings import load
+
+WISHES = intake.Wishes(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
+
+
+def read(tmp_path: Path, data: bytes, bytes_max: int = 1_000) -> intake.Input:
+    (tmp_path / "in.jsonl").write_bytes(data)
+    return intake.read_input(str(tmp_path / "in.jsonl"), tmp_path, bytes_max)
+
+
+def test_an_input_is_known_by_its_bytes(tmp_path: Path) -> None:
+    source = read(tmp_path, LINE * 3)
+    assert source.sha256 == hashlib.sha256(LINE * 3).hexdigest()
+    assert (source.size_bytes, source.endpoint, source.name) == (3 * len(LINE), "/v1/embeddings", "in.jsonl")
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf" + LINE, b"\r\n\n  " + LINE, LINE.strip()])
+def test_the_endpoint_is_that_of_the_first_line(tmp_path: Path, data: bytes) -> None:
+    assert read(tmp_path, data).endpoint == "/v1/embeddings"
+
+
+@pytest.mark.parametrize("data", [b"not json\n", b'{"url": 5}\n', b"[]\n", b'{"url": "\xff"}', b"\x00" * 100])
+def test_a_first_line_that_is_no_request_names_no_endpoint(tmp_path: Path, data: bytes) -> None:
+    assert read(tmp_path, data).endpoint is None
+
+
+def test_inputs_that_cannot_be(tmp_path: Path) -> None:
+    for data, says in ((b"", "is empty"), (b"x" * 1_001, "is larger than 1,000 bytes")):
+        with pytest.raises(SettingsError, match=says):
+            read(tmp_path, data)
+    for name, says in (("absent", "There is no file"), (".", "is a directory")):
+        with pytest.raises(SettingsError, match=says):
+            intake.read_input(str(tmp_path / name), tmp_path, 1_000)
+
+
+def test_a_pipe_is_spooled_because_it_cannot_be_read_twice(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, LINE)
+    os.close(writer)
+    source = intake.read_input(f"/dev/fd/{reader}", tmp_path / "new", 1_000)
+    os.close(reader)
+    assert source.is_spooled
+    assert source.path.read_bytes() == LINE
+    assert intake.targets(None, None, source).results is None
+
+
+def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) -> None:
+    source = read(tmp_path, LINE)
+    here = load(None, tmp_path, {"upstream.url": "http://a/v1"}, {}).settings
+    faster = load(
+        None, tmp_path, {"upstream.url": "http://a/v1", "worker.in_flight_max": 200, "upstream.api_key": "k"}, {}
+    ).settings
+    there = load(None, tmp_path, {"upstream.url": "http://b/v1"}, {}).settings
+    ordered = intake.Wishes(endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail")
+    name = intake.job_id(source, here, WISHES, 0)
+    assert ids.is_valid("batch", name)
+    assert ids.is_valid("file", intake.file_id(name))
+    assert name == intake.job_id(source, faster, WISHES, 0)
+    others = {
+        intake.job_id(source, there, WISHES, 0),
+        intake.job_id(source, here, ordered, 0),
+        intake.job_id(source, here, WISHES, 1),
+        intake.job_id(read(tmp_path, LINE * 2), here, WISHES, 0),
+    }
+    assert len(others | {name}) == 5
+
+
+def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:
+    source = read(tmp_path, LINE)
+    for output, errors in (("r.jsonl", "r.errors.jsonl"), ("r", "r.errors.jsonl"), ("a.b.jsonl", "a.b.errors.jsonl")):
+        found = intake.targets(str(tmp_path / output), None, source)
+        assert found == intake.Targets(tmp_path / output, tmp_path / errors)
+    assert intake.targets(None, None, source).results == Path("in.results.jsonl")
+    assert intake.targets("-", None, source) == intake.Targets(None, None)
+
+
+def test_targets_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
+    source = read(tmp_path, LINE)
+    for output, errors, says in (
+        (str(tmp_path), None, "is a directory"),
+        (str(tmp_path / "no" / "r"), None, "There is no directory"),
+        (str(source.path), None, "is the input itself"),
+        (str(tmp_path / "r"), str(tmp_path / "r"), "same file"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            intake.targets(output, errors, source)
+
+
+async def pieces(*data: bytes, fails: bool = False) -> AsyncIterator[bytes]:
+    for one in data:
+        yield one
+    if fails:
+        raise SettingsError("the disk is gone")
+
+
+def test_results_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "r.jsonl"
+    target.write_bytes(b"old")
+    with pytest.raises(SettingsError):
+        asyncio.run(results.save(pieces(b"ne", fails=True), target))
+    assert target.read_bytes() == b"old"
+    assert asyncio.run(results.save(pieces(b"ne", b"w"), target)) == 3
+    assert target.read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_a_disk_without_room_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="The results are kept"):
+        asyncio.run(results.save(pieces(b"x"), tmp_path / "no" / "r"))

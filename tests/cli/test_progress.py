@@ -1,0 +1,78 @@
+"""Progress is a pure picture of a snapshot: rate, time left, tokens; nothing that the clock of the test could change."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from tidegate.cli.progress import BarDisplay, Pace, Snapshot, picture, words
+from tidegate.core.nouns import Usage
+from tidegate.core.states import JobState
+
+
+def at(
+    at_s: float, answered: int, failed: int = 0, *, total: int = 1_000, state: JobState = JobState.IN_PROGRESS
+) -> Snapshot:
+    return Snapshot(
+        at_s, state, total, answered, failed, Usage(input_tokens=answered * 120, output_tokens=answered * 30)
+    )
+
+
+def pace_of(*snapshots: Snapshot) -> Pace:
+    pace = Pace()
+    for one in snapshots:
+        pace.add(one)
+    return pace
+
+
+def test_rate_and_time_left_come_from_the_last_moments() -> None:
+    now = at(10, 300)
+    assert (
+        words(now, pace_of(at(0, 100), now)) == "300/1,000 · 30 % · 20 items/s · 35 s left · tokens 36.0k in, 9,000 out"
+    )
+
+
+def test_an_old_burst_does_not_make_a_stall_look_fast() -> None:
+    pace = pace_of(at(0, 0), at(1, 900), at(30, 900), at(55, 900))
+    assert pace.per_s == 0
+    assert "0.0 items/s · time left unknown" in words(at(55, 900), pace)
+
+
+def test_failures_are_told_and_count_as_done() -> None:
+    now = at(1, 490, 10)
+    assert "500/1,000 · 50 %" in words(now, pace_of(now))
+    assert words(now, pace_of(now)).endswith("· 10 failed")
+
+
+def test_before_the_input_is_read_nothing_is_counted() -> None:
+    now = Snapshot(1, JobState.VALIDATING, 0, 0, 0, Usage())
+    assert words(now, pace_of(now)) == "reading the input"
+    assert words(at(2, 5, state=JobState.FINALIZING), Pace()).startswith("5/1,000 · 0 % · closing")
+
+
+def test_never_a_hundred_percent_before_the_end() -> None:
+    assert "· 99 % ·" in words(at(1, 999), Pace())
+
+
+def rendered(width: int, now: Snapshot) -> str:
+    console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(picture(now, pace_of(at(0, 0), now)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_picture_is_one_line_at_any_width() -> None:
+    for width in (20, 40, 80, 200):
+        assert len(rendered(width, at(10, 300)).splitlines()) == 1
+    assert "300/1,000" in rendered(120, at(10, 300))
+
+
+def test_the_bar_leaves_the_terminal_as_it_was() -> None:
+    console = Console(file=StringIO(), width=100, force_terminal=True)
+    bar = BarDisplay(console)
+    bar.show(at(1, 10))
+    bar.show(at(2, 1_000))
+    bar.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "1,000/1,000" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
