@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,10 @@ class Engine:
         whole, _, _ = self.calls_log.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
-    def set_faults(self, faults: Any = None, /, **named: Any) -> Any:
-        """Replace the engine's fault rules while it runs; no arguments heals it."""
-        return self._post("/simulate/faults", named if faults is None else faults)
-
-    def _post(self, path: str, body: Any) -> Any:
-        request = urllib.request.Request(
-            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
+    def set_faults(self, rates: Mapping[str, float] | None = None) -> None:
+        """Let these shares of calls meet these behaviours from now on, such as `{"503": 1.0}`; nothing heals the engine."""
+        body = json.dumps({} if rates is None else {"rate": dict(rates)}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.root}/simulate/faults", body, headers, method="POST")
         with urllib.request.urlopen(request, timeout=30) as response:
-            answer = response.read()
-        return json.loads(answer) if answer else None
+            response.read()

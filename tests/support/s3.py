@@ -184,6 +184,8 @@ class S3Server:
         ]
         return [
             _weed(),
+            # Its logs go to our file; by default it leaves files of its own in the machine's temporary directory.
+            "-logtostderr=true",
             "mini",
             f"-dir={self.directory / 'data'}",
             "-ip=127.0.0.1",
