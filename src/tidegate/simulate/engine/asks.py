@@ -57,7 +57,6 @@ class _Message(msgspec.Struct):
     role: str = "user"
     content: str | list[msgspec.Raw] | None = None
     tool_calls: msgspec.Raw | None = None
-    type: str | None = None
 
 
 class _Sampling(msgspec.Struct, kw_only=True):

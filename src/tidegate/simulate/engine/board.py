@@ -38,7 +38,6 @@ class Board:
         self._map = mmap.mmap(fd, size)
         self._view = memoryview(self._map)
         self._all = self._view[_PAGE : _PAGE + processes * COUNTER_COUNT * 8].cast("Q")
-        self._processes = processes
         self._attempts_at = _PAGE + processes * COUNTER_COUNT * 8
         self.counters = self._all[index * COUNTER_COUNT : (index + 1) * COUNTER_COUNT]
 

@@ -8,7 +8,7 @@ import msgspec
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.faults import rates_from
-from tidegate.simulate.engine.http1 import Reply, Request
+from tidegate.simulate.engine.messages import Reply, Request
 from tidegate.simulate.engine.pace import Pace
 from tidegate.simulate.engine.sabotage import error_reply
 

@@ -15,9 +15,11 @@ from tidegate.simulate.engine.answers import Answer, answer_for
 from tidegate.simulate.engine.asks import Ask, BadAsk
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.calls import CallsLog
-from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour, Chance, behaviour_from, rates_from
+from tidegate.simulate.engine.dealer import Dealer
+from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour
 from tidegate.simulate.engine.flight import Flight
-from tidegate.simulate.engine.http1 import EVENT_STREAM, BadRequest, Connection, Reply, Request, encode, encode_json
+from tidegate.simulate.engine.http1 import Connection
+from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, Reply, Request, encode, encode_json
 from tidegate.simulate.engine.model import Engine, RequestTooLong
 from tidegate.simulate.engine.options import EngineOptions
 from tidegate.simulate.engine.outbox import Outbox
@@ -46,9 +48,7 @@ class EngineHandler:
         self._out = Outbox(log, board.counters, index, options.processes, self.fail)
         self._key = b"Bearer " + options.api_key.encode() if options.api_key else None
         self._routes = routes_for(options)
-        self._seed = options.seed + index
-        self._chance = Chance(rates_from(options.faults), self._seed)
-        self._faults_version = 0
+        self._dealer = Dealer(options.faults, options.seed + index, board)
         self._connections: set[Connection] = set()
         self._under_way: dict[Connection, Callable[[], object]] = {}
 
@@ -101,7 +101,7 @@ class EngineHandler:
         try:
             ask = route.read(request.body)
             answer = answer_for(ask, self._out.number, int(time()), route.tokens_mean)
-            behaviour = self._behaviour(ask.marked, request)
+            behaviour = self._dealer.behaviour(ask.marked, request)
             if behaviour is not None:
                 self._misbehave(connection, request, behaviour, ask.model, route.number, self._maker(route, answer))
             elif self._instant:
@@ -195,23 +195,6 @@ class EngineHandler:
         self._counters[meters.GENERATION_TOKENS] += answer.output_tokens
         self._counters[meters.SUCCESS[answer.choices[0].finish]] += 1
 
-    def _behaviour(self, marked: str | None, request: Request) -> Behaviour | None:
-        """The behaviour that this call meets, by its own text or by chance; one with a number of times wears off."""
-        if marked is not None:
-            behaviour: Behaviour | None = behaviour_from(marked)
-        else:
-            version = self._board.faults_version()
-            if version != self._faults_version:
-                self._faults_version = version
-                self._chance = Chance(rates_from(self._board.faults()), self._seed)
-            behaviour = self._chance.draw()
-        if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:
-            return behaviour
-        key = request.headers.get(b"idempotency-key") or request.body
-        if self._board.attempt(key) < behaviour.fault.times:
-            return behaviour
-        return msgspec.structs.replace(behaviour, fault=None) if behaviour.delays else None
-
     def _misbehave(
         self,
         connection: Connection,
@@ -288,7 +271,7 @@ class EngineHandler:
             return
         honest = control.models_reply(request.path) if is_models else Reply(200, b"{}")
         route = meters.ROUTES.index("/v1/models" if is_models else "other")
-        behaviour = self._behaviour(None, request)
+        behaviour = self._dealer.behaviour(None, request)
         if behaviour is not None:
 
             async def make() -> Reply:

@@ -9,17 +9,13 @@ import asyncio
 import re
 import socket
 import struct
-from http import HTTPStatus
 from typing import Protocol
 
-import msgspec
+from tidegate.simulate.engine.messages import BadRequest, Request
 
 HEAD_BYTES_MAX = 32 << 10
 BUFFER_BYTES_MAX = 1 << 20
 CHUNK_LINE_BYTES_MAX = 256
-
-JSON = b"application/json"
-EVENT_STREAM = b"text/event-stream"
 
 # Patterns that never backtrack: the head of a request comes from anybody.
 _HEAD = re.compile(
@@ -30,60 +26,6 @@ _HEADERS = re.compile(
 ).findall
 _SINGLE = frozenset({b"content-length", b"transfer-encoding"})
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
-_JSON_200 = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-
-
-class BadRequest(ValueError):
-    """The bytes are not a request that can be answered otherwise than with this status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Request:
-    """One complete request."""
-
-    __slots__ = ("body", "headers", "keep_alive", "method", "path")
-
-    def __init__(self, method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.body = body
-        self.keep_alive = keep_alive
-
-
-class Reply(msgspec.Struct):
-    """What leaves: a status, a body and its type, and header lines beside them, each ended by CRLF."""
-
-    status: int
-    body: bytes
-    content_type: bytes = JSON
-    headers: bytes = b""
-
-
-def encode_head(reply: Reply, length: int, *, keep_alive: bool) -> bytes:
-    """The head of a reply whose body has, or claims to have, `length` bytes."""
-    return b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
-        reply.status,
-        _REASONS.get(reply.status, b"Unknown"),
-        reply.content_type,
-        length,
-        reply.headers,
-        b"" if keep_alive else b"connection: close\r\n",
-    )
-
-
-def encode(reply: Reply, *, keep_alive: bool) -> bytes:
-    """A whole reply as bytes."""
-    return encode_head(reply, len(reply.body), keep_alive=keep_alive) + reply.body
-
-
-def encode_json(body: bytes) -> bytes:
-    """The commonest reply, a kept connection and a 200 with JSON, made with one format."""
-    return _JSON_200 % (len(body), body)
 
 
 class Handler(Protocol):

@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True):
     """What is asked of the engine: a prompt (four bytes are a token) and how many tokens it answers; none for an embedding.
 
     `answer` are the bytes it will answer, where they are known, so that a later prompt that contains them finds them cached.
-    `tag` is the caller's own and comes back with every event.
+    The lowest `priority` goes first, as in vLLM, where the limits turn that on. `tag` is the caller's own: events carry it.
     """
 
     prompt: bytes
@@ -59,7 +59,6 @@ class Sequence:
         "computed_tokens",
         "emitted_tokens",
         "hashes",
-        "order",
         "output_tokens",
         "prompt_tokens",
         "rank",
@@ -73,7 +72,6 @@ class Sequence:
         self.output_tokens = request.output_tokens
         text = request.prompt if len(request.prompt) % TOKEN_BYTES else request.prompt + request.answer
         self.hashes = block_hashes(text)
-        self.order = order
         # The lowest rank is served first and preempted last.
         self.rank = (priority, order)
         self.blocks: list[int] = []

@@ -11,7 +11,8 @@ from time import time
 
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.calls import CallLine, CallsLog
-from tidegate.simulate.engine.http1 import Connection, Reply, Request, encode
+from tidegate.simulate.engine.http1 import Connection
+from tidegate.simulate.engine.messages import Reply, Request, encode
 
 _OTHER = len(meters.ROUTES) - 1
 

@@ -9,7 +9,8 @@ from time import time
 import msgspec
 
 from tidegate.simulate.engine.faults import Behaviour, Step
-from tidegate.simulate.engine.http1 import EVENT_STREAM, Connection, Reply, encode, encode_head
+from tidegate.simulate.engine.http1 import Connection
+from tidegate.simulate.engine.messages import EVENT_STREAM, Reply, encode, encode_head
 
 HUGE_BYTES = 64 << 20
 BOMB_BYTES = 256 << 20

@@ -1,0 +1,35 @@
+"""Deals out behaviours: which one a call meets, by its own text, by the rates now in force, and by how often it failed before."""
+
+import msgspec
+
+from tidegate.simulate.engine.board import Board
+from tidegate.simulate.engine.faults import Behaviour, Chance, behaviour_from, rates_from
+from tidegate.simulate.engine.messages import Request
+
+
+class Dealer:
+    """The dealer of one process: it begins with the rates of the options, until others are set on the board."""
+
+    def __init__(self, rates: dict[str, float], seed: int, board: Board) -> None:
+        self._seed = seed
+        self._board = board
+        self._chance = Chance(rates_from(rates), seed)
+        self._version = 0
+
+    def behaviour(self, marked: str | None, request: Request) -> Behaviour | None:
+        """The behaviour that this call meets; what it asks for itself goes before chance."""
+        behaviour = self._draw() if marked is None else behaviour_from(marked)
+        if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:
+            return behaviour
+        key = request.headers.get(b"idempotency-key") or request.body
+        if self._board.attempt(key) < behaviour.fault.times:
+            return behaviour
+        # The fault has worn off; a delay beside it has not.
+        return msgspec.structs.replace(behaviour, fault=None) if behaviour.delays else None
+
+    def _draw(self) -> Behaviour | None:
+        version = self._board.faults_version()
+        if version != self._version:
+            self._version = version
+            self._chance = Chance(rates_from(self._board.faults()), self._seed)
+        return self._chance.draw()
