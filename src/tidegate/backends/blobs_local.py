@@ -60,6 +60,7 @@ class LocalBlobs:
     ) -> None:
         self.root = root.absolute()
         self._log_bytes_max = log_bytes_max
+        self._checking = asyncio.Lock()
         self._probe = f".probe-{secrets.token_hex(8)}"
         self._known_directories: set[str] = set()
         self._claim_fd = -1
@@ -128,7 +129,8 @@ class LocalBlobs:
         return path
 
     async def check(self) -> None:
-        await hop(self._threads, self._check)
+        async with self._checking:
+            await hop(self._threads, self._check)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)

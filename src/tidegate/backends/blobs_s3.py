@@ -7,6 +7,7 @@ range that was ever sealed stays true.
 `list_ids` also names what lies in this host's spool, so that the sweep for orphans finds files whose rows are gone.
 """
 
+import asyncio
 import fcntl
 import os
 import secrets
@@ -47,6 +48,7 @@ class S3Blobs:
     def __init__(self, settings: S3Settings, spool: Path) -> None:
         self._objects = Objects(settings)
         self._spool = spool.absolute()
+        self._checking = asyncio.Lock()
         self._probe = f"probe-{secrets.token_hex(8)}"
         try:
             make_directories(self._spool)
@@ -156,6 +158,13 @@ class S3Blobs:
         return path
 
     async def check(self) -> None:
+        async with self._checking:
+            await self._check()
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def _check(self) -> None:
         try:
             await hop(self._threads, try_write, self._spool, "." + self._probe)
         except OSError as failure:
@@ -169,9 +178,6 @@ class S3Blobs:
             raise BlobUnavailable(f"the object store does not show what was just written ({failure})") from failure
         finally:
             await self._objects.delete(self._probe)
-
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False)
 
     def _spool_path(self, blob_id: str) -> Path:
         return self._spool / _key(blob_id)

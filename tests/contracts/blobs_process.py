@@ -1,0 +1,73 @@
+"""A process that writes blobs, to be killed or measured: `python -m tests.contracts.blobs_process PLACE COMMAND …`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+from pathlib import Path
+
+from tests.contracts.blobs_places import Place, fresh_ids, new_id
+from tidegate.core.ports import Blobs
+
+PIECE = bytes(range(256)) * 256
+
+
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+async def append_for_ever(blobs: Blobs) -> None:
+    """Says what is durable after each append, until it is killed."""
+    taken, next_blob_id = fresh_ids()
+    log = await blobs.open_log(next_blob_id)
+    number = 0
+    while True:
+        await log.append(b'{"line":%d}\n' % number)
+        number += 1
+        say(blob_id=taken[-1], durable=number)
+
+
+async def write_for_ever(blobs: Blobs) -> None:
+    """A blob that is never finished."""
+    blob_id = new_id()
+    writer = await blobs.create(blob_id)
+    while True:
+        await writer.write(PIECE)
+        say(blob_id=blob_id)
+
+
+async def move_much(blobs: Blobs, size_bytes: int, scratch: Path) -> None:
+    """Write, stream, copy out and adopt a large blob, and say how much memory that took at its peak."""
+    first = await blobs.create(new_id())
+    await first.write(PIECE)
+    await first.finish()
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    blob_id = new_id()
+    writer = await blobs.create(blob_id)
+    for _ in range(size_bytes // len(PIECE)):
+        await writer.write(PIECE)
+    stamp = await writer.finish()
+    read = 0
+    async for piece in blobs.stream(blob_id, 0, stamp.size_bytes):
+        read += len(piece)
+    copy = scratch / "copy"
+    copy.hardlink_to(await blobs.local_path(blob_id, scratch))
+    adopted = await blobs.adopt(new_id(), copy)
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+    say(grown_bytes=grown_kb * 1024, written=stamp.size_bytes, read=read, same=adopted == stamp)
+
+
+async def main() -> None:
+    blobs = Place.from_json(sys.argv[1]).open()
+    if sys.argv[2] == "append":
+        await append_for_ever(blobs)
+    elif sys.argv[2] == "write":
+        await write_for_ever(blobs)
+    elif sys.argv[2] == "move":
+        await move_much(blobs, int(sys.argv[3]), Path(sys.argv[4]))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
