@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ class Engine:
         directory.mkdir(parents=True, exist_ok=True)
         self.calls_log = directory / "calls.jsonl"
         command = [sys.executable, "-m", "tidegate.simulate.engine", "--port", str(port), "--mode", mode]
-        self.proc: Proc = processes.start([*command, "--calls-log", str(self.calls_log), *options], name="engine")
+        # It keeps a scratch file, and a killed one cannot remove it.
+        env = {**os.environ, "TMPDIR": str(directory)}
+        command += ["--calls-log", str(self.calls_log), *options]
+        self.proc: Proc = processes.start(command, name="engine", env=env)
         line = self.proc.wait_for_line(r"simulated engine listening on (http://[^\s/]+)(/v1)")
         self.root = line.group(1)
         self.url = line.group(1) + line.group(2)

@@ -1,0 +1,76 @@
+# Everything a developer runs. Needs only python3 (3.11 or newer), make and a C toolchain; the rest is set up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# At least two workers, so that what only breaks side by side breaks here.
+WORKERS ?= $(shell [ "$(CORES)" -gt 2 ] && echo $(CORES) || echo 2)
+# The stamp carries the lock's checksum: another lock, another stamp, another install.
+LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run serve test check format bench soak docs lock clean venv
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: venv  ## turn examples/requests.jsonl into results with the simulated engine
+	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/run.sh
+
+serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 names the model server
+	@if [ -z "$(UPSTREAM)" ]; then echo "say which model server to use: make serve UPSTREAM=http://localhost:8000/v1" >&2; exit 2; fi
+	$(BIN)/tidegate serve --upstream "$(UPSTREAM)"
+
+test: venv  ## every test but the soak, on real servers that the run starts and stops
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+check: venv  ## format, lint, types, layers, and what the docs claim
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/docs
+
+format: venv  ## put the code into its one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: venv  ## the benchmarks, each a ratio taken in one run
+	$(BIN)/python -m bench
+
+soak: venv  ## the tests that run for long on purpose
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak
+
+docs: venv  ## check what the docs claim
+	$(BIN)/pytest tests/docs
+
+# The resolver gets an environment of its own, so that it is never among what it locks.
+lock:  ## resolve pyproject.toml anew into the two hashed locks
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet --disable-pip-version-check uv
+	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --upgrade --output-file requirements-dev.lock
+	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --constraint requirements-dev.lock --output-file requirements.lock
+
+clean:  ## remove everything that was made here, the environment too
+	rm -rf $(VENV) build dist .tidegate-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(INSTALLED)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Tidegate needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(LOCKED): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@rm -f $(VENV)/.locked-*
+	@touch $@
+
+$(INSTALLED): $(LOCKED) pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
