@@ -102,7 +102,8 @@ class PostgresServer:
 
         async def terminate(connection: asyncpg.Connection[Any]) -> int:
             rows = await connection.fetch(
-                "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", dbname
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()",
+                dbname,
             )
             return len(rows)
 

@@ -50,6 +50,10 @@ async def test_terminated_backends_lose_their_connection_and_may_come_back(
     await again.close()
 
 
+def test_the_connection_that_terminates_others_spares_itself(private_postgres_server: PostgresServer) -> None:
+    assert private_postgres_server.terminate_backends("postgres") == 0
+
+
 async def test_an_immediate_restart_keeps_the_port_and_what_was_committed(
     private_postgres_server: PostgresServer,
 ) -> None:
