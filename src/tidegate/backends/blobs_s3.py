@@ -15,9 +15,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-from tidegate.backends.blobs_s3_client import Objects, Print, S3Settings, WrongBytes
+from tidegate.backends.blobs_s3_client import Objects, S3Settings
 from tidegate.backends.blobs_s3_log import SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
 from tidegate.backends.disk import (
@@ -39,7 +37,6 @@ from tidegate.core.ports import LogIds
 PIECE_BYTES = 262_144
 COPY_BYTES = 1_048_576
 THREAD_COUNT = 8
-RECOVER_TRIES_MAX = 5
 
 
 class S3Blobs:
@@ -95,26 +92,16 @@ class S3Blobs:
         return None if held is None else held.size_bytes
 
     async def recover(self, blob_id: str) -> int | None:
-        """The whole lines of a spool file become the object, unless the object has them already.
-
-        The conditions on the PUT matter: an owner that is alive after all may be sealing a longer object right now."""
+        """The whole lines of a spool file become the object, unless the object has them already."""
         key = _key(blob_id)
         found = await hop(self._threads, self._read_spool, key)
         if found is None:
             return await self.size(blob_id)
         data, owner_is_dead = found
-        for _ in range(RECOVER_TRIES_MAX):
-            held = await self._objects.head(key)
-            if len(data) <= (held.size_bytes if held is not None else 0):
-                if owner_is_dead:
-                    await hop(self._threads, self._drop_spool, key)
-                return held.size_bytes if held is not None else 0
-            try:
-                await self._objects.put(key, data, "create" if held is None else {"e_tag": f'"{held.etag}"'})
-                await self._objects.verify(key, await hop(self._threads, Print.of, data))
-            except (AlreadyExistsError, PreconditionError, WrongBytes):
-                continue
-        raise BlobUnavailable(f"log {blob_id} could not be recovered: its object keeps changing; try again")
+        size = await self._objects.grow(key, data) if data else (await self.size(blob_id) or 0)
+        if owner_is_dead:
+            await hop(self._threads, self._drop_spool, key)
+        return size
 
     async def delete(self, blob_id: str) -> None:
         key = _key(blob_id)
@@ -169,15 +156,7 @@ class S3Blobs:
             await hop(self._threads, try_write, self._spool, "." + self._probe)
         except OSError as failure:
             raise unavailable(failure, self._spool, "writing a probe file") from failure
-        content = self._probe.encode()
-        await self._objects.put(self._probe, content)
-        try:
-            if await self._objects.read(self._probe, 0, len(content)) != content:
-                raise BlobUnavailable("the object store gave back other bytes than were written: check the server")
-        except BlobMissing as failure:
-            raise BlobUnavailable(f"the object store does not show what was just written ({failure})") from failure
-        finally:
-            await self._objects.delete(self._probe)
+        await self._objects.check(self._probe)
 
     def _spool_path(self, blob_id: str) -> Path:
         return self._spool / _key(blob_id)

@@ -9,6 +9,7 @@ than that plus one `request_timeout_ms`.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import re
@@ -34,6 +35,7 @@ PUT_BYTES_MAX = 8_388_608
 BACKOFF_FIRST_MS = 100
 BACKOFF_MAX_MS = 5_000
 RETRIES_MAX = 20
+GROW_TRIES_MAX = 5
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
@@ -175,8 +177,51 @@ class Objects:
         received: when it is the one computed here while sending, the bytes are the same from end to end. Where the
         ETag is something else (encryption with a managed key, other servers), the object is read back and hashed."""
         held = await self.head(key)
-        if held is None or held.size_bytes != expected.size_bytes:
-            raise WrongBytes(f"{key} has {held.size_bytes if held else 'no'} bytes instead of {expected.size_bytes}")
+        if held is None:
+            raise WrongBytes(f"{key} is not there after it was written")
+        await self._compare(key, held, expected)
+
+    async def grow(self, key: str, data: bytes) -> int:
+        """Make these bytes the object, verified, unless it is longer already; says how long it is.
+
+        Every PUT is on condition, so that a request that was given up but arrives late can never shorten what a later one
+        made: it finds the object there, or finds it changed."""
+        expected = await asyncio.to_thread(Print.of, data)
+        for _ in range(GROW_TRIES_MAX):
+            held = await self.head(key)
+            if held is not None and held.size_bytes > len(data):
+                return held.size_bytes
+            if held is not None and held.size_bytes == len(data):
+                with contextlib.suppress(WrongBytes):
+                    await self._compare(key, held, expected)
+                    return len(data)
+            with contextlib.suppress(AlreadyExistsError, PreconditionError):
+                await self.put(key, data, "create" if held is None else {"e_tag": f'"{held.etag}"'})
+        raise BlobUnavailable(
+            f"{key} in {self._where} does not keep the bytes it is given: check the store, then try again"
+        )
+
+    async def check(self, key: str) -> None:
+        """Write, read and delete a small object, and see that the store refuses to replace it when asked not to."""
+        content = key.encode()
+        await self.put(key, content)
+        try:
+            if await self.read(key, 0, len(content)) != content:
+                raise BlobUnavailable(f"{self._where} gave back other bytes than were written: check the store")
+            with contextlib.suppress(AlreadyExistsError):
+                await self.put(key, content, "create")
+                raise BlobUnavailable(
+                    f"{self._where} does not honour conditional writes (If-None-Match): results could be overwritten; "
+                    f"use a store that does, as S3 and most of its kind do"
+                )
+        except BlobMissing as failure:
+            raise BlobUnavailable(f"{self._where} does not show what was just written: check the store") from failure
+        finally:
+            await self.delete(key)
+
+    async def _compare(self, key: str, held: Held, expected: Print) -> None:
+        if held.size_bytes != expected.size_bytes:
+            raise WrongBytes(f"{key} has {held.size_bytes} bytes instead of {expected.size_bytes}")
         if held.etag == expected.etag:
             return
         sha256 = hashlib.sha256()

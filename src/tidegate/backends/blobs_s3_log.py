@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from tidegate.backends.blobs_s3_client import Objects, Print, WrongBytes
+from tidegate.backends.blobs_s3_client import Objects
 from tidegate.backends.disk import AppendFile, hop, hop_or_undo
 from tidegate.core.errors import BlobUnavailable, BlobVoid
 from tidegate.core.nouns import Placed
@@ -101,12 +101,9 @@ class SpooledLog:
             except BlobVoid:
                 self._void = True
                 raise
-            try:
-                # The id is this log's alone, so sending the same bytes again after an unknown answer is harmless.
-                await self._objects.put(key, data)
-                await self._objects.verify(key, await hop(self._threads, Print.of, data))
-            except WrongBytes as failure:
-                raise BlobUnavailable(f"{failure}: seal again") from failure
+            if await self._objects.grow(key, data) != len(data):
+                self._void = True
+                raise BlobVoid(f"the object {key} is longer than this log: someone else writes under its id")
             self._file.close()
             await self._forget_sealed()
             self._sealed, self._file = self._file.path, None
