@@ -9,6 +9,7 @@ TidegateError
 │   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
 │   ├── BlobMissing           there is no such blob
 │   └── BlobVoid              this writer failed once; what it wrote does not count
+├── IngestFailed              an input could not be read through or its work file written: nothing was begun, try again
 ├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
 ├── UpstreamError             sorted once, at the border of `upstream/`
 │   ├── Throttled             429: wait, nothing was billed
@@ -55,6 +56,10 @@ class BlobMissing(BlobError):
 
 
 class BlobVoid(BlobError):
+    pass
+
+
+class IngestFailed(TidegateError):
     pass
 
 

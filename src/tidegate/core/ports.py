@@ -126,11 +126,16 @@ class Upstream(Protocol):
         """Whether any deployment is configured for this model."""
 
 
+class Listener(Protocol):
+    async def wait(self, timeout_s: float) -> None:
+        """Return at once if there was a ring since the last wait, else at the next ring or after this time."""
+
+
 class Wake(Protocol):
     """An early nudge for loops that poll anyway: losing one costs a poll interval, never correctness."""
 
     def ring(self) -> None:
         """Something changed."""
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return at the next ring or after this time."""
+    def listen(self) -> Listener:
+        """An ear for one loop."""

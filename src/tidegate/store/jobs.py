@@ -4,6 +4,7 @@ import msgspec
 
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest, LineError, Quotas
+from tidegate.core.problems import no_such_file
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
@@ -301,12 +302,7 @@ async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan) -> None:
 
 def _check_input(purpose: str | None, file_id: str) -> None:
     if purpose is None:
-        raise ApiProblem(
-            404,
-            "file_not_found",
-            f"No such file: {file_id}. Upload it with purpose=batch first; files expire and can be deleted.",
-            param="input_file_id",
-        )
+        raise no_such_file("input_file_id")
     if purpose != "batch":
         raise ApiProblem(
             400,

@@ -42,10 +42,9 @@ class Outcomes(Table):
         """
 
         async def body(tx: Tx) -> list[Recorded]:
-            locked: list[tuple[JobFlush, Row | None]] = []
+            recorded = []
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
-                locked.append((flush, await tx.one("job_lock", id=flush.job_id)))
-            recorded = [await _record_job(tx, flush, row) for flush, row in locked]
+                recorded.append(await _record_job(tx, flush, await tx.one("job_lock", id=flush.job_id)))
             for job_id, first, token in sorted(finished_slices):
                 await tx.all("slice_finish", job_id=job_id, first=first, token=token)
             for job_id, first, token, delay_ms in sorted(released_slices):

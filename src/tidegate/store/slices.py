@@ -72,6 +72,14 @@ class Slices(Table):
 
         return await self._driver.read(body)
 
+    async def unfinished_slices(self, job_id: str) -> list[tuple[int, int, int, int, int]]:
+        """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
+
+        async def body(tx: Tx) -> list[tuple[int, int, int, int, int]]:
+            return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
+
+        return await self._driver.read(body)
+
     async def slice_counts(self, job_id: str) -> dict[str, int]:
         async def body(tx: Tx) -> dict[str, int]:
             return {row[0]: row[1] for row in await tx.all("slices_count", job_id=job_id)}

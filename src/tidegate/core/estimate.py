@@ -1,0 +1,22 @@
+"""How many tokens an item will cost, before anybody has counted them.
+
+A prompt's tokens are its bytes over four; an answer's are what the caller allows, within a bound. No tokenizer is loaded:
+that costs a hundred times as much, and real usage corrects the estimate later. Nothing here looks into a line.
+"""
+
+PROMPT_BYTES_PER_TOKEN = 4
+
+
+def prompt_tokens(prompt_bytes: int) -> int:
+    """The prompt's tokens, rounded up."""
+    return (prompt_bytes + PROMPT_BYTES_PER_TOKEN - 1) // PROMPT_BYTES_PER_TOKEN
+
+
+def output_tokens(asked: int | None, choices: int, *, default_tokens: int, tokens_max: int) -> int:
+    """The tokens that all choices together may produce: what the caller allows, or the default, within the bound."""
+    return min(default_tokens if asked is None else asked, tokens_max) * choices
+
+
+def work_units(prompt_bytes: int, output_token_count: int) -> int:
+    """The cost of one item in the scheduler's measure."""
+    return prompt_tokens(prompt_bytes) + output_token_count

@@ -1,0 +1,96 @@
+"""What an API key looks like, and what is kept of it.
+
+`tg_live_` + 8 characters that name the key + 43 that nobody can guess (256 bits) + 6 that check the rest, so that a scanner for
+leaked secrets, and we, can tell a key from noise without asking anyone. The store keeps the name and a keyed hash, never the key.
+Nothing here draws randomness or knows where the pepper lies.
+"""
+
+import hmac
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from tidegate.core.deployments import Secret
+
+PREFIX = "tg_live_"
+PUBLIC_LENGTH = 8
+SECRET_LENGTH = 43
+CHECK_LENGTH = 6
+RANDOM_BYTES = 6 + 32
+SCOPES = ("files:read", "files:write", "batches:read", "batches:write", "batches:cancel")
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_PATTERN = re.compile(
+    rf"{PREFIX}(?P<public>[0-9A-Za-z]{{{PUBLIC_LENGTH}}})[0-9A-Za-z]{{{SECRET_LENGTH}}}(?P<check>[0-9A-Za-z]{{{CHECK_LENGTH}}})",
+    re.ASCII,
+)
+_KEY_CHARS = len(PREFIX) + PUBLIC_LENGTH + SECRET_LENGTH + CHECK_LENGTH
+PUBLIC_ID = re.compile(rf"[0-9A-Za-z]{{{PUBLIC_LENGTH}}}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key at its making: the only time that anyone sees its text."""
+
+    public_id: str
+    text: Secret
+
+
+def make(random_bytes: bytes) -> NewKey:
+    """A key from 38 random bytes."""
+    if len(random_bytes) != RANDOM_BYTES:
+        raise ValueError(f"a key needs {RANDOM_BYTES} random bytes, not {len(random_bytes)}")
+    public_id = _base62(int.from_bytes(random_bytes[:6], "big"), PUBLIC_LENGTH)
+    secret = _base62(int.from_bytes(random_bytes[6:], "big"), SECRET_LENGTH)
+    body = f"{PREFIX}{public_id}{secret}"
+    return NewKey(public_id, Secret(body + _check(body)))
+
+
+def public_id_of(text: str) -> str | None:
+    """The part that names the key; None when this text cannot be a key."""
+    matched = _PATTERN.fullmatch(text) if len(text) == _KEY_CHARS else None
+    if matched is None or _check(text[:-CHECK_LENGTH]) != matched["check"]:
+        return None
+    return matched["public"]
+
+
+def keyed_hash(pepper: bytes, text: str) -> bytes:
+    """What the store keeps of a key. A key has 256 random bits, so a fast hash is enough; the pepper makes a stolen table useless."""
+    return hmac.new(pepper, text.encode(), sha256).digest()
+
+
+def scopes_text(names: Iterable[str]) -> str:
+    """Scopes as the store keeps them; none given means all there are today. ValueError names one that does not exist."""
+    wanted = list(names) or list(SCOPES)
+    for name in wanted:
+        if name not in SCOPES:
+            raise ValueError(f"there is no scope {name!r}; there are: {', '.join(SCOPES)}")
+    return " ".join(scope for scope in SCOPES if scope in wanted)
+
+
+def scopes_from(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def models_text(names: Iterable[str]) -> str:
+    """Models that a key may use, as the store keeps them; none given means any."""
+    return json.dumps(sorted(set(names)))
+
+
+def models_from(text: str) -> frozenset[str]:
+    return frozenset(json.loads(text)) if text else frozenset()
+
+
+def _check(body: str) -> str:
+    return _base62(zlib.crc32(body.encode()), CHECK_LENGTH)
+
+
+def _base62(number: int, length: int) -> str:
+    letters = []
+    for _ in range(length):
+        number, digit = divmod(number, 62)
+        letters.append(_ALPHABET[digit])
+    return "".join(reversed(letters))

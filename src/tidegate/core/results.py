@@ -1,0 +1,53 @@
+"""Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent."""
+
+import msgspec
+
+from tidegate.core.ids import item_id
+from tidegate.core.states import Outcome
+
+NEVER_RAN = {
+    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    Outcome.CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    Outcome.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
+}
+_encode = msgspec.json.encode
+
+
+def response_line(job_id: str, number: int, custom_id: bytes, status: int, body: bytes) -> bytes:
+    """What the upstream answered, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
+    name = item_id(job_id, number)
+    return (
+        b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
+        % (
+            name.encode(),
+            custom_id,
+            status,
+            name[10:].encode(),
+            body,
+        )
+    )
+
+
+def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: str) -> bytes:
+    """An item that has no answer: why."""
+    return b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":%b,"message":%b}}\n' % (
+        item_id(job_id, number).encode(),
+        custom_id,
+        _encode(code),
+        _encode(message),
+    )
+
+
+def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:
+    """An item that was not executed before its job ended."""
+    return error_line(job_id, number, custom_id, *NEVER_RAN[outcome])
+
+
+def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
+    """The body of a refused call: the upstream's own when it is a JSON object, else one in OpenAI's shape."""
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return _encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return body.replace(b"\r", b" ").replace(b"\n", b" ")

@@ -1,0 +1,293 @@
+"""One pass over an input: every line checked, a few dozen packed bytes kept for each, none of the lines themselves.
+
+Bytes come in pieces of any size and are split on 0x0A only. Lines of nothing but white space are passed over wherever they
+stand; they count as lines but not as items. Over-long lines are dropped while they come in. Files, and the order of the
+items, are somebody else's business.
+"""
+
+from array import array
+from hashlib import blake2b
+
+from tidegate.core.line_faults import LineFault, strange_file
+from tidegate.core.lines import Line, LineRules, check_line, count_openers, decode_raw, endpoint_of, is_utf8, too_long
+from tidegate.core.nouns import LineError
+from tidegate.core.prefix import KEY_BYTES, REFERENCE_BYTES_MAX, Family
+from tidegate.core.shapes import PLAIN, SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Shape, shape_of
+
+BOM = b"\xef\xbb\xbf"
+REFERENCES_BYTES_MAX = 4 << 20
+MODELS_MAX = 1000
+FAMILIES_MAX = 4096
+
+
+class Scan:
+    """What is known of an input so far. Good items are numbered from 0 in the order of the input."""
+
+    def __init__(self, rules: LineRules) -> None:
+        self.rules = rules
+        self.errors: list[LineError] = []
+        self.stopped = False
+        self.line_count = 0
+        # Of every good item: its line's place, size and number, a hash of its id, its family, the tokens that its answer
+        # may have, the size of what stands before its prompt, the prompt's place and size, and the prompt's first bytes
+        # that may be its own.
+        self.at = array("Q")
+        self.size = array("I")
+        self.line = array("I")
+        self.id_hash = array("q")
+        self.family = array("I")
+        self.output_tokens = array("I")
+        self.fixed_size = array("I")
+        self.prompt_at = array("Q")
+        self.prompt_size = array("I")
+        self.keys = bytearray()
+        # Of every bad line, where bad lines become items.
+        self.bad_at = array("Q")
+        self.bad_size = array("I")
+        self.bad_line = array("I")
+        self.models: list[str] = []
+        self.families: list[Family] = []
+        self.family_model = array("I")
+        # What an item of a family shares with any other of it, before its prompt.
+        self.family_fixed_size = array("I")
+        self._model_numbers: dict[str, int] = {}
+        self._family_numbers: dict[tuple[str, bytes], int] = {}
+        self._references_size = 0
+        self._input_count = 0
+        self._shapes: list[Shape] = []
+        self._shapes_made = 0
+        self._rest = b""
+        self._rest_at = 0
+        self._dropping = False
+
+    @property
+    def item_count(self) -> int:
+        return len(self.at) + len(self.bad_at)
+
+    def begin(self, data: bytes) -> None:
+        """Take the first bytes of the input, which say what kind of file it is."""
+        if fault := strange_file(data):
+            self._stop(fault.at(1))
+            return
+        text = data.removeprefix(BOM)
+        self._rest_at = len(data) - len(text)
+        self.feed(text)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the input; `stopped` says that no more are wanted."""
+        if self._dropping:
+            end = data.find(b"\n") + 1
+            self._rest_at += end or len(data)
+            if not end:
+                return
+            self._dropping = False
+            data = data[end:]
+        data = self._rest + data if self._rest else data
+        end = data.rfind(b"\n") + 1
+        if end:
+            self._take(data, end)
+        self._rest_at += end
+        self._rest = data[end:]
+        # One byte more than the limit may be the first half of a line's end.
+        if len(self._rest) > self.rules.line_bytes_max + 1 and not self.stopped:
+            self.line_count += 1
+            self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, len(self._rest))
+            self._rest_at += len(self._rest)
+            self._rest = b""
+            self._dropping = True
+
+    def finish(self) -> None:
+        """Take the last line, if no newline ended it, and hold the whole against the limits."""
+        if self._rest and not self.stopped:
+            self._take(self._rest + b"\n", len(self._rest) + 1)
+        if not self.item_count and not self.errors:
+            self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
+        if self._input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
+            message = f"The file has more than {self.rules.inputs_max} inputs: split it into several batches."
+            self._stop(LineError("too_many_tasks", message, "body.input"))
+
+    def _take(self, data: bytes, end: int) -> None:
+        """Check the whole lines in `data[:end]`."""
+        utf8 = data.isascii() or is_utf8(data[:end])
+        at = 0
+        while at < end and not self.stopped:
+            if utf8 and self._shapes:
+                at = self._take_alike(data, at, end)
+                if at >= end:
+                    return
+            stop = data.index(b"\n", at)
+            self.line_count += 1
+            self._take_line(data[at:stop], self._rest_at + at, utf8)
+            at = stop + 1
+
+    def _take_alike(self, data: bytes, at: int, end: int) -> int:
+        """Take lines for as long as each fits a shape; the place of the first that fits none."""
+        shape = self._shapes[0]
+        find, startswith, endswith = data.find, data.startswith, data.endswith
+        base, keys = self._rest_at, self.keys
+        line_bytes_max, id_bytes_max = self.rules.line_bytes_max, self.rules.custom_id_bytes_max
+        room = self.rules.item_count_max - self.item_count
+        add_at, add_size, add_hash = self.at.append, self.size.append, self.id_hash.append
+        add_prompt_at, add_prompt_size = self.prompt_at.append, self.prompt_size.append
+        run = 0
+        while at < end and run < room:
+            stop = find(b"\n", at)
+            id_at = at + shape.id_at
+            id_end = find(b'"', id_at)
+            head_end = id_end + shape.head_size
+            if not (
+                startswith(shape.head, id_end)
+                and startswith(shape.opening, at)
+                and endswith(shape.tail, head_end, stop)
+                and stop - at <= line_bytes_max
+                and 0 < id_end - id_at <= id_bytes_max
+            ):
+                self._take_run(shape, run)
+                room -= run
+                run = 0
+                other = self._fitting(data, at, stop)
+                if other is None:
+                    return at
+                shape = other
+                continue
+            text_end = stop - shape.tail_size
+            text = data[head_end:text_end]
+            custom_id = data[id_at:id_end]
+            if custom_id.translate(None, PLAIN) or count_openers(text) > shape.openers_max:
+                break
+            try:
+                decode_raw(shape.bridge + text)
+            except ValueError:
+                break
+            prompt_at = id_end + shape.between_size
+            add_at(base + at)
+            add_size(stop - at)
+            add_hash(hash(custom_id))
+            add_prompt_at(base + prompt_at)
+            add_prompt_size(text_end - prompt_at)
+            keys += text[:KEY_BYTES] if len(text) >= KEY_BYTES else text.ljust(KEY_BYTES, b"\0")
+            run += 1
+            at = stop + 1
+        self._take_run(shape, run)
+        return at
+
+    def _take_run(self, shape: Shape, count: int) -> None:
+        """Keep what neighbours of one shape have in common."""
+        self.family.extend([shape.family_number] * count)
+        self.output_tokens.extend([shape.output_tokens] * count)
+        self.fixed_size.extend([shape.fixed_size] * count)
+        self.line.extend(range(self.line_count + 1, self.line_count + 1 + count))
+        self.line_count += count
+        self._input_count += count
+
+    def _fitting(self, data: bytes, at: int, stop: int) -> Shape | None:
+        """The shape that a line fits, moved to the front."""
+        for place, shape in enumerate(self._shapes):
+            id_end = data.find(b'"', at + shape.id_at)
+            if (
+                data.startswith(shape.head, id_end)
+                and data.startswith(shape.opening, at)
+                and data.endswith(shape.tail, id_end + shape.head_size, stop)
+                and stop - at <= self.rules.line_bytes_max
+                and 0 < id_end - at - shape.id_at <= self.rules.custom_id_bytes_max
+            ):
+                self._shapes.insert(0, self._shapes.pop(place))
+                return shape
+        return None
+
+    def _take_line(self, line: bytes, at: int, utf8: bool) -> None:
+        """Check one line by itself."""
+        if not line.strip(b" \t\r"):
+            return
+        rules = self.rules
+        if self.item_count + len(self.errors) >= rules.item_count_max:
+            message = f"The file has more than {rules.item_count_max} requests: split it into several batches."
+            self._stop(LineError("too_many_tasks", message, None, self.line_count))
+            return
+        try:
+            checked = self.check(line, utf8_known=utf8)
+        except LineFault as fault:
+            self._refuse(fault, at, len(line))
+            return
+        self._input_count += checked.input_count
+        self._keep(line, at, checked)
+
+    def check(self, line: bytes, *, utf8_known: bool = False) -> Line:
+        """What a line must be, by itself and beside the others."""
+        checked = check_line(line, self.rules, utf8_known=utf8_known)
+        if self.rules.single_model and self.models and checked.model != self.models[0]:
+            message = "All lines of a batch must name the same model here: put each model in a batch of its own."
+            raise LineFault("model_mismatch", message, "body.model")
+        if len(self.models) >= MODELS_MAX and checked.model not in self._model_numbers:
+            message = f"A batch may name at most {MODELS_MAX} models: split it into several batches."
+            raise LineFault("invalid_request", message, "body.model")
+        return checked
+
+    def _keep(self, line: bytes, at: int, checked: Line) -> None:
+        number = len(self.at)
+        prompt = line[checked.prompt_at : checked.prompt_at + checked.prompt_size]
+        family_number = self._family_of(checked, prompt, number)
+        family = self.families[family_number]
+        if family.take(prompt, number):
+            for shape in self._shapes:
+                if shape.family_number == family_number:
+                    shape.follow(family, self.rules.depth_max)
+            self._shapes = [shape for shape in self._shapes if shape.bridge]
+        self.at.append(at)
+        self.size.append(len(line))
+        self.line.append(self.line_count)
+        self.id_hash.append(hash(checked.custom_id.encode()))
+        self.family.append(family_number)
+        self.output_tokens.append(checked.output_tokens)
+        self.fixed_size.append(len(checked.fixed))
+        self.prompt_at.append(at + checked.prompt_at)
+        self.prompt_size.append(checked.prompt_size)
+        self.keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
+        if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
+            self._make_shape(line, checked, family_number)
+
+    def _family_of(self, checked: Line, prompt: bytes, number: int) -> int:
+        fixed = blake2b(checked.fixed, digest_size=16).digest() if checked.fixed else b""
+        known = self._family_numbers.get((checked.model, fixed))
+        if known is not None:
+            return known
+        if len(self.families) >= FAMILIES_MAX:
+            # So many different tools and instructions share little: such items are ordered by their prompts alone.
+            fixed = b"any"
+            known = self._family_numbers.get((checked.model, fixed))
+            if known is not None:
+                return known
+        model = self._model_numbers.setdefault(checked.model, len(self.models))
+        if model == len(self.models):
+            self.models.append(checked.model)
+        # Past their common bound, families begin without a reference: their items are told apart by reading them again.
+        room = REFERENCES_BYTES_MAX - self._references_size
+        family = Family(prompt[: min(room, REFERENCE_BYTES_MAX)], number)
+        self._references_size += len(family.reference)
+        self._family_numbers[checked.model, fixed] = len(self.families)
+        self.families.append(family)
+        self.family_model.append(model)
+        self.family_fixed_size.append(0 if fixed == b"any" else len(checked.fixed))
+        return len(self.families) - 1
+
+    def _make_shape(self, line: bytes, checked: Line, family_number: int) -> None:
+        shape = shape_of(line, checked, family_number, self.rules)
+        self._shapes_made += 1
+        if shape is None or any(shape.same_frame(other) for other in self._shapes):
+            return
+        shape.follow(self.families[family_number], self.rules.depth_max)
+        self._shapes.insert(0, shape)
+        del self._shapes[SHAPES_MAX:]
+
+    def _refuse(self, fault: LineFault, at: int, size: int) -> None:
+        if self.rules.invalid_lines == "error_file":
+            self.bad_at.append(at)
+            self.bad_size.append(min(size, self.rules.line_bytes_max + 2))
+            self.bad_line.append(self.line_count)
+            return
+        self.errors.append(fault.at(self.line_count))
+        self.stopped = len(self.errors) >= self.rules.errors_max
+
+    def _stop(self, error: LineError) -> None:
+        self.errors.append(error)
+        self.stopped = True

@@ -1,0 +1,79 @@
+"""Places where a test may make a process die, stop, fail or wait: every phase border has one.
+
+Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
+`kill`, `stop`, `raise` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.
+"""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+
+from tidegate.core.errors import SettingsError, TidegateError
+
+NAMES = (
+    "upload_blob_durable",
+    "upload_committed",
+    "create_committed",
+    "ingest_taken",
+    "ingest_work_durable",
+    "ingest_committed",
+    "lease_committed",
+    "before_send",
+    "after_answer",
+    "record_durable",
+    "record_committed",
+    "job_closed",
+    "publish_rest_durable",
+    "publish_committed",
+    "stop_released",
+)
+
+
+class FailpointRaised(TidegateError):
+    """What `raise` raises."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    action: str
+    passes_left: int
+
+
+_armed: dict[str, _Armed] = {}
+
+
+def arm(text: str) -> None:
+    """Read the arming text; an unknown name or action is refused, so that a test cannot pass by a typing mistake."""
+    _armed.clear()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, action = part.partition("=")
+        passes, star, rest = action.partition("*")
+        passes_left, action = (int(passes), rest) if star and passes.isdigit() else (0, action)
+        if name not in NAMES or action.partition(":")[0] not in ("kill", "stop", "raise", "sleep"):
+            raise SettingsError(
+                f"unknown failpoint {part!r}: names are {', '.join(NAMES)}; actions kill, stop, raise, sleep:S"
+            )
+        _armed[name] = _Armed(action, passes_left)
+
+
+async def hit(name: str) -> None:
+    """Pass this place."""
+    if not _armed:
+        return
+    armed = _armed.get(name)
+    if armed is None:
+        return
+    if armed.passes_left:
+        armed.passes_left -= 1
+        return
+    action, _, argument = armed.action.partition(":")
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        del _armed[name]
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "sleep":
+        await asyncio.sleep(float(argument))
+    else:
+        raise FailpointRaised(f"failpoint {name}")

@@ -1,0 +1,206 @@
+"""What a worker holds: leased slices, their unsent items, and the calls in flight.
+
+It decides which item may be sent next and never sends anything itself. It asks three things before it gives an item out: is the
+lease surely alive, is the job still open, and does the model have a free slot.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tidegate.core.nouns import Holding, Item, LeasedSlice
+from tidegate.core.ports import Clock, Upstream
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One leased slice in this worker's hands."""
+
+    slice: LeasedSlice
+    deadline_ms: float
+    left: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    deferred_until_ms: float = 0.0
+    dropped: bool = False
+    settled: bool = False
+    aborted: bool = False
+    calls: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+class Hand:
+    def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._may_send_at_all = may_send
+        self._queues: dict[str, deque[tuple[Held, Item]]] = {}
+        self._held: dict[tuple[str, int, str], Held] = {}
+        self._parked: deque[asyncio.Future[None]] = deque()
+        self._lease_until_ms = 0.0
+        self._in_flight: dict[str, int] = {}
+        self.in_flight = 0
+
+    @property
+    def slice_count(self) -> int:
+        return len(self._held)
+
+    def unsent(self, model: str) -> int:
+        """How many items of a model wait here for a slot."""
+        queue = self._queues.get(model)
+        return len(queue) if queue else 0
+
+    def calls(self, model: str) -> int:
+        """How many calls to a model are in flight from here."""
+        return self._in_flight.get(model, 0)
+
+    def models(self) -> list[str]:
+        """Models of which unsent items lie here."""
+        return [model for model, queue in self._queues.items() if queue]
+
+    def held(self) -> list[Held]:
+        return list(self._held.values())
+
+    def extend_lease(self, until_ms: float) -> None:
+        """A heartbeat was answered: calls may start until this moment, on the monotonic clock."""
+        self._lease_until_ms = until_ms
+        self.wake()
+
+    def lose_lease(self) -> None:
+        """This incarnation was declared gone: nothing more is sent under its leases."""
+        self._lease_until_ms = 0.0
+        for held in self.held():
+            self.drop(held)
+
+    def add(self, held: Held, items: Iterable[Item]) -> None:
+        """Take a freshly leased slice with the items of it that have no outcome yet."""
+        piece = held.slice
+        self._held[piece.job_id, piece.first, piece.token] = held
+        queue = self._queues.setdefault(piece.model, deque())
+        for item in items:
+            held.left += 1
+            if item.wait_ms > 0:
+                self.put_back(held, item, item.wait_ms)
+            else:
+                queue.append((held, item))
+        self.wake()
+
+    def take(self) -> tuple[Held, Item] | None:
+        """The next item that may be sent now."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._lease_until_ms or not self._may_send_at_all():
+            return None
+        for model, queue in self._queues.items():
+            while queue and self._may_send(model):
+                held, item = queue.popleft()
+                if held.dropped:
+                    continue
+                if now_ms >= held.deadline_ms:
+                    self._defer(held, held.deadline_ms)
+                    continue
+                held.in_flight += 1
+                self.in_flight += 1
+                self._in_flight[model] = self._in_flight.get(model, 0) + 1
+                if len(self._queues) > 1:
+                    self._queues[model] = self._queues.pop(model)
+                return held, item
+        return None
+
+    def _may_send(self, model: str) -> bool:
+        if not model or not self._upstream.knows(model):
+            return True
+        return self._upstream.free_slots(model) > 0
+
+    async def next(self) -> tuple[Held, Item]:
+        """Wait for an item that may be sent."""
+        while True:
+            taken = self.take()
+            if taken is not None:
+                return taken
+            future = asyncio.get_running_loop().create_future()
+            self._parked.append(future)
+            await future
+
+    def wake(self) -> None:
+        """Something changed: let everyone who waits look again."""
+        while self._parked:
+            future = self._parked.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def wake_one(self) -> None:
+        """One slot became free."""
+        while self._parked:
+            future = self._parked.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def landed(self, held: Held) -> None:
+        """A call ended, however it ended."""
+        held.in_flight -= 1
+        self.in_flight -= 1
+        self._in_flight[held.slice.model] -= 1
+        if self._parked:
+            self.wake_one()
+
+    def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
+        """Try this item again here after a short wait."""
+        asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, held, item)
+
+    def _return(self, held: Held, item: Item) -> None:
+        if not held.dropped:
+            self._queues.setdefault(held.slice.model, deque()).appendleft((held, item))
+            self.wake_one()
+
+    def defer(self, held: Held, wait_ms: float) -> None:
+        """This item waits longer than a worker should hold it: it goes back with its slice."""
+        self._defer(held, self._clock.monotonic_ms() + wait_ms)
+
+    def _defer(self, held: Held, until_ms: float) -> None:
+        held.deferred += 1
+        held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+
+    def drop(self, held: Held) -> None:
+        """Send nothing more of this slice; its calls in flight go on."""
+        held.dropped = True
+
+    def drop_model(self, model: str, until_ms: float) -> None:
+        """A model rests for longer than a worker should wait: its unsent items go back until then."""
+        for held in self.held():
+            if held.slice.model == model and not held.dropped:
+                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+                self.drop(held)
+        self._queues.pop(model, None)
+
+    def settle(self, held: Held) -> bool:
+        """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
+        if held.settled or held.in_flight or not (held.dropped or held.left == held.deferred):
+            return False
+        held.settled = held.dropped = True
+        piece = held.slice
+        self._held.pop((piece.job_id, piece.first, piece.token), None)
+        return True
+
+    def release_wait_ms(self, held: Held) -> int:
+        """How long a slice that is given back should rest."""
+        return max(0, int(held.deferred_until_ms - self._clock.monotonic_ms()))
+
+    def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
+        """Hold the store's word against ours. Drops what we lost; returns what the store thinks is ours and we know nothing of."""
+        listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
+        for key in known - listed:
+            held = self._held.get(key)
+            if held is not None and not held.settled:
+                self.drop(held)
+        return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._held]
+
+    def keys(self) -> set[tuple[str, int, str]]:
+        return set(self._held)
+
+    def close_job(self, job_id: str) -> list[Held]:
+        """The job closes: send nothing more of it."""
+        mine = [held for held in self.held() if held.slice.job_id == job_id]
+        for held in mine:
+            self.drop(held)
+        return mine

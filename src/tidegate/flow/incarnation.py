@@ -1,0 +1,52 @@
+"""A process's one row in the store, and the heartbeat that keeps it and everything that hangs on it alive."""
+
+import structlog
+
+from tidegate.core import ids
+from tidegate.core.nouns import Holding
+from tidegate.core.ports import Clock, Entropy
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+
+class Incarnation:
+    """One life of a process. Declared gone, it begins another one under another id."""
+
+    def __init__(self, store: Store, clock: Clock, entropy: Entropy, *, host: str, version: str, lease_ms: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._entropy = entropy
+        self._host = host
+        self._version = version
+        self._lease_ms = lease_ms
+        self.id = ""
+        self.safe_until_ms = 0.0
+
+    async def begin(self) -> None:
+        """Enlist under a fresh id."""
+        asked_ms = self._clock.monotonic_ms()
+        fresh = ids.make("worker", self._entropy.token_bytes(16))
+        await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms)
+        self.id = fresh
+        self.safe_until_ms = self._safe_from(asked_ms)
+
+    async def beat(self) -> list[Holding] | None:
+        """Stay alive. None: this life is over, and `begin` starts the next."""
+        asked_ms = self._clock.monotonic_ms()
+        holdings = await self._store.beat(self.id, self._lease_ms)
+        if holdings is None:
+            log.warning("incarnation_lost", worker=self.id)
+            self.safe_until_ms = 0.0
+            return None
+        self.safe_until_ms = self._safe_from(asked_ms)
+        return holdings
+
+    async def leave(self) -> None:
+        """End this life by ourselves."""
+        self.safe_until_ms = 0.0
+        await self._store.declare_gone(self.id, leaving=True)
+
+    def _safe_from(self, asked_ms: float) -> float:
+        # Counted from before the question, and a sixth short: no call starts that the lease might not cover.
+        return asked_ms + self._lease_ms * 5 / 6

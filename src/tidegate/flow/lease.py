@@ -1,0 +1,64 @@
+"""lease: a worker with room asks for slices. The choice is pure; the lease is committed before anything of it is sent."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from tidegate.core import schedule
+from tidegate.core.errors import BlobUnavailable
+from tidegate.core.nouns import Item, LeasedSlice
+from tidegate.core.ports import Blobs, Clock
+from tidegate.failpoints import hit
+from tidegate.flow.hand import Held
+from tidegate.store.store import Store
+
+CANDIDATES_MAX = 200
+
+
+class _WorkLine(msgspec.Struct):
+    """A caller's line, as far as sending it needs."""
+
+    custom_id: msgspec.Raw
+    body: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_decoder = msgspec.json.Decoder(_WorkLine)
+
+
+async def choose(store: Store, room: Callable[[str], int], slice_items: int, slices_max: int) -> schedule.Choice:
+    """Look at what is ready and decide what to take."""
+    candidates = await store.candidates(CANDIDATES_MAX)
+    models = {candidate.model: room(candidate.model) for candidate in candidates}
+    return schedule.choose(schedule.Snapshot(candidates, models, slice_items, slices_max))
+
+
+async def take(store: Store, clock: Clock, worker_id: str, pick: schedule.Pick, token: str) -> list[Held]:
+    """Lease the slices of one pick. The deadline is counted from before the question, so it never lies late."""
+    asked_ms = clock.monotonic_ms()
+    slices = await store.lease_slices(worker_id, pick.job_id, pick.model, pick.slice_count, token)
+    await hit("lease_committed")
+    return [Held(piece, asked_ms + piece.expires_in_ms) for piece in slices]
+
+
+async def read_items(blobs: Blobs, piece: LeasedSlice) -> list[Item]:
+    """The items of a slice that have no outcome yet, with one ranged read."""
+    data = await blobs.read(piece.work_blob_id, piece.work_at, piece.work_bytes)
+    lines = data.split(b"\n")
+    offset = piece.first - piece.read_first
+    if len(lines) < offset + piece.count:
+        raise BlobUnavailable(f"the work file of {piece.job_id} is shorter than slice {piece.first} says")
+    items = []
+    for number, line in enumerate(lines[offset : offset + piece.count], start=piece.first):
+        if number in piece.done:
+            continue
+        if piece.model:
+            work = _decoder.decode(line)
+            item = Item(number, bytes(work.custom_id), bytes(work.body))
+        else:
+            item = Item(number, b"null", line)
+        attempts = piece.attempts.get(number)
+        if attempts is not None:
+            item.attempt_count = attempts.count
+            item.wait_ms = max(0, attempts.wait_ms)
+        items.append(item)
+    return items

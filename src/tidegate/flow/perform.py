@@ -1,0 +1,106 @@
+"""perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from tidegate.core import results, retry
+from tidegate.core.errors import Refused, UpstreamError
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
+from tidegate.core.ports import Clock, Entropy, Upstream
+from tidegate.failpoints import hit
+
+OWNERS_LOST_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    line: bytes
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    line: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Not now: try again after this wait. `count` is how many attempts the item has used up by then."""
+
+    wait_ms: int
+    count: int
+    reason: str
+
+
+class _InvalidLine(msgspec.Struct):
+    """What ingest wrote in the place of a line that cannot be run."""
+
+    code: str
+    message: str
+    line: int
+    custom_id: str | None = None
+
+
+_invalid = msgspec.json.Decoder(_InvalidLine)
+
+
+async def perform(
+    upstream: Upstream,
+    clock: Clock,
+    entropy: Entropy,
+    policy: retry.RetryPolicy,
+    piece: LeasedSlice,
+    deadline_ms: float,
+    item: Item,
+) -> Answered | Failed | Again:
+    """Run one item. Cancelling this aborts the call."""
+    job_id, number = piece.job_id, item.number
+    if not piece.model:
+        wrong = _invalid.decode(item.body)
+        message = f"{wrong.message} (line {wrong.line})"
+        return Failed(
+            results.error_line(job_id, number, msgspec.json.encode(wrong.custom_id), wrong.code, message), wrong.code
+        )
+    if piece.lost_count >= OWNERS_LOST_MAX and piece.count == 1:
+        message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
+        return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
+    if not upstream.knows(piece.model):
+        message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
+        return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
+    key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
+    await hit("before_send")
+    try:
+        answer = await upstream.send(
+            Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, item.attempt_count)
+        )
+    except UpstreamError as error:
+        return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
+    await hit("after_answer")
+    return Answered(results.response_line(job_id, number, item.custom_id, answer.status, answer.body), answer.usage)
+
+
+def _after_failure(
+    error: UpstreamError,
+    clock: Clock,
+    entropy: Entropy,
+    policy: retry.RetryPolicy,
+    piece: LeasedSlice,
+    deadline_ms: float,
+    item: Item,
+) -> Failed | Again:
+    now_ms = int(clock.monotonic_ms())
+    verdict = retry.decide(error, item.attempt_count, now_ms, int(deadline_ms), policy, entropy.uniform(0.0, 1.0))
+    if isinstance(verdict, retry.RetryAt):
+        return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason)
+    if verdict.code == "batch_expired":
+        return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason)
+    if isinstance(error, Refused) or error.status >= 400:
+        body = results.http_error_body(error.status, error.body, error.message, error.code)
+        line = results.response_line(piece.job_id, item.number, item.custom_id, error.status, body)
+    else:
+        line = results.error_line(piece.job_id, item.number, item.custom_id, verdict.code, verdict.message)
+    return Failed(line, error.reason)

@@ -1,0 +1,295 @@
+"""record: finished lines become durable, then committed, then forgotten here.
+
+Lines go to this incarnation's two logs (answers, errors). A log that fails once is abandoned: its lines, which are still in memory, go to a
+fresh one. What the store refuses because the job closed is counted as paid but unused. Nothing here looks inside a line.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import structlog
+
+from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
+from tidegate.core.nouns import Attempts, Finished, JobFlush, Placed, Recorded, Usage
+from tidegate.core.ports import Blobs, ResultLog
+from tidegate.core.states import Outcome
+from tidegate.failpoints import hit
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_RETRY_S = 0.5
+_KINDS = ("answers", "errors")
+
+
+@dataclass(slots=True)
+class _Line:
+    job_id: str
+    line: bytes
+    finished: Finished
+
+
+@dataclass(slots=True)
+class _Part:
+    """What was finished between two flushes; lines are kept until they are committed."""
+
+    lines: dict[str, list[_Line]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
+    attempts: list[tuple[str, str, Attempts]] = field(default_factory=list)
+    finished_slices: list[tuple[str, int, str]] = field(default_factory=list)
+    released_slices: list[tuple[str, int, str, int]] = field(default_factory=list)
+    size_bytes: int = 0
+    line_count: int = 0
+
+    def is_empty(self) -> bool:
+        return not (self.line_count or self.attempts or self.finished_slices or self.released_slices)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLimits:
+    """When a flush is due, and how much may wait when it cannot be done."""
+
+    after_ms: int
+    line_count_max: int
+    size_bytes_max: int
+    held_bytes_max: int
+
+
+class Recorder:
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        limits: FlushLimits,
+        new_blob: Callable[[str], Coroutine[Any, Any, str]],
+        on_recorded: Callable[[Recorded], None],
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._limits = limits
+        self._new_blob = new_blob
+        self._on_recorded = on_recorded
+        self._part = _Part()
+        self._appended: list[_Part] = []
+        self._logs: dict[str, ResultLog] = {}
+        self._news = asyncio.Event()
+        self._due = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._held_bytes = 0
+        self._appended_s = 0.0
+        self._hurried = False
+        self.failing = False
+
+    @property
+    def full(self) -> bool:
+        """Too much waits for a store or a disk that is away: nothing new should be sent."""
+        return self.failing or self._held_bytes > self._limits.held_bytes_max
+
+    def answered(self, job_id: str, number: int, line: bytes, usage: Usage, slice_first: int, token: str) -> None:
+        self._add("answers", job_id, line, Finished(number, Outcome.ANSWERED, len(line), slice_first, token, usage))
+
+    def failed(self, job_id: str, number: int, line: bytes, slice_first: int, token: str) -> None:
+        self._add("errors", job_id, line, Finished(number, Outcome.FAILED, len(line), slice_first, token))
+
+    def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:
+        part = self._part
+        part.lines[kind].append(_Line(job_id, line, finished))
+        part.size_bytes += len(line)
+        part.line_count += 1
+        self._held_bytes += len(line)
+        if part.line_count >= self._limits.line_count_max or part.size_bytes >= self._limits.size_bytes_max:
+            self._due.set()
+        self._announce()
+
+    def tried(self, job_id: str, token: str, attempts: Attempts) -> None:
+        """An item failed and will be tried again."""
+        self._part.attempts.append((job_id, token, attempts))
+        self._announce()
+
+    def finish_slice(self, job_id: str, first: int, token: str) -> None:
+        self._part.finished_slices.append((job_id, first, token))
+        self._announce()
+
+    def release_slice(self, job_id: str, first: int, token: str, wait_ms: int) -> None:
+        self._part.released_slices.append((job_id, first, token, wait_ms))
+        self._announce()
+
+    def _announce(self) -> None:
+        self._idle.clear()
+        self._news.set()
+
+    def hurry(self) -> None:
+        """Nothing more is coming soon: do not wait for more lines, nor for a larger object."""
+        self._hurried = True
+        self._due.set()
+
+    def renew(self) -> None:
+        """A new incarnation begins: its lines go to logs of its own."""
+        self._logs.clear()
+
+    async def drain(self) -> None:
+        """Wait until everything finished so far is committed."""
+        self.hurry()
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Flush for ever. It ends only when it is cancelled; what fails is tried again."""
+        while True:
+            if not self._appended:
+                await self._news.wait()
+            self._news.clear()
+            await self._wait_until_due()
+            part, self._part = self._part, _Part()
+            if not part.is_empty():
+                await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
+                self._appended.append(part)
+            if self._appended and self._seal_is_due():
+                await self._until_done(self._seal_and_commit)
+            if self._part.is_empty() and not self._appended:
+                self._idle.set()
+
+    def _seal_is_due(self) -> bool:
+        """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""
+        waits = [(ready.seal_after_ms, ready.seal_after_bytes) for ready in self._logs.values()]
+        if self._hurried or not waits:
+            self._hurried = False
+            return True
+        after_ms, after_bytes = min(waits)
+        if after_ms <= self._limits.after_ms or sum(part.size_bytes for part in self._appended) >= after_bytes:
+            return True
+        return (asyncio.get_running_loop().time() - self._appended_s) * 1000 >= after_ms
+
+    async def _wait_until_due(self) -> None:
+        try:
+            async with asyncio.timeout(self._limits.after_ms / 1000):
+                await self._due.wait()
+        except TimeoutError:
+            pass
+        self._due.clear()
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Finished answers are never given up because a disk or a database is away."""
+        while True:
+            try:
+                await step()
+            except BlobError as error:
+                self._complain("results cannot be written", error)
+                await self._rewrite_later()
+            except LostRace as error:
+                self._complain("a log was collected before its lines were recorded", error)
+                await self._rewrite_later()
+            except StoreUnavailable as error:
+                self._complain("results cannot be committed", error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.failing = False
+                return
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if not self.failing:
+            log.warning("record_waits", what=what, error=str(error), held_bytes=self._held_bytes)
+        self.failing = True
+
+    async def _rewrite_later(self) -> None:
+        """The logs are void: everything that is not committed goes to new ones, from memory."""
+        self._logs.clear()
+        await asyncio.sleep(_RETRY_S)
+        again, self._appended = self._appended, []
+        for part in again:
+            await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
+            self._appended.append(part)
+
+    async def _append(self, part: _Part) -> None:
+        """Make a part's lines durable on this host, ordered by job and number, as record wants them."""
+        if not self._appended:
+            self._appended_s = asyncio.get_running_loop().time()
+        for kind in _KINDS:
+            lines = part.lines[kind]
+            if not lines:
+                continue
+            lines.sort(key=lambda line: (line.job_id, line.finished.number))
+            ready = await self._log(kind)
+            await ready.append(b"".join([line.line for line in lines]))
+        await hit("record_durable")
+
+    async def _log(self, kind: str) -> ResultLog:
+        if kind not in self._logs:
+            self._logs[kind] = await self._blobs.open_log(lambda: self._new_blob(kind))
+        return self._logs[kind]
+
+    async def _seal_and_commit(self) -> None:
+        placed = {}
+        for kind in _KINDS:
+            if any(part.lines[kind] for part in self._appended):
+                placed[kind] = await self._sealed(self._logs[kind])
+        parts = self._appended
+        flushes = _flushes(parts, placed)
+        finished = [key for part in parts for key in part.finished_slices]
+        released = [key for part in parts for key in part.released_slices]
+        for recorded in await self._commit(flushes, finished, released):
+            self._on_recorded(recorded)
+        self._held_bytes -= sum(part.size_bytes for part in parts)
+        self._appended = []
+
+    async def _sealed(self, ready: ResultLog) -> Placed | None:
+        """What is durable here stays so while an object store is away: the same bytes are sealed when it is back."""
+        while True:
+            try:
+                return await ready.seal()
+            except BlobUnavailable as error:
+                self._complain("results cannot be stored", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _commit(
+        self,
+        flushes: list[JobFlush],
+        finished: list[tuple[str, int, str]],
+        released: list[tuple[str, int, str, int]],
+    ) -> list[Recorded]:
+        """Sealing is done and must not be repeated, so an absent store is waited for here."""
+        while True:
+            try:
+                recorded = await self._store.record_outcomes(flushes, finished, released)
+            except StoreUnavailable as error:
+                self._complain("results cannot be committed", error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                await hit("record_committed")
+                return recorded
+
+    async def close(self) -> None:
+        for ready in self._logs.values():
+            try:
+                await ready.close()
+            except BlobError as error:
+                log.warning("log_close_failed", error=str(error))
+        self._logs.clear()
+
+
+def _flushes(parts: list[_Part], placed: dict[str, Placed | None]) -> list[JobFlush]:
+    """What to tell the store, per part and job: each job's lines are one range of the sealed bytes."""
+    found: list[JobFlush] = []
+    at = {kind: place.at if place else 0 for kind, place in placed.items()}
+    for part in parts:
+        jobs: dict[str, JobFlush] = {}
+        for kind in _KINDS:
+            place = placed.get(kind)
+            for job_id, group in groupby(part.lines[kind], key=lambda line: line.job_id):
+                assert place is not None
+                entries = [line.finished for line in group]
+                size_bytes = sum(entry.size_bytes for entry in entries)
+                where = Placed(place.blob_id, at[kind], size_bytes)
+                at[kind] += size_bytes
+                old = jobs.get(job_id) or JobFlush(job_id)
+                jobs[job_id] = (
+                    JobFlush(job_id, entries, where, old.errors, old.errors_placed, old.attempts)
+                    if kind == "answers"
+                    else JobFlush(job_id, old.answers, old.answers_placed, entries, where, old.attempts)
+                )
+        for job_id, token, attempts in part.attempts:
+            jobs.setdefault(job_id, JobFlush(job_id)).attempts.append((token, attempts))
+        found.extend(jobs.values())
+    return found

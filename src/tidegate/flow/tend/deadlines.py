@@ -1,0 +1,21 @@
+"""Jobs whose window has passed, and jobs told to close before they were ingested."""
+
+import structlog
+
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_PASS_MAX = 100
+
+
+async def tend(store: Store) -> int:
+    """Let overdue jobs expire and end those that never started. Says how many changed."""
+    changed = 0
+    for job_id in await store.overdue_jobs(_PASS_MAX):
+        if await store.expire_job(job_id):
+            log.info("job_overdue", job=job_id)
+            changed += 1
+    for job_id in await store.jobs_closing_unstarted(_PASS_MAX):
+        changed += await store.end_unstarted(job_id)
+    return changed

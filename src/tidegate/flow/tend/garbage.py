@@ -1,0 +1,51 @@
+"""Bytes that nothing needs. First condemned in the store, then removed; and bytes that no row speaks of, once they are old.
+
+Record refuses extents in a condemned blob, so nothing that was condemned can come back to life.
+"""
+
+import structlog
+
+from tidegate.core.ports import Blobs
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_PASS_MAX = 200
+
+
+class Garbage:
+    """Keeps its place in the listing of blobs between passes, so that each pass is short."""
+
+    def __init__(self, store: Store, blobs: Blobs, safety_ms: int) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._safety_ms = safety_ms
+        self._after = ""
+        self._suspects: set[str] = set()
+
+    async def tend(self) -> int:
+        """Condemn, remove, and look a little further for orphans. Says how many blobs were removed."""
+        await self._store.condemn_unused_blobs(self._safety_ms, _PASS_MAX)
+        removed = 0
+        for blob_id in await self._store.condemned_blobs(self._safety_ms, _PASS_MAX):
+            await self._blobs.delete(blob_id)
+            await self._store.forget_blob(blob_id)
+            removed += 1
+        return removed + await self._orphans()
+
+    async def _orphans(self) -> int:
+        """A blob without a row was never acknowledged to anyone: its row comes first. Seen twice a whole round apart, it goes."""
+        page = await self._blobs.list_ids(self._after, _PASS_MAX)
+        removed = 0
+        for blob_id in page:
+            if await self._store.knows_blob(blob_id):
+                self._suspects.discard(blob_id)
+            elif blob_id in self._suspects:
+                await self._blobs.delete(blob_id)
+                self._suspects.discard(blob_id)
+                log.info("orphan_removed", blob=blob_id)
+                removed += 1
+            elif len(self._suspects) < 10 * _PASS_MAX:
+                self._suspects.add(blob_id)
+        self._after = page[-1] if len(page) == _PASS_MAX else ""
+        return removed

@@ -1,0 +1,126 @@
+"""Workers whose heartbeat ran out: their durable answers are adopted, then their slices are free for others.
+
+The order matters: an adopted answer is an outcome, so its item is not run again.
+"""
+
+import msgspec
+import structlog
+
+from tidegate.core import answers
+from tidegate.core.ids import split_item_id
+from tidegate.core.nouns import Finished, JobFlush, Placed
+from tidegate.core.ports import Blobs
+from tidegate.core.states import Outcome
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+SPLIT_AFTER = 2
+_PASS_MAX = 20
+_READ_BYTES = 4 << 20
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _LogLine(msgspec.Struct):
+    id: str
+    response: _Response
+
+
+_line = msgspec.json.Decoder(_LogLine)
+
+
+async def tend(store: Store, blobs: Blobs) -> int:
+    """Declare overdue workers gone, adopt what they left, free what they held. Says how many slices were freed."""
+    for worker_id in await store.overdue_workers(_PASS_MAX):
+        if await store.declare_gone(worker_id):
+            log.warning("worker_lost", worker=worker_id)
+    await adopt_logs(store, blobs)
+    freed = 0
+    for worker_id in await store.stranded_workers(_PASS_MAX):
+        freed += await store.reclaim_slices(worker_id, SPLIT_AFTER)
+    return freed
+
+
+async def adopt_logs(store: Store, blobs: Blobs) -> int:
+    """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done."""
+    adopted = 0
+    for blob_id, kind, recorded_to in await store.abandoned_blobs(_PASS_MAX):
+        if kind == "answers":
+            adopted += await _adopt(store, blobs, blob_id, recorded_to)
+        if kind in ("answers", "errors"):
+            await store.settle_blob(blob_id)
+        else:
+            await store.give_up_blob(blob_id)
+    return adopted
+
+
+async def _adopt(store: Store, blobs: Blobs, blob_id: str, recorded_to: int) -> int:
+    size_bytes = await blobs.recover(blob_id)
+    adopted, at = 0, recorded_to
+    while size_bytes is not None and at < size_bytes:
+        data = await blobs.read(blob_id, at, min(_READ_BYTES, size_bytes - at))
+        whole = data.rfind(b"\n") + 1
+        if not whole:
+            break
+        adopted += await _record_lines(store, blob_id, at, data[:whole])
+        at += whole
+    if adopted:
+        log.info("answers_adopted", blob=blob_id, answers=adopted)
+    return adopted
+
+
+async def _record_lines(store: Store, blob_id: str, at: int, data: bytes) -> int:
+    """Each run of neighbouring lines of one job is one flush."""
+    flushes: list[JobFlush] = []
+    jobs: dict[str, str | None] = {}
+    for line in _lines(data):
+        found = await _owner(store, jobs, line)
+        if found is not None:
+            job_id, finished = found
+            last = flushes[-1] if flushes else None
+            if last and last.job_id == job_id and last.answers_placed and _end(last.answers_placed) == at:
+                flushes[-1] = JobFlush(
+                    job_id,
+                    [*last.answers, finished],
+                    Placed(blob_id, last.answers_placed.at, last.answers_placed.size_bytes + len(line)),
+                )
+            else:
+                flushes.append(JobFlush(job_id, [finished], Placed(blob_id, at, len(line))))
+        at += len(line)
+    if not flushes:
+        return 0
+    return sum(recorded.new_count for recorded in await store.record_outcomes(flushes, [], []))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    return [line + b"\n" for line in data.split(b"\n")[:-1]]
+
+
+def _end(placed: Placed) -> int:
+    return placed.at + placed.size_bytes
+
+
+async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tuple[str, Finished] | None:
+    """Whose line this is; None for a torn line or a job that is no longer open."""
+    try:
+        decoded = _line.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    split = split_item_id(decoded.id)
+    if split is None:
+        return None
+    part, number = split
+    if part not in jobs:
+        jobs[part] = await store.open_job_of_item(part)
+    job_id = jobs[part]
+    if job_id is None:
+        return None
+    try:
+        _, usage = answers.read("", bytes(decoded.response.body))
+    except answers.NotAnAnswer:
+        return None
+    return job_id, Finished(number, Outcome.ANSWERED, len(line), number, "", usage)

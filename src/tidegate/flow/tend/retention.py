@@ -1,0 +1,28 @@
+"""What has outlived its time: expired files, records of jobs that ended long ago, rows nobody needs."""
+
+import structlog
+
+from tidegate.core.errors import ApiProblem
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_PASS_MAX = 200
+_DAY_MS = 24 * 3600 * 1000
+
+
+async def tend(store: Store, job_keep_ms: int) -> int:
+    """One bounded pass. Says how many things went."""
+    gone = 0
+    for tenant_id, file_id in await store.expired_files(_PASS_MAX):
+        try:
+            gone += await store.delete_file(tenant_id, file_id)
+        except ApiProblem:
+            # A job began to read it in this very moment: the next pass sees to it.
+            continue
+    for job_id in await store.ended_jobs(job_keep_ms, _PASS_MAX):
+        await store.forget_job(job_id)
+        gone += 1
+    await store.prune_files(job_keep_ms)
+    await store.prune_workers(_DAY_MS)
+    return gone

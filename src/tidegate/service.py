@@ -1,0 +1,327 @@
+"""The composition root: settings become a store, blobs, a router, loops and a web app. The only file that picks a backend."""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tidegate import __version__, failpoints
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.blobs_s3 import S3Blobs
+from tidegate.backends.blobs_s3_client import S3Settings
+from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError, StoreUnavailable
+from tidegate.core.lines import LineRules
+from tidegate.core.nouns import Job
+from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.flow.incarnation import Incarnation
+from tidegate.flow.ingest_file import run_in_child
+from tidegate.flow.record import FlushLimits
+from tidegate.settings import Settings, deployments, local_path
+from tidegate.store.driver import Driver
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.upstream.router import Router, open_router
+from tidegate.web.app import build_app
+from tidegate.web.auth import pepper_of, require_loopback
+from tidegate.web.context import WebContext
+from tidegate.web.serving import listening
+from tidegate.worker import Worker, WorkerOptions
+
+log = structlog.get_logger()
+
+DEFAULT_TENANT = "default"
+_HELD_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every command stands on."""
+
+    settings: Settings
+    store: Store
+    blobs: Blobs
+    clock: Clock
+    entropy: Entropy
+    wake: Wake
+    tenant_id: str
+
+
+class Control(msgspec.Struct, frozen=True):
+    """How commands on the same machine reach a running process: written to the data directory, readable by its owner alone."""
+
+    url: str
+    token: str
+    pid: int
+
+
+@asynccontextmanager
+async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterator[Parts]:
+    """Open the store and the blobs of these settings, at the current schema, and close them at the end."""
+    clock, entropy = SystemClock(), SystemEntropy()
+    _refuse_split_storage(settings)
+    store = Store(_driver(settings, clock, read_only=read_only))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        await _ready_schema(store, settings, read_only=read_only)
+        blobs = _blobs(settings)
+        stack.push_async_callback(blobs.close)
+        tenant = await store.tenant_by_name(DEFAULT_TENANT)
+        if tenant is None and not read_only:
+            tenant = await store.put_tenant(ids.make("tenant", entropy.token_bytes(16)), DEFAULT_TENANT)
+        yield Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "")
+
+
+async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
+    """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
+    if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
+        await store.migrate()
+    await store.require_current()
+
+
+async def migrate(settings: Settings) -> list[int]:
+    """Bring the store to this program's version. Says which steps ran."""
+    store = Store(_driver(settings, SystemClock(), read_only=False))
+    try:
+        return await store.migrate()
+    finally:
+        await store.close()
+
+
+def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
+    if settings.store.is_postgresql:
+        return PostgresDriver(
+            settings.store.location,
+            pool_size=settings.store.pool_size,
+            statement_timeout_ms=settings.store.statement_timeout_ms,
+            pooler=settings.store.pooler,
+        )
+    return SqliteDriver(local_path(settings.store.location), clock.now_ms, read_only=read_only)
+
+
+def _blobs(settings: Settings) -> Blobs:
+    if not settings.blobs.is_s3:
+        return LocalBlobs(local_path(settings.blobs.url))
+    bucket, _, prefix = settings.blobs.url.removeprefix("s3://").partition("/")
+    key, secret = settings.blobs.access_key_id, settings.blobs.secret_access_key
+    return S3Blobs(
+        S3Settings(
+            bucket=bucket,
+            prefix=prefix,
+            endpoint=settings.blobs.endpoint or None,
+            region=settings.blobs.region,
+            access_key_id=key.reveal() if key else None,
+            secret_access_key=secret.reveal() if secret else None,
+            allow_http=settings.blobs.allow_http,
+        ),
+        settings.data_dir / "spool",
+    )
+
+
+def _refuse_split_storage(settings: Settings) -> None:
+    if settings.blobs.is_s3 and not settings.store.is_postgresql:
+        raise SettingsError(
+            "blobs.url is on S3 but the store is embedded: bytes and records would part when either is lost. "
+            "Set store.url to a postgresql:// address, or keep both on this machine."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a process does: answer the API, run items, or both."""
+
+    api: bool
+    worker: bool
+
+
+async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """Be a process of Tidegate until told to stop. `on_ready` hears the address, or the worker's id where there is none."""
+    failpoints.arm(settings.failpoints)
+    async with opened(settings) as parts, AsyncExitStack() as stack:
+        if roles.api:
+            await require_loopback(parts.store, settings.server.host)
+        me = _incarnation(parts)
+        await me.begin()
+        router = await stack.enter_async_context(_router(parts))
+        worker = build_worker(parts, me, router) if roles.worker else None
+        address = me.id
+        if roles.api:
+            token = secrets.token_urlsafe(32)
+            app = build_app(_web_context(parts, me, router, worker, token))
+            address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
+            stack.enter_context(_control_file(settings.data_dir, Control(address, token, os.getpid())))
+        on_ready(address)
+        if worker is not None:
+            await worker.run(stop)
+        else:
+            await _beat_until(stop, me, settings.worker.heartbeat_ms)
+
+
+@asynccontextmanager
+async def working(settings: Settings) -> AsyncIterator[Parts]:
+    """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
+    failpoints.arm(settings.failpoints)
+    async with opened(settings) as parts:
+        me = _incarnation(parts)
+        await me.begin()
+        async with _router(parts) as router:
+            stop = asyncio.Event()
+            task = asyncio.create_task(build_worker(parts, me, router).run(stop))
+            try:
+                yield parts
+            finally:
+                stop.set()
+                await task
+
+
+def _incarnation(parts: Parts) -> Incarnation:
+    return Incarnation(
+        parts.store,
+        parts.clock,
+        parts.entropy,
+        host=socket.gethostname(),
+        version=__version__,
+        lease_ms=parts.settings.worker.lease_ms,
+    )
+
+
+@asynccontextmanager
+async def _router(parts: Parts) -> AsyncIterator[Router]:
+    settings = parts.settings
+    router = open_router(deployments(settings), settings.http.limits(), parts.clock, parts.entropy)
+    try:
+        yield router
+    finally:
+        await router.close()
+
+
+def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:
+    """A worker over these parts."""
+
+    async def new_blob(kind: str, worker_id: str) -> str:
+        blob_id = ids.make("blob", parts.entropy.token_bytes(16))
+        await parts.store.begin_blob(blob_id, kind, worker_id)
+        return blob_id
+
+    return Worker(
+        parts.store,
+        parts.blobs,
+        router,
+        parts.clock,
+        parts.entropy,
+        parts.wake,
+        me,
+        worker_options(parts.settings),
+        lambda job: line_rules(parts.settings, job),
+        run_in_child,
+        new_blob,
+    )
+
+
+def worker_options(settings: Settings) -> WorkerOptions:
+    worker = settings.worker
+    return WorkerOptions(
+        in_flight_max=worker.in_flight_max,
+        slice_count_max=worker.slice_count_max,
+        slice_items=settings.ingest.slice_count_max,
+        heartbeat_ms=worker.heartbeat_ms,
+        poll_ms=worker.poll_ms,
+        sweep_ms=worker.sweep_ms,
+        grace_ms=worker.grace_ms,
+        flush=FlushLimits(
+            worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
+        ),
+        retry=settings.retry.policy(),
+        scratch=settings.data_dir / "scratch",
+        result_expires_after_ms=settings.retention.file_s * 1000,
+        job_keep_ms=settings.retention.job_s * 1000,
+        garbage_safety_ms=settings.retention.orphan_s * 1000,
+    )
+
+
+def line_rules(settings: Settings, job: Job) -> LineRules:
+    """What this job's input is held to."""
+    return LineRules(
+        endpoint=job.endpoint,
+        single_model=settings.ingest.single_model,
+        invalid_lines=job.invalid_lines,
+        prefix_order=job.prefix_order,
+        line_bytes_max=settings.limits.line_bytes_max,
+        item_count_max=settings.limits.items_max,
+        depth_max=settings.limits.json_depth_max,
+        slice_count_max=settings.ingest.slice_count_max,
+        slice_bytes_max=settings.ingest.slice_bytes_max,
+    )
+
+
+async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -> None:
+    """A process without a worker still owns the blobs that it receives."""
+    while not stop.is_set():
+        try:
+            if await me.beat() is None:
+                await me.begin()
+        except StoreUnavailable as error:
+            log.warning("heartbeat_failed", error=str(error))
+        try:
+            async with asyncio.timeout(heartbeat_ms / 1000):
+                await stop.wait()
+        except TimeoutError:
+            pass
+    await me.leave()
+
+
+def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker | None, token: str) -> WebContext:
+    def trouble() -> list[str]:
+        found = [worker.trouble()] if worker else []
+        return [text for text in found if text]
+
+    return WebContext(
+        store=parts.store,
+        blobs=parts.blobs,
+        settings=parts.settings,
+        clock=parts.clock,
+        entropy=parts.entropy,
+        wake=parts.wake,
+        worker_id=lambda: me.id,
+        default_tenant_id=parts.tenant_id,
+        pepper=pepper_of(parts.settings),
+        control_token=token,
+        trouble=trouble,
+        upstream_status=router.status,
+    )
+
+
+class _control_file:  # noqa: N801 - reads as a verb where it is used
+    def __init__(self, data_dir: Path, control: Control) -> None:
+        self._path = data_dir / "control.json"
+        self._control = control
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(self._control))
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def running_control(settings: Settings) -> Control | None:
+    """How to reach the process that serves this data directory; None when none does."""
+    path = settings.data_dir / "control.json"
+    try:
+        control = msgspec.json.decode(path.read_bytes(), type=Control)
+        os.kill(control.pid, 0)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return control

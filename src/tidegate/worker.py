@@ -1,0 +1,398 @@
+"""The worker: the loops that keep the road moving in one process.
+
+    beat      stay alive, hear which jobs close, hand back what we did not know we had
+    lease     keep enough items in hand
+    runners   send, and pass every verdict on to record
+    record    make results durable and commit them
+    ingest    one input at a time
+    ship      expire, close and publish jobs
+    tend      everything else, in small bounded passes
+
+It holds nothing that another process could not find in the store.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tidegate.core.errors import BlobError, BlobMissing, LostRace, StoreError, StoreUnavailable
+from tidegate.core.lines import LineRules
+from tidegate.core.nouns import Attempts, Holding, Item, Job, LineError, Recorded
+from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
+from tidegate.core.retry import RetryPolicy
+from tidegate.failpoints import hit
+from tidegate.flow import lease
+from tidegate.flow.hand import Hand, Held
+from tidegate.flow.incarnation import Incarnation
+from tidegate.flow.ingest import RunPass, ingest_next
+from tidegate.flow.perform import Again, Answered, Failed, perform
+from tidegate.flow.record import FlushLimits, Recorder
+from tidegate.flow.ship import Ship
+from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
+from tidegate.flow.tend.garbage import Garbage
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+SHORT_WAIT_MS = 5_000
+_UNKNOWN_MODEL_ROOM = 256
+_SLOW_TEND_EVERY = 12
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    in_flight_max: int
+    slice_count_max: int
+    slice_items: int
+    heartbeat_ms: int
+    poll_ms: int
+    sweep_ms: int
+    grace_ms: int
+    flush: FlushLimits
+    retry: RetryPolicy
+    scratch: Path
+    result_expires_after_ms: int | None
+    job_keep_ms: int
+    garbage_safety_ms: int
+
+
+class Worker:
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        upstream: Upstream,
+        clock: Clock,
+        entropy: Entropy,
+        wake: Wake,
+        incarnation: Incarnation,
+        options: WorkerOptions,
+        rules_for: Callable[[Job], LineRules],
+        run_pass: RunPass,
+        new_blob: Callable[[str, str], Awaitable[str]],
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._upstream = upstream
+        self._clock = clock
+        self._entropy = entropy
+        self._wake = wake
+        self._me = incarnation
+        self._options = options
+        self._rules_for = rules_for
+        self._run_pass = run_pass
+
+        async def new_log_blob(kind: str) -> str:
+            return await new_blob(kind, self._me.id)
+
+        self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
+        self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
+        self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
+        self._garbage = Garbage(store, blobs, options.garbage_safety_ms)
+        self._ship_news = asyncio.Event()
+        self._pending_tokens: set[str] = set()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.broken: str | None = None
+        self.recorded_count = 0
+        self.unused_count = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._hand.in_flight
+
+    def trouble(self) -> str | None:
+        """Why this worker takes no new work, in words; None while all is well."""
+        if self.broken:
+            return f"stopped taking work after an internal error: {self.broken}"
+        if self._recorder.failing:
+            return "finished results cannot be stored now; they are kept and tried again"
+        if self._clock.monotonic_ms() >= self._me.safe_until_ms:
+            return "the store does not answer heartbeats"
+        return None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop, then hand back what was not sent and finish what was."""
+        self._options.scratch.mkdir(parents=True, exist_ok=True)
+        self._hand.extend_lease(self._me.safe_until_ms)
+        loops = [
+            self._beat_loop,
+            self._lease_loop,
+            self._recorder.run,
+            self._ingest_loop,
+            self._ship_loop,
+            self._tend_loop,
+        ]
+        loops += [self._runner] * self._options.in_flight_max
+        self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
+        try:
+            await stop.wait()
+            await self._hand_back()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """A loop that fails in a way nobody foresaw stops new work, loudly; what runs goes on to its end."""
+        while True:
+            try:
+                await loop()
+                return
+            except (StoreUnavailable, BlobError, LostRace) as error:
+                log.warning("loop_waits", loop=loop.__name__, error=str(error))
+            except Exception as error:
+                self.broken = f"{type(error).__name__} in {loop.__name__}"
+                log.exception("worker_broken", loop=loop.__name__)
+            await asyncio.sleep(_RETRY_S)
+
+    # ---- beat
+
+    async def _beat_loop(self) -> None:
+        while True:
+            try:
+                await self._beat()
+            except StoreUnavailable as error:
+                log.warning("heartbeat_failed", error=str(error))
+                await asyncio.sleep(min(_RETRY_S, self._options.heartbeat_ms / 1000))
+                continue
+            await asyncio.sleep(self._options.heartbeat_ms / 1000)
+
+    async def _beat(self) -> None:
+        known, pending = self._hand.keys(), set(self._pending_tokens)
+        holdings = await self._me.beat()
+        if holdings is None:
+            self._hand.lose_lease()
+            self._settle_all()
+            self._recorder.renew()
+            await self._me.begin()
+            self._hand.extend_lease(self._me.safe_until_ms)
+            return
+        self._hand.extend_lease(self._me.safe_until_ms)
+        for stranger in self._hand.compare(known, holdings):
+            if stranger.token not in pending and stranger.token not in self._pending_tokens:
+                await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
+        for holding in holdings:
+            if holding.closing is not None:
+                self._close(holding)
+        self._settle_all()
+
+    def _close(self, holding: Holding) -> None:
+        """The job closes: nothing more of it is sent; what is out gets the grace and is then aborted."""
+        for held in self._hand.close_job(holding.job_id):
+            if holding.closing_for_ms >= self._options.grace_ms:
+                _abort(held)
+
+    # ---- lease
+
+    async def _lease_loop(self) -> None:
+        ear = self._wake.listen()
+        while True:
+            if self._stopping or self.broken or not await self._lease_more():
+                await ear.wait(self._options.poll_ms / 1000)
+
+    async def _lease_more(self) -> bool:
+        """Fill the hand; False when there was nothing to take or no room."""
+        self._give_back_resting()
+        slices_max = self._options.slice_count_max - self._hand.slice_count
+        if slices_max <= 0 or self._recorder.full or self._clock.monotonic_ms() >= self._me.safe_until_ms:
+            return False
+        choice = await lease.choose(self._store, self._room, self._options.slice_items, slices_max)
+        took = False
+        for pick in choice.picks:
+            token = self._entropy.token_bytes(16).hex()
+            self._pending_tokens.add(token)
+            try:
+                for held in await lease.take(self._store, self._clock, self._me.id, pick, token):
+                    took = True
+                    await self._begin_slice(held)
+            finally:
+                self._pending_tokens.discard(token)
+        return took
+
+    async def _begin_slice(self, held: Held) -> None:
+        piece = held.slice
+        try:
+            items = await lease.read_items(self._blobs, piece)
+        except BlobMissing as error:
+            log.error("work_file_gone", job=piece.job_id, error=str(error))
+            await self._store.fail_job(
+                piece.job_id, LineError("work_file_gone", "The batch's stored requests are gone.")
+            )
+            await self._store.release_slice(piece.job_id, piece.first, piece.token, 0)
+        except BlobError as error:
+            log.warning("work_file_waits", job=piece.job_id, error=str(error))
+            await self._store.release_slice(piece.job_id, piece.first, piece.token, SHORT_WAIT_MS)
+        else:
+            self._hand.add(held, items)
+            self._settle(held)
+
+    def _room(self, model: str) -> int:
+        """How many more items of a model are worth holding: as many as can be in flight, beside those that are."""
+        if not model or not self._upstream.knows(model):
+            return _UNKNOWN_MODEL_ROOM - self._hand.unsent(model)
+        if self._upstream.rests_until_ms(model) > self._clock.monotonic_ms() + SHORT_WAIT_MS:
+            return 0
+        can_fly = min(self._options.in_flight_max, self._upstream.free_slots(model) + self._hand.calls(model))
+        unsent = self._hand.unsent(model)
+        return can_fly - unsent if unsent <= can_fly // 2 else 0
+
+    def _give_back_resting(self) -> None:
+        """Items of a model that rests for long are better off in the store than in one worker's hands."""
+        now_ms = self._clock.monotonic_ms()
+        for model in self._hand.models():
+            until_ms = self._upstream.rests_until_ms(model) if model else 0.0
+            if until_ms > now_ms + SHORT_WAIT_MS:
+                self._hand.drop_model(model, until_ms)
+                self._settle_all()
+
+    # ---- runners
+
+    async def _runner(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        options, hand = self._options, self._hand
+        while True:
+            held, item = await hand.next()
+            held.calls.add(me)
+            verdict: Answered | Failed | Again | None = None
+            try:
+                verdict = await perform(
+                    self._upstream, self._clock, self._entropy, options.retry, held.slice, held.deadline_ms, item
+                )
+            except asyncio.CancelledError:
+                if not held.aborted:
+                    raise
+                me.uncancel()
+            finally:
+                held.calls.discard(me)
+                hand.landed(held)
+            self._note(held, item, verdict)
+
+    def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
+        piece = held.slice
+        if isinstance(verdict, Answered):
+            self._recorder.answered(piece.job_id, item.number, verdict.line, verdict.usage, piece.first, piece.token)
+            held.left -= 1
+        elif isinstance(verdict, Failed):
+            self._recorder.failed(piece.job_id, item.number, verdict.line, piece.first, piece.token)
+            held.left -= 1
+        elif isinstance(verdict, Again):
+            if verdict.count > item.attempt_count or verdict.wait_ms > SHORT_WAIT_MS:
+                note = Attempts(item.number, verdict.count, verdict.wait_ms, verdict.reason)
+                self._recorder.tried(piece.job_id, piece.token, note)
+            item.attempt_count = verdict.count
+            if verdict.wait_ms <= SHORT_WAIT_MS:
+                self._hand.put_back(held, item, verdict.wait_ms)
+            else:
+                self._hand.defer(held, verdict.wait_ms)
+        self._settle(held)
+        if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
+            self._wake.ring()
+            if not self._hand.in_flight:
+                self._recorder.hurry()
+
+    def _settle(self, held: Held) -> None:
+        """Say so when a slice has nothing more to do here: it is done, or it goes back."""
+        if not self._hand.settle(held):
+            return
+        piece = held.slice
+        if held.left == 0:
+            self._recorder.finish_slice(piece.job_id, piece.first, piece.token)
+        else:
+            self._recorder.release_slice(piece.job_id, piece.first, piece.token, self._hand.release_wait_ms(held))
+
+    def _settle_all(self) -> None:
+        for held in self._hand.held():
+            self._settle(held)
+
+    def _recorded(self, recorded: Recorded) -> None:
+        self.recorded_count += recorded.new_count
+        self.unused_count += recorded.unused_count
+        if recorded.complete:
+            self._ship_news.set()
+
+    # ---- ingest, ship, tend
+
+    async def _ingest_loop(self) -> None:
+        ear = self._wake.listen()
+        while True:
+            worked = False
+            if not self._stopping and not self.broken:
+                worked = await ingest_next(
+                    self._store,
+                    self._blobs,
+                    self._entropy,
+                    self._me.id,
+                    self._options.scratch,
+                    self._rules_for,
+                    self._run_pass,
+                )
+            if worked:
+                self._wake.ring()
+            else:
+                await ear.wait(self._options.poll_ms / 1000)
+
+    async def _ship_loop(self) -> None:
+        while True:
+            self._ship_news.clear()
+            await deadlines.tend(self._store)
+            await self._ship.close_drained(self._options.grace_ms + 2 * self._options.heartbeat_ms)
+            await self._ship.publish_all(self._me.id)
+            try:
+                async with asyncio.timeout(self._options.poll_ms / 1000):
+                    await self._ship_news.wait()
+            except TimeoutError:
+                pass
+
+    async def _tend_loop(self) -> None:
+        rounds = 0
+        while True:
+            if await lost_workers.tend(self._store, self._blobs):
+                self._wake.ring()
+            if rounds % _SLOW_TEND_EVERY == 0:
+                await retention.tend(self._store, self._options.job_keep_ms)
+                await self._garbage.tend()
+                await crowded_files.tend(self._store, self._blobs, self._entropy, self._me.id)
+            rounds += 1
+            await asyncio.sleep(self._options.sweep_ms / 1000)
+
+    # ---- stop
+
+    async def _hand_back(self) -> None:
+        """Unsent items go back at once; calls in flight get the grace; what they answered is committed before we leave."""
+        self._stopping = True
+        for held in self._hand.held():
+            self._hand.drop(held)
+        self._settle_all()
+        self._recorder.hurry()
+        await hit("stop_released")
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._options.grace_ms / 1000
+        while self._hand.in_flight and loop.time() < end_s:
+            self._recorder.hurry()
+            await asyncio.sleep(0.05)
+        for held in self._hand.held():
+            _abort(held)
+        while self._hand.in_flight:  # noqa: ASYNC110 - the aborted calls end within this very loop's next turns
+            await asyncio.sleep(0)
+        self._settle_all()
+        try:
+            async with asyncio.timeout(max(5.0, end_s - loop.time())):
+                await self._recorder.drain()
+            await self._recorder.close()
+            await self._me.leave()
+            await lost_workers.adopt_logs(self._store, self._blobs)
+        except (TimeoutError, StoreError, BlobError) as error:
+            log.warning("left_in_a_hurry", error=str(error), advice="another worker takes over when the lease runs out")
+
+
+def _abort(held: Held) -> None:
+    """End the calls of a slice in the air: their connections are closed."""
+    held.aborted = True
+    for task in list(held.calls):
+        task.cancel()
