@@ -189,7 +189,7 @@ class Ship:
             found.extend((extent.at, extent.size_bytes, extent.blob_id, extent.blob_at) for extent in page)
         return found
 
-    async def _input_order(self, job: Job) -> array[int]:
+    async def _input_order(self, job: Job) -> "array[int]":
         """Each item's 1-based line in the input: the trailer of the work file."""
         assert job.work_blob_id is not None
         order = array("I")
