@@ -282,6 +282,7 @@ class Settings(Group, frozen=True):
             max_length=64, description="Endpoints that batches may name beside the built-in ones, such as /v1/rerank."
         ),
     ] = ()
+    failpoints: Annotated[Text, _about("For tests: where this process should fail; see failpoints.py.")] = ""
     models: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=255)], Model],
         Meta(max_length=10_000, description="Deployments by the model name that callers ask for."),

@@ -64,13 +64,11 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 def warnings(settings: Settings) -> list[str]:
     """What works but should be known."""
-    if settings.store.is_postgresql == settings.blobs.is_s3:
-        return []
-    if settings.store.is_postgresql:
+    if settings.store.is_postgresql and not settings.blobs.is_s3:
         return [
-            "The store is PostgreSQL but blobs are local files: every process must run on this one host, or set blobs.url to s3://…."
+            "The store is PostgreSQL but blobs are local files: every process must run on this host, or set blobs.url to s3://…."
         ]
-    return ["Blobs are on S3 but the store is a local SQLite file: only one process can work on it."]
+    return []
 
 
 def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -83,6 +81,11 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("blobs", "url"), "must begin with file:/// or s3://"
     elif blobs.is_s3 and not urlsplit(blobs.url).netloc:
         yield ("blobs", "url"), "names no bucket: write s3://BUCKET/PREFIX"
+    elif blobs.is_s3 and not store.is_postgresql:
+        yield (
+            ("blobs", "url"),
+            "is on S3 while the store is on this machine alone: set store.url to a postgresql:// address, or keep both here",
+        )
     if (blobs.access_key_id is None) != (blobs.secret_access_key is None):
         yield ("blobs", "access_key_id"), "and blobs.secret_access_key go together: give both or neither"
     if blobs.endpoint and not _is_http_url(blobs.endpoint):
