@@ -8,7 +8,7 @@ never chained to ours, because its representation would show them.
 import asyncio
 import math
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -41,7 +41,9 @@ class AnswerTooLarge(Exception):
         self.bytes_max = bytes_max
 
 
-def accept(endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> tuple[bytes, Usage]:
+def accept(
+    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
+) -> tuple[bytes, Usage]:
     """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
     if 200 <= status <= 299:
         try:
@@ -49,7 +51,7 @@ def accept(endpoint: str, status: int, headers: Mapping[str, str], body: bytes, 
         except answers.NotAnAnswer as wrong:
             why = str(wrong)
         raise BrokenAnswer(why, status=status, body=_bounded(body))
-    raise refusal(status, headers, body, now_ms)
+    raise refusal(status, headers, body, now_ms())
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:
@@ -87,13 +89,13 @@ def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
             status=wrong.status,
         )
     what = _in_words(wrong)
-    if isinstance(wrong, _NEVER_SENT) or not sent:
+    if isinstance(wrong, NEVER_CONNECTED) or not sent:
         return Unavailable(f"the call never started: {what}")
     return Ambiguous(f"the call broke after it was sent: {what}")
 
 
 # Raised only while a connection is made, whatever else happened before.
-_NEVER_SENT = (
+NEVER_CONNECTED = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
     aiohttp.ServerFingerprintMismatch,

@@ -2,11 +2,15 @@
 
 aiohttp limits only the connections in use and keeps any number of idle ones. Here, open means open: before a new connection
 is made beyond the ceiling, the one that has been idle longest is closed, and idle ones beyond `kept_alive_max` are not kept.
-This module knows nothing of requests. It overrides two methods of the connector that aiohttp does not document; the tests at
-the limit and one above it are what holds them to this behaviour.
+
+A connection on which the server spoke out of turn is never used: its next words would be taken for the answer to someone
+else's request. This module knows nothing of requests. It overrides methods of the connector that aiohttp does not document;
+the tests at the limits and with stray answers are what holds them to this behaviour.
 """
 
+import asyncio
 import resource
+import select
 import ssl
 from typing import Any
 
@@ -50,6 +54,30 @@ class Connections(aiohttp.TCPConnector):
         if not self._conns[key]:
             del self._conns[key]
         protocol.close()
+
+
+_poll = select.poll()
+
+
+def has_spoken(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer said anything out of turn, its goodbye included, read by the loop or still in the kernel.
+
+    Asked before the first byte of a request is written: then the request can still go over another connection without any
+    doubt that it was sent twice.
+    """
+    if transport.get_protocol().should_close:  # type: ignore[attr-defined]
+        return True
+    descriptor = transport.get_extra_info("socket").fileno()
+    # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
+    words = select.POLLIN if transport.get_extra_info("sslcontext") is None else select.POLLRDHUP
+    try:
+        _poll.register(descriptor, words)
+        return bool(_poll.poll(0))
+    except (OSError, ValueError):
+        return True
+    finally:
+        if descriptor >= 0:
+            _poll.unregister(descriptor)
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | bool:

@@ -21,7 +21,7 @@ from tidegate import __version__
 from tidegate.core.deployments import Deployment, Engine, HttpLimits
 from tidegate.core.errors import PoolExhausted, UpstreamError
 from tidegate.upstream import classify
-from tidegate.upstream.connections import Connections, tls_context
+from tidegate.upstream.connections import Connections, has_spoken, tls_context
 from tidegate.upstream.exchange import Exchange, Sweep
 
 IDEMPOTENCY_KEY = istr("Idempotency-Key")
@@ -83,7 +83,7 @@ class RequestBody(Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         exchange = self._exchange
         transport: asyncio.WriteTransport | None = getattr(writer, "transport", None)
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or has_spoken(transport):
             # aiohttp holds the headers back until the body comes, so nothing at all has been written yet.
             raise aiohttp.ClientConnectionResetError("the idle connection was already closed")
         exchange.writing(transport)
@@ -182,6 +182,10 @@ class AiohttpTransport:
             allow_redirects=False,
             ssl=line.tls,
         )
+        if not exchange.sent and body is not None:
+            # An answer to a request that was never written belongs to an earlier one on this connection.
+            response.close()
+            raise aiohttp.ClientConnectionResetError("the connection held an answer to something else")
         exchange.heard(response)
         content = response.content
         chunk = await content.readany()
@@ -212,8 +216,10 @@ class AiohttpTransport:
             if cut is None:
                 raise wrong
             return classify.failure(classify.CallCut(cut), sent=exchange.sent)
-        stale = isinstance(wrong, aiohttp.ClientConnectionResetError | aiohttp.ServerDisconnectedError)
-        if stale and not exchange.sent:
+        was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
+            wrong, classify.NEVER_CONNECTED
+        )
+        if was_connected and not exchange.sent:
             return None
         return classify.failure(wrong, sent=exchange.sent)
 

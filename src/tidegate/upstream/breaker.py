@@ -1,0 +1,105 @@
+"""A breaker per deployment: it stops the calls to a server that fails, and always probes its way back.
+
+Time is an argument, in the clock's monotonic milliseconds; nothing here waits, logs or calls. It never gives up: while it is
+open, one call per probe interval may go through, for as long as it takes, and any success closes it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """It opens after so many failures in a row, or at a share of failures over enough calls in one window."""
+
+    consecutive_failures_max: int = 5
+    failure_share_max: float = 0.5
+    share_calls_min: int = 20
+    share_window_ms: int = 30_000
+    probe_interval_ms: int = 5_000
+    paused_probe_interval_ms: int = 60_000
+
+
+class Breaker:
+    def __init__(self, policy: BreakerPolicy) -> None:
+        self._policy = policy
+        self._probe_at_ms: float | None = None
+        self._paused = False
+        self._probes_in_flight = 0
+        self._consecutive = 0
+        self._window_from_ms = 0.0
+        self._answered = 0
+        self._failed = 0
+
+    @property
+    def state(self) -> BreakerState:
+        if self._probe_at_ms is None:
+            return BreakerState.CLOSED
+        if self._probes_in_flight:
+            return BreakerState.PROBING
+        return BreakerState.PAUSED if self._paused else BreakerState.OPEN
+
+    @property
+    def ready_at_ms(self) -> float:
+        """The moment from which a call may go through; 0 while it is closed."""
+        return 0.0 if self._probe_at_ms is None else self._probe_at_ms
+
+    @property
+    def is_open(self) -> bool:
+        return self._probe_at_ms is not None
+
+    def begin_probe(self, now_ms: float) -> None:
+        """This call is the interval's probe: the next may come one interval later, whether this one has ended or not."""
+        self._probe_at_ms = now_ms + self._interval_ms()
+        self._probes_in_flight += 1
+
+    def end_probe(self) -> None:
+        self._probes_in_flight -= 1
+
+    def succeeded(self) -> bool:
+        """The deployment answered. True when this closed the breaker."""
+        self._consecutive = 0
+        self._answered += 1
+        if self._probe_at_ms is None:
+            return False
+        self._probe_at_ms = None
+        self._paused = False
+        self._answered = self._failed = 0
+        return True
+
+    def failed(self, now_ms: float) -> bool:
+        """The deployment failed. True when this opened the breaker."""
+        policy = self._policy
+        if now_ms - self._window_from_ms > policy.share_window_ms:
+            # The window begins with a failure: what went well before it is no reason to wait longer now.
+            self._window_from_ms = now_ms
+            self._answered = self._failed = 0
+        self._consecutive += 1
+        self._failed += 1
+        if self._probe_at_ms is not None:
+            return False
+        calls = self._answered + self._failed
+        too_many_in_a_row = self._consecutive >= policy.consecutive_failures_max
+        too_large_a_share = calls >= policy.share_calls_min and self._failed >= policy.failure_share_max * calls
+        if not (too_many_in_a_row or too_large_a_share):
+            return False
+        self._probe_at_ms = now_ms + policy.probe_interval_ms
+        return True
+
+    def key_rejected(self, now_ms: float) -> bool:
+        """Our key is refused: only a person can mend that, so the probes are rarer. True when this paused the deployment."""
+        newly = not self._paused
+        self._paused = True
+        at_ms = now_ms + self._interval_ms()
+        self._probe_at_ms = at_ms if self._probe_at_ms is None else max(self._probe_at_ms, at_ms)
+        return newly
+
+    def _interval_ms(self) -> int:
+        return self._policy.paused_probe_interval_ms if self._paused else self._policy.probe_interval_ms

@@ -1,0 +1,135 @@
+"""One deployment at work: its slots, its rest, its breaker, its retry budget, and what it has done so far.
+
+A lane decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among lanes and
+sends nothing. Time is an argument, in the clock's monotonic milliseconds.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+from yarl import URL
+
+from tidegate.core.deployments import Deployment
+from tidegate.core.errors import (
+    Ambiguous,
+    BrokenAnswer,
+    KeyRejected,
+    Refused,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+)
+from tidegate.upstream.breaker import Breaker, BreakerPolicy
+from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.transport import Line
+
+# A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
+FORBIDDEN_IN_A_ROW_MAX = 3
+FORBIDDEN_CALLS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    retry_budget: RetryBudgetPolicy = field(default_factory=RetryBudgetPolicy)
+    retry_after_ms_max: int = 86_400_000
+    throttle_backoff_ms: int = 1_000
+    throttle_backoff_ms_max: int = 60_000
+
+
+class Lane:
+    def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
+        self.deployment = deployment
+        self.line = line
+        self.control = control
+        self.breaker = Breaker(policy.breaker)
+        self.budget = RetryBudget(policy.retry_budget)
+        self.in_flight = 0
+        self.slots = deployment.max_in_flight
+        self.weight = deployment.weight
+        self.total_s = deployment.total_timeout_s
+        self.rests_until_ms = 0.0
+        self.answered = 0
+        self.failures: Counter[str] = Counter()
+        self.last_failure = ""
+        self.probes = 0
+        self._policy = policy
+        self._urls: dict[str, URL] = {}
+        self._throttled_in_a_row = 0
+        self._forbidden_in_a_row = 0
+        self._forbidden: OrderedDict[str, int] = OrderedDict()
+
+    def url(self, endpoint: str) -> URL:
+        url = self._urls.get(endpoint)
+        if url is None:
+            url = self._urls[endpoint] = URL(self.deployment.url_of(endpoint))
+        return url
+
+    def ready_at_ms(self) -> float:
+        """The moment from which something may be sent here; in the past when it may be sent now."""
+        return max(self.rests_until_ms, self.breaker.ready_at_ms)
+
+    def free_slots(self, now_ms: float) -> int:
+        if self.ready_at_ms() > now_ms:
+            return 0
+        free = self.slots - self.in_flight
+        return min(free, 1) if self.breaker.is_open else free
+
+    def load(self) -> float:
+        return (self.in_flight + 1) / self.weight
+
+    def succeeded(self) -> bool:
+        """True when this brought the deployment back."""
+        self.answered += 1
+        self._throttled_in_a_row = 0
+        self._forbidden_in_a_row = 0
+        return self.breaker.succeeded()
+
+    def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
+        """Learn from a failure. True when it shut the deployment."""
+        self.failures[error.reason] += 1
+        self.last_failure = error.message
+        match error:
+            case Throttled():
+                self._throttled(error.retry_after_ms, now_ms, jitter)
+            case KeyRejected():
+                return self._key_rejected(error.status, idempotency_key, now_ms)
+            case Ambiguous() | Unavailable() | BrokenAnswer():
+                if error.retry_after_ms is not None:
+                    self._rest(error.retry_after_ms, now_ms)
+                return self.breaker.failed(now_ms)
+            case Refused():
+                # It answered, and about the request: that is what a healthy server does.
+                return False
+        return False
+
+    def blames_the_request(self, idempotency_key: str) -> bool:
+        """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
+        answered_then = self._forbidden.get(idempotency_key)
+        return answered_then is not None and answered_then < self.answered
+
+    def _throttled(self, retry_after_ms: int | None, now_ms: float, jitter: float) -> None:
+        if retry_after_ms is None:
+            doubled = self._policy.throttle_backoff_ms * 2 ** min(self._throttled_in_a_row, 20)
+            bound = min(doubled, self._policy.throttle_backoff_ms_max)
+            retry_after_ms = int(bound / 2 + bound / 2 * jitter)
+        if self.rests_until_ms <= now_ms:
+            # Calls that were in flight together are told the same thing together: that is one refusal, not many.
+            self._throttled_in_a_row += 1
+        self._rest(retry_after_ms, now_ms)
+
+    def _rest(self, wait_ms: int, now_ms: float) -> None:
+        until_ms = now_ms + min(wait_ms, self._policy.retry_after_ms_max)
+        if until_ms > self.rests_until_ms:
+            self.rests_until_ms = until_ms
+
+    def _key_rejected(self, status: int, idempotency_key: str, now_ms: float) -> bool:
+        if status == 403:
+            self._forbidden[idempotency_key] = self.answered
+            self._forbidden.move_to_end(idempotency_key)
+            if len(self._forbidden) > FORBIDDEN_CALLS_MAX:
+                self._forbidden.popitem(last=False)
+            self._forbidden_in_a_row += 1
+            if self._forbidden_in_a_row < FORBIDDEN_IN_A_ROW_MAX:
+                return False
+        return self.breaker.key_rejected(now_ms)

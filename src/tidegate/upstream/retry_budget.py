@@ -1,0 +1,70 @@
+"""How many retries a deployment bears: a share of its first attempts over the last minute, and a few in any case.
+
+A failing server is not helped by everyone asking again. A retry without budget is not failed, only put off. Time is an
+argument; the window moves in whole seconds, rounded so that it never allows more than the exact one would.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudgetPolicy:
+    share: float = 0.1
+    retries_min: int = 3
+    window_s: int = 60
+
+
+class RetryBudget:
+    def __init__(self, policy: RetryBudgetPolicy) -> None:
+        self._policy = policy
+        # One bucket more than the window: the oldest second is partly inside it.
+        self._length = policy.window_s + 1
+        self._firsts = [0] * self._length
+        self._retries = [0] * self._length
+        self._first_sum = 0
+        self._retry_sum = 0
+        self._second = 0
+
+    def first_attempt(self, now_ms: float) -> int:
+        """Count a first attempt; gives the bucket for `undo_first`."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        bucket = second % self._length
+        self._firsts[bucket] += 1
+        self._first_sum += 1
+        return bucket
+
+    def undo_first(self, bucket: int) -> None:
+        """That call never was an attempt: the upstream did not take it."""
+        if self._firsts[bucket]:
+            self._firsts[bucket] -= 1
+            self._first_sum -= 1
+
+    def allows_retry(self, now_ms: float) -> bool:
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        # First attempts of the oldest, partial second do not count; retries in it do.
+        firsts = self._first_sum - self._firsts[(second + 1) % self._length]
+        return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
+
+    def retry(self, now_ms: float) -> int:
+        """Count a retry that `allows_retry` allowed; gives the bucket for `undo_retry`."""
+        bucket = int(now_ms // 1000) % self._length
+        self._retries[bucket] += 1
+        self._retry_sum += 1
+        return bucket
+
+    def undo_retry(self, bucket: int) -> None:
+        if self._retries[bucket]:
+            self._retries[bucket] -= 1
+            self._retry_sum -= 1
+
+    def _move_to(self, second: int) -> None:
+        for passed in range(self._second + 1, min(second, self._second + self._length) + 1):
+            bucket = passed % self._length
+            self._first_sum -= self._firsts[bucket]
+            self._retry_sum -= self._retries[bucket]
+            self._firsts[bucket] = self._retries[bucket] = 0
+        self._second = second

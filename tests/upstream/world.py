@@ -1,0 +1,82 @@
+"""A clock that a test moves by hand, dice that always fall the same way, and short ways to build what tests need."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from tidegate.core.deployments import Deployment, HttpLimits, Secret
+from tidegate.core.nouns import Call
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.router import Router, open_router
+
+CHAT_ENDPOINT = "/v1/chat/completions"
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.monotonic = 1_000_000.0
+        self.wall = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.wall
+
+    def monotonic_ms(self) -> float:
+        return self.monotonic
+
+    def advance(self, ms: float) -> None:
+        self.monotonic += ms
+        self.wall += int(ms)
+
+
+class FairDice:
+    def token_bytes(self, count: int) -> bytes:
+        return b"\x07" * count
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.numbers = 0
+
+    @contextlib.asynccontextmanager
+    async def router(
+        self, *deployments: Deployment, limits: HttpLimits | None = None, policy: LanePolicy | None = None
+    ) -> AsyncIterator[Router]:
+        router = open_router(deployments, limits or HttpLimits(), self.clock, FairDice(), policy)
+        try:
+            yield router
+        finally:
+            await router.close()
+
+    def call(
+        self, model: str = "m", *, key: str | None = None, attempt_count: int = 0, left_ms: float = 60_000
+    ) -> Call:
+        self.numbers += 1
+        return Call(
+            job_id="batch_1",
+            number=self.numbers,
+            endpoint=CHAT_ENDPOINT,
+            model=model,
+            body=b'{"model":"m"}',
+            idempotency_key=key or f"batch_1:{self.numbers}",
+            deadline_ms=self.clock.monotonic + left_ms,
+            attempt_count=attempt_count,
+        )
+
+
+def deployment(url: str, name: str = "one", **more: object) -> Deployment:
+    return Deployment(name=name, url=url, **more)  # type: ignore[arg-type]
+
+
+def secret() -> Secret:
+    return Secret("sk-canary-77aa")
+
+
+async def outcome_of(waiting: asyncio.Future[object] | asyncio.Task[object]) -> BaseException | object:
+    """What a task came to, as a value."""
+    return (await asyncio.gather(waiting, return_exceptions=True))[0]
