@@ -1,0 +1,202 @@
+"""accept: a caller's bytes become a file, a caller's wish becomes a job. Nothing is acknowledged before it is durable.
+
+Every id is drawn before the store is asked, so that a call whose commit is unknown can be made again with the same effect. It knows
+nothing of HTTP: whoever has bytes may bring them here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import TypeVar
+
+import msgspec
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem, StoreUnavailable, TidegateError
+from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
+from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
+from tidegate.failpoints import hit
+from tidegate.store.store import Store
+
+T = TypeVar("T")
+
+REPLAY_MS = 5_000
+_PAUSE_FIRST_S = 0.05
+_PAUSE_S_MAX = 1.0
+_UNWANTED_COUNT_MAX = 1_000
+
+
+class Reception:
+    """Takes in files and jobs for one process. `worker_id` says under which incarnation a blob is begun."""
+
+    def __init__(
+        self, store: Store, blobs: Blobs, clock: Clock, entropy: Entropy, worker_id: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._entropy = entropy
+        self._worker_id = worker_id
+        self._unwanted: set[str] = set()
+
+    async def begin_upload(self, size_bytes_max: int) -> "Upload":
+        """A blob with a row, ready to take bytes."""
+        await self._give_up_leftovers()
+        blob_id = self._new_id("blob")
+        try:
+            await self.replayed(lambda: self._store.begin_blob(blob_id, "upload", self._worker_id()))
+            writer = await self._blobs.create(blob_id)
+        except BaseException:
+            await asyncio.shield(self.give_up(blob_id))
+            raise
+        return Upload(self, self._store, self._new_id("file"), blob_id, writer, size_bytes_max)
+
+    async def create_job(
+        self, caller: Caller, request: JobRequest, *, idempotency_key: str | None = None, quotas: Quotas | None = None
+    ) -> Job:
+        """One row, `validating`; the job that this Idempotency-Key made before, if it did."""
+        job_id = self._new_id("batch")
+        idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
+        job = await self.replayed(
+            lambda: self._store.create_job(caller, job_id, request, idempotency=idempotency, quotas=quotas)
+        )
+        await hit("create_committed")
+        return job
+
+    async def replayed(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call again while it is unknown whether it was committed, for a short while."""
+        give_up_at_ms = self._clock.monotonic_ms() + REPLAY_MS
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                pause = pause_s * self._entropy.uniform(0.5, 1.0)
+                if self._clock.monotonic_ms() + pause * 1000 > give_up_at_ms:
+                    raise
+                await asyncio.sleep(pause)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def give_up(self, blob_id: str) -> None:
+        """Let the blob be collected; while the store is away, later."""
+        try:
+            await self._store.give_up_blob(blob_id)
+        except TidegateError:
+            # What is forgotten here is collected when this incarnation ends.
+            if len(self._unwanted) < _UNWANTED_COUNT_MAX:
+                self._unwanted.add(blob_id)
+
+    async def _give_up_leftovers(self) -> None:
+        while self._unwanted:
+            blob_id = self._unwanted.pop()
+            try:
+                await self._store.give_up_blob(blob_id)
+            except TidegateError:
+                self._unwanted.add(blob_id)
+                return
+
+    def _new_id(self, kind: str) -> str:
+        return ids.make(kind, self._entropy.token_bytes(ids.RANDOM_BYTES))
+
+
+class Upload:
+    """One file on its way in. Either `keep` returns, or `abandon` must be called; nothing of it is seen before `keep` returns."""
+
+    def __init__(
+        self, reception: Reception, store: Store, file_id: str, blob_id: str, writer: BlobWriter, size_bytes_max: int
+    ) -> None:
+        self._reception = reception
+        self._store = store
+        self._file_id = file_id
+        self._blob_id = blob_id
+        self._writer = writer
+        self._size_bytes_max = size_bytes_max
+        self._newline_count = 0
+        self._last_byte = b""
+        self._is_durable = False
+        self.size_bytes = 0
+
+    @property
+    def line_count(self) -> int:
+        """Lines so far; a last one without its newline counts."""
+        return self._newline_count + (self._last_byte not in (b"", b"\n"))
+
+    async def write(self, data: bytes) -> None:
+        """Take the next bytes; returns when there is room for more."""
+        if not data:
+            return
+        self.size_bytes += len(data)
+        if self.size_bytes > self._size_bytes_max:
+            raise too_large(self._size_bytes_max)
+        self._newline_count += data.count(b"\n")
+        self._last_byte = data[-1:]
+        await self._writer.write(data)
+
+    async def keep(
+        self,
+        caller: Caller,
+        *,
+        purpose: str,
+        filename: str,
+        expires_after_ms: int | None,
+        idempotency_key: str | None = None,
+        quotas: Quotas | None = None,
+    ) -> File:
+        """Make the bytes durable, then show them as a file; the file that this Idempotency-Key made before, if it did."""
+        stamp = await self._writer.finish()
+        self._is_durable = True
+        await hit("upload_blob_durable")
+        idempotency = None
+        if idempotency_key:
+            idempotency = Idempotency(idempotency_key, upload_hash(stamp.sha256, purpose, filename))
+        file = await self._reception.replayed(
+            lambda: self._store.create_file(
+                caller,
+                self._file_id,
+                self._blob_id,
+                stamp,
+                purpose=purpose,
+                filename=filename,
+                line_count=self.line_count,
+                expires_after_ms=expires_after_ms,
+                idempotency=idempotency,
+                quotas=quotas,
+            )
+        )
+        if file.id != self._file_id:
+            await self._reception.give_up(self._blob_id)
+        await hit("upload_committed")
+        return file
+
+    async def abandon(self) -> None:
+        """Throw the bytes away, whatever went wrong and whoever stopped waiting."""
+        await asyncio.shield(self._abandon())
+
+    async def _abandon(self) -> None:
+        # Once they are durable, only the store knows whether the file was committed after all; then it keeps the bytes.
+        if not self._is_durable:
+            with contextlib.suppress(TidegateError):
+                await self._writer.abort()
+        await self._reception.give_up(self._blob_id)
+
+
+def too_large(size_bytes_max: int) -> ApiProblem:
+    return ApiProblem(
+        413,
+        "file_too_large",
+        f"The file is larger than {size_bytes_max:,} bytes. Split it into several files, each a batch of its own.",
+        param="file",
+    )
+
+
+def upload_hash(content_sha256: str, purpose: str, filename: str) -> str:
+    """What an upload's Idempotency-Key is bound to."""
+    return sha256(msgspec.json.encode([content_sha256, purpose, filename])).hexdigest()
+
+
+def request_hash(request: JobRequest) -> str:
+    """What a job's Idempotency-Key is bound to: the meaning of the request, however it was spelled."""
+    meaning = msgspec.to_builtins(request)
+    del meaning["window_text"]
+    return sha256(msgspec.json.encode(meaning, order="sorted")).hexdigest()

@@ -1,0 +1,43 @@
+"""The web app: every route behind one door. It is given everything it needs and opens no socket itself."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.flow.accept import Reception
+from tidegate.web import problems
+from tidegate.web.auth import Authenticator
+from tidegate.web.batches import Batches
+from tidegate.web.context import WebContext
+from tidegate.web.door import Door
+from tidegate.web.files import Files
+from tidegate.web.health import Health
+from tidegate.web.models import Models
+from tidegate.web.routes import guarded_routes
+
+
+def build_app(context: WebContext) -> Starlette:
+    reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
+    entries = [
+        *Files(context, reception).routes(),
+        *Batches(context, reception).routes(),
+        *Models(context).routes(),
+    ]
+    app = Starlette(
+        routes=[*Health(context).routes(), *guarded_routes(Authenticator(context), entries)],
+        middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy)],
+        exception_handlers={HTTPException: _not_routed},
+    )
+    # A redirect would send a caller's key to wherever the Host header says.
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = problems.answer(problems.routing_problem(error, request.method, request.url.path))
+    for name, value in (error.headers or {}).items():
+        answer.headers[name] = value
+    return answer

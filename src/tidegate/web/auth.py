@@ -1,0 +1,193 @@
+"""Who is asking: a key, this machine's operator, or, while no key exists, anyone on this machine.
+
+A command on this machine shows the token that a server left in its data directory; who can read that owns the data anyway, so it
+stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
+at most, so a revoked or expired key stops working by then. It decides who a caller is and what it may do in general; which things
+are a caller's own is the store's to say.
+"""
+
+import asyncio
+import hmac
+from collections import OrderedDict
+from typing import Any
+
+from starlette.requests import Request
+
+from tidegate.core import ids, keys
+from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.core.nouns import Caller
+from tidegate.web.context import WebContext
+from tidegate.web.failures import Failures
+from tidegate.web.loopback import is_loopback, refuse_strangers
+from tidegate.web.loopback import require_loopback as require_loopback
+from tidegate.web.pepper import pepper_of as pepper_of
+
+DEFAULT_TENANT = "default"
+CONTROL_HEADER = "X-Tidegate-Control"
+TENANT_HEADER = "X-Tidegate-Tenant"
+BELIEVED_MS = 2_000
+ROWS_MAX = 4_096
+ADDRESS_FAILURES_MAX = 30
+KEY_FAILURES_MAX = 10
+USED_EVERY_MS = 60_000
+_ABSENT = bytes(32)
+_TENANT_CHARS_MAX = 255
+
+
+class Authenticator:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._clock = context.clock
+        self._entropy = context.entropy
+        self._pepper = context.pepper
+        self._control_token = context.control_token
+        self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
+        self._proven: OrderedDict[str, float] = OrderedDict()
+        self._keyless_until_ms = 0.0
+        self._any_key = False
+        self._default_tenant_id: str | None = None
+        self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
+        self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
+        self._notes: set[asyncio.Task[None]] = set()
+
+    async def caller(self, request: Request, scope: str) -> Caller:
+        """Who sent this, provided that they may do what `scope` names."""
+        client = request.client.host if request.client else ""
+        if CONTROL_HEADER in request.headers:
+            return await self._operator(request, client)
+        if not await self._any_key_exists():
+            refuse_strangers(client, request.headers)
+            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
+        caller = await self._key_holder(_bearer(request), client)
+        if scope not in caller.scopes:
+            raise ApiProblem(
+                403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
+            )
+        return caller
+
+    async def _key_holder(self, text: str, client: str) -> Caller:
+        if not text:
+            raise _refusal()
+        public_id = keys.public_id_of(text)
+        given = keys.keyed_hash(self._pepper, text)
+        if public_id is None:
+            self._refuse_repeated(client, None)
+            raise self._failed(client, None)
+        # A key that was shown to be right is heard whatever others do under its name or from its address.
+        if public_id not in self._proven:
+            self._refuse_repeated(client, public_id)
+        row, age_ms = await self._row(public_id)
+        # Compared also when there is no such key, so that the time taken tells nothing.
+        matches = hmac.compare_digest(given, bytes(row["secret_hash"]) if row else _ABSENT)
+        if row is None or not matches or row["revoked_at"] is not None or _is_over(row, age_ms):
+            if row is None or row["revoked_at"] is not None or _is_over(row, age_ms):
+                self._proven.pop(public_id, None)
+            raise self._failed(client, public_id)
+        self._note_use(public_id)
+        return Caller(
+            row["tenant_id"],
+            public_id,
+            row["team"],
+            row["user_name"],
+            keys.scopes_from(row["scopes"]),
+            keys.models_from(row["models"]),
+        )
+
+    async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:
+        now_ms = self._clock.monotonic_ms()
+        known = self._rows.get(public_id)
+        if known is not None and now_ms - known[0] < BELIEVED_MS:
+            return known[1], now_ms - known[0]
+        row = await self._store.get_key(public_id)
+        self._rows[public_id] = (now_ms, row)
+        self._rows.move_to_end(public_id)
+        if len(self._rows) > ROWS_MAX:
+            self._rows.popitem(last=False)
+        return row, 0.0
+
+    async def _any_key_exists(self) -> bool:
+        """Once there was a key there is no way back; that there is none yet is believed for two seconds."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._any_key and now_ms >= self._keyless_until_ms:
+            self._any_key = await self._store.any_key()
+            self._keyless_until_ms = now_ms + BELIEVED_MS
+        return self._any_key
+
+    async def _operator(self, request: Request, client: str) -> Caller:
+        given = request.headers[CONTROL_HEADER].encode("latin-1", "replace")
+        wanted = self._control_token.reveal().encode() if self._control_token else b""
+        self._refuse_repeated(client, None)
+        if not hmac.compare_digest(given, wanted) or not wanted or not is_loopback(client):
+            raise self._failed(client, None)
+        name = request.headers.get(TENANT_HEADER)
+        if name is None or name == DEFAULT_TENANT:
+            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
+        tenant_id = None
+        if name.isprintable() and len(name) <= _TENANT_CHARS_MAX:
+            tenant_id = await self._store.tenant_by_name(name)
+        if tenant_id is None:
+            raise ApiProblem(
+                404, "tenant_not_found", "There is no tenant of this name. `tidegate keys list` shows them."
+            )
+        return Caller(tenant_id, scopes=frozenset(keys.SCOPES))
+
+    async def _default_tenant(self) -> str:
+        if self._default_tenant_id is None:
+            fresh = ids.make("tenant", self._entropy.token_bytes(ids.RANDOM_BYTES))
+            self._default_tenant_id = await self._store.put_tenant(fresh, DEFAULT_TENANT)
+        return self._default_tenant_id
+
+    def _refuse_repeated(self, client: str, public_id: str | None) -> None:
+        wait_s = self._address_failures.wait_s(client)
+        if public_id is not None:
+            wait_s = max(wait_s, self._key_failures.wait_s(public_id))
+        if wait_s:
+            raise ApiProblem(
+                429,
+                "too_many_failures",
+                "Too many requests with a wrong API key came from here. Check the key, then wait and try again.",
+                retry_after_s=wait_s,
+            )
+
+    def _failed(self, client: str, public_id: str | None) -> ApiProblem:
+        self._address_failures.add(client)
+        if public_id is not None:
+            self._key_failures.add(public_id)
+        return _refusal()
+
+    def _note_use(self, public_id: str) -> None:
+        """Remember that the key is right, and tell the store once a minute when it was last used; losing that is no harm."""
+        now_ms = self._clock.monotonic_ms()
+        noted_ms = self._proven.get(public_id)
+        if noted_ms is not None and now_ms - noted_ms < USED_EVERY_MS:
+            return
+        self._proven[public_id] = now_ms
+        self._proven.move_to_end(public_id)
+        if len(self._proven) > ROWS_MAX:
+            self._proven.popitem(last=False)
+        note = asyncio.get_running_loop().create_task(self._mark_used(public_id))
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
+
+    async def _mark_used(self, public_id: str) -> None:
+        try:
+            await self._store.mark_key_used(public_id)
+        except TidegateError:
+            return
+
+
+def _bearer(request: Request) -> str:
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    return text.strip() if kind.lower() == "bearer" else ""
+
+
+def _is_over(row: dict[str, Any], age_ms: float) -> bool:
+    return row["expires_at"] is not None and bool(row["expires_at"] <= row["now"] + age_ms)
+
+
+def _refusal() -> ApiProblem:
+    return ApiProblem(
+        401,
+        "invalid_api_key",
+        "The API key is missing or not valid. Send it as `Authorization: Bearer tg_live_…`; `tidegate keys create` makes one.",
+    )

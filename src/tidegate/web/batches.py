@@ -1,0 +1,102 @@
+"""OpenAI's Batches API over our jobs, and the output of a job while it grows."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.nouns import Caller, Job
+from tidegate.core.problems import no_such_batch, no_such_file
+from tidegate.core.states import JOB_ENDED
+from tidegate.flow.accept import Reception
+from tidegate.web import asks, content, wire
+from tidegate.web.context import WebContext
+from tidegate.web.routes import Guarded
+
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
+FINAL_HEADER = "X-Tidegate-Final"
+
+
+class Batches:
+    def __init__(self, context: WebContext, reception: Reception) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._settings = context.settings
+        self._wake = context.wake
+        self._reception = reception
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("POST", "/v1/batches", "batches:write", self.create),
+            Guarded("GET", "/v1/batches", "batches:read", self.list),
+            Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
+            Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
+            Guarded("GET", "/v1/batches/{batch_id}/output", "files:read", self.output),
+            Guarded("GET", "/v1/batches/{batch_id}/errors", "files:read", self.errors),
+        ]
+
+    async def create(self, request: Request, caller: Caller) -> Response:
+        key = asks.idempotency_key(request)
+        body = await asks.json_body(request, asks.BatchCreate, self._settings.limits.body_bytes_max)
+        wanted = asks.job_request(body, self._settings)
+        job = await self._reception.create_job(
+            caller, wanted, idempotency_key=key, quotas=self._settings.limits.quotas()
+        )
+        self._wake.ring()
+        return wire.json_answer(wire.batch(job))
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        count = asks.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        after = asks.after(query, "batch")
+        found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
+        if found is None:
+            raise asks.unknown_cursor()
+        shown = found[:count]
+        page = wire.page([wire.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count)
+        return wire.json_answer(page)
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        return wire.json_answer(wire.batch(await self._job(request, caller)))
+
+    async def cancel(self, request: Request, caller: Caller) -> Response:
+        job_id = self._job_id(request)
+        job = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job_id))
+        if job is None:
+            raise no_such_batch()
+        self._wake.ring()
+        return wire.json_answer(wire.batch(job))
+
+    async def output(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        return await self._growing(request, job, job.output_file_id, job.output_bytes, "output")
+
+    async def errors(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
+
+    async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
+        """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.
+
+        A job that was asked for in input order is rewritten at its end, so until then it shows nothing."""
+        is_final = job.state in JOB_ENDED
+        if is_final and file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
+            raise no_such_file("batch_id")
+        if file_id is None or (job.ordered and not is_final):
+            file_id, size_bytes = None, 0
+        headers = {FINAL_HEADER: "true" if is_final else "false"}
+        filename = f"{job.id}_{name}.jsonl"
+        return await content.answer(request, self._store, self._blobs, file_id, size_bytes, filename, headers)
+
+    async def _job(self, request: Request, caller: Caller) -> Job:
+        job = await self._store.get_job(caller.tenant_id, self._job_id(request))
+        if job is None:
+            raise no_such_batch()
+        return job
+
+    @staticmethod
+    def _job_id(request: Request) -> str:
+        job_id = str(request.path_params["batch_id"])
+        if not ids.is_valid("batch", job_id):
+            raise no_such_batch()
+        return job_id

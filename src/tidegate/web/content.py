@@ -1,0 +1,92 @@
+"""The bytes of a file on their way out: extents page by page, one range or all, never a file in memory."""
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from tidegate.core.errors import ApiProblem, BlobMissing
+from tidegate.core.ports import Blobs
+from tidegate.store.store import Store
+from tidegate.web import problems, ranges
+from tidegate.web.filename import attachment
+
+EXTENTS_PAGE_COUNT = 64
+_SANDBOX = "sandbox; default-src 'none'"
+
+
+async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes of a file from one place up to another.
+
+    Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
+    at, missed_at = start, -1
+    while at < end:
+        extents = await store.list_extents(file_id, at, EXTENTS_PAGE_COUNT)
+        if not extents or extents[0].at > at:
+            raise BlobMissing(f"{file_id} has no bytes at {at}, though it should have {end}")
+        for extent in extents:
+            skip = at - extent.at
+            count = min(extent.size_bytes - skip, end - at)
+            if count <= 0:
+                break
+            try:
+                async for piece in blobs.stream(extent.blob_id, extent.blob_at + skip, count):
+                    at += len(piece)
+                    yield piece
+            except BlobMissing:
+                if missed_at == at:
+                    raise
+                missed_at = at
+                break
+
+
+async def answer(
+    request: Request,
+    store: Store,
+    blobs: Blobs,
+    file_id: str | None,
+    size_bytes: int,
+    filename: str,
+    headers: dict[str, str],
+) -> Response:
+    """The answer to a GET or HEAD of these bytes. Without a file there are none."""
+    headers = {
+        **headers,
+        "Content-Disposition": attachment(filename),
+        "Content-Security-Policy": _SANDBOX,
+        "Accept-Ranges": "bytes",
+    }
+    try:
+        asked = _asked(request, headers, size_bytes)
+    except ranges.Unsatisfiable:
+        refusal = problems.answer(
+            ApiProblem(416, "range_not_satisfiable", f"There are {size_bytes:,} bytes; the range begins behind them.")
+        )
+        refusal.headers.update({**headers, "Content-Range": f"bytes */{size_bytes}"})
+        return refusal
+    start, end = asked or (0, size_bytes)
+    headers["Content-Length"] = str(end - start)
+    status = 200
+    if asked is not None:
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size_bytes}"
+    media_type = "application/octet-stream"
+    if request.method == "HEAD" or file_id is None or start == end:
+        return Response(None, status, headers, media_type)
+    stream = pieces(store, blobs, file_id, start, end)
+    # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+    first = await anext(stream)
+    return StreamingResponse(_joined(first, stream), status, headers, media_type)
+
+
+def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[int, int] | None:
+    condition = request.headers.get("if-range")
+    if condition is not None and condition != headers.get("ETag"):
+        return None
+    return ranges.choose(request.headers.get("range"), size_bytes)
+
+
+async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,33 @@
+"""What the web app is given: the composition root fills this in, the routes only read it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tidegate.core.deployments import Secret
+from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.settings import Settings
+from tidegate.store.store import Store
+
+
+def nothing_to_report() -> Mapping[str, str | None]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class WebContext:
+    """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
+
+    `readiness` says for each further part of the process (the worker, say) what is wrong with it, or None. `control_token` is what
+    commands on this machine show instead of a key.
+    """
+
+    store: Store
+    blobs: Blobs
+    settings: Settings
+    clock: Clock
+    entropy: Entropy
+    wake: Wake
+    worker_id: Callable[[], str]
+    pepper: bytes
+    readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
+    control_token: Secret | None = None

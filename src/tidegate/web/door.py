@@ -1,0 +1,84 @@
+"""The outermost wall: gives every request an id of ours, bounds its head, and turns whatever is raised inside into an answer.
+
+It knows no route and no tenant.
+"""
+
+import re
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.ports import Clock, Entropy
+from tidegate.web import problems
+from tidegate.web.intake import Intake
+
+HEADER_BYTES_MAX = 32_768
+HEADER_COUNT_MAX = 96
+URL_BYTES_MAX = 8_192
+# A slash, a backslash or a control character that hides behind an escape would change what a path names.
+_HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
+_SINGLE = (b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key", b"x-tidegate-control")
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Door:
+    def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy) -> None:
+        self._app = app
+        self._clock = clock
+        self._entropy = entropy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = ids.make("req", self._entropy.token_bytes(ids.RANDOM_BYTES))
+        intake = Intake(receive, dict(scope["headers"]), self._clock)
+        scope["tidegate.intake"] = intake
+        answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                await intake.drain()
+                answered = True
+                headers = list(message.get("headers", []))
+                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
+            await send(message)
+
+        try:
+            _check_head(scope)
+            await self._app(scope, intake, answer)
+        except Exception as error:
+            if answered:
+                # Half an answer is out: only a broken connection can still say that it is not whole.
+                problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
+                raise
+            await problems.answer(problems.problem_of(error, request_id))(scope, intake, answer)
+
+
+def _check_head(scope: Scope) -> None:
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    seen: set[bytes] = set()
+    size_bytes = count = 0
+    for name, value in headers:
+        size_bytes += len(name) + len(value)
+        count += 1
+        if name in _SINGLE and name in seen:
+            raise ApiProblem(
+                400, "duplicate_header", f"The header {name.decode('latin-1')} may be sent once.", param="headers"
+            )
+        seen.add(name)
+    if size_bytes > HEADER_BYTES_MAX or count > HEADER_COUNT_MAX:
+        raise ApiProblem(
+            431, "headers_too_large", f"At most {HEADER_COUNT_MAX} headers of {HEADER_BYTES_MAX:,} bytes are taken."
+        )
+    path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
+    if len(path) + len(query) > URL_BYTES_MAX:
+        raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")
+    if b"%" in path and _HIDDEN.search(path):
+        raise problems.unknown_url(scope["method"], path.decode("latin-1"))

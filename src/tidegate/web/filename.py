@@ -1,0 +1,76 @@
+"""Header parameters, and the one that carries a file's name. A name is data: it never becomes a path or a header as it came."""
+
+import unicodedata
+from urllib.parse import quote, unquote_to_bytes
+
+NAME_BYTES_MAX = 255
+FALLBACK = "upload"
+_PARAMETERS_MAX = 16
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 !#$&'()+,-.;=@[]^_`{}~")
+
+
+def split_parameters(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """`form-data; name="a"` as the word before the parameters, in lower case, and the parameters; the first of a name counts."""
+    word, _, rest = value.partition(b";")
+    parameters: dict[bytes, bytes] = {}
+    while rest and len(parameters) < _PARAMETERS_MAX:
+        name, equals, rest = rest.partition(b"=")
+        if not equals:
+            break
+        rest = rest.lstrip(b" \t")
+        if rest.startswith(b'"'):
+            text, rest = _quoted(rest[1:])
+        else:
+            text, _, rest = rest.partition(b";")
+            text = text.strip()
+        parameters.setdefault(name.strip(b" \t;").lower(), text)
+    return word.strip().lower(), parameters
+
+
+def _quoted(rest: bytes) -> tuple[bytes, bytes]:
+    """The inside of a quoted string, and what follows the parameter."""
+    text = bytearray()
+    at = 0
+    while at < len(rest) and rest[at : at + 1] != b'"':
+        # Only a quote and a backslash are ever escaped; others are browsers' plain Windows paths.
+        if rest[at : at + 1] == b"\\" and rest[at + 1 : at + 2] in (b'"', b"\\"):
+            at += 1
+        text += rest[at : at + 1]
+        at += 1
+    return bytes(text), rest[at + 1 :].partition(b";")[2]
+
+
+def file_name(parameters: dict[bytes, bytes]) -> str:
+    """The name that a part's Content-Disposition gives its file, made harmless."""
+    extended = parameters.get(b"filename*")
+    if extended is not None and extended.count(b"'") >= 2:
+        charset, _, escaped = extended.split(b"'", 2)
+        raw = unquote_to_bytes(escaped)
+        if charset.lower() in (b"utf-8", b"iso-8859-1"):
+            return harmless(raw.decode(charset.decode().lower(), "replace"))
+    raw = parameters.get(b"filename", b"")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw.decode("latin-1")
+    # Browsers and HTTP clients escape these three, and only these.
+    for escaped_text, plain in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
+        text = text.replace(escaped_text, plain)
+    return harmless(text)
+
+
+def harmless(name: str) -> str:
+    """The last component of a path, without anything that steers a terminal or turns text around, cut to a bounded length."""
+    visible = "".join(
+        char for char in name if char not in _BIDI and unicodedata.category(char) not in ("Cc", "Cs", "Zl", "Zp")
+    )
+    last = visible.replace("\\", "/").rpartition("/")[2].strip()
+    cut = last.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+    return FALLBACK if cut in ("", ".", "..") else cut
+
+
+def attachment(name: str) -> str:
+    """A Content-Disposition that makes a browser save the bytes under this name (RFC 6266)."""
+    plain = "".join(char if char in _PLAIN else "_" for char in name)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"

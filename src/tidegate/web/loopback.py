@@ -1,0 +1,60 @@
+"""Which addresses and names mean this very machine, and what follows from it where no key protects the door."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from tidegate.core.errors import ApiProblem, SettingsError
+from tidegate.store.store import Store
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address or name is this machine and nothing else."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+async def require_loopback(store: Store, host: str) -> None:
+    """Without a key in the store anyone who can connect owns everything: then only this machine may connect."""
+    if not is_loopback(host) and not await store.any_key():
+        raise SettingsError(
+            f"refusing to listen on {host}: there is no API key yet, so anyone could use this server. "
+            "Make one with `tidegate keys create --org NAME`, or listen on 127.0.0.1."
+        )
+
+
+def refuse_strangers(client: str, headers: Headers) -> None:
+    """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it.
+
+    A page elsewhere shows itself by its Origin or Sec-Fetch-Site, and a name that was made to point here by the Host.
+    """
+    host = urlsplit(f"//{headers.get('host', 'localhost')}").hostname or ""
+    origin = headers.get("origin")
+    is_ours = (
+        is_loopback(client)
+        and is_loopback(host)
+        and (origin is None or is_loopback(_origin_host(origin)))
+        and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    )
+    if not is_ours:
+        raise ApiProblem(
+            403,
+            "local_only",
+            "Without API keys this server answers only programs on its own machine that call it as localhost or 127.0.0.1. "
+            "Make a key with `tidegate keys create --org NAME` to call it from elsewhere.",
+        )
+
+
+def _origin_host(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,53 @@
+"""The secret that API keys are hashed with: the operator's, or one made once and kept in the data directory."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
+
+NAME = "pepper"
+PEPPER_BYTES = 32
+_FILE_BYTES_MAX = 4_096
+
+
+def pepper_of(settings: Settings) -> bytes:
+    """The same bytes every time; safe when two processes come for the first time at once."""
+    if settings.auth.pepper is not None:
+        return settings.auth.pepper.reveal().encode()
+    path = settings.data_dir / NAME
+    try:
+        if not path.exists():
+            _make(path)
+        with path.open("rb") as stream:
+            pepper = stream.read(_FILE_BYTES_MAX).strip()
+    except OSError as error:
+        raise SettingsError(
+            f"the file {path}, which API keys are hashed with, cannot be used ({error.strerror or error}). "
+            "Give this user the rights on it, or set auth.pepper."
+        ) from error
+    if len(pepper) < PEPPER_BYTES:
+        raise SettingsError(f"the file {path} is too short to hash API keys with. Restore it from a backup.")
+    return pepper
+
+
+def _make(path: Path) -> None:
+    """A whole file appears under its name or none does; the first to come wins."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = path.with_name(f".{NAME}.{os.urandom(8).hex()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(os.urandom(PEPPER_BYTES).hex().encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

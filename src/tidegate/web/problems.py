@@ -1,0 +1,100 @@
+"""Every refusal and failure as the wire shows it: one shape, one type by status, and never a detail that is not the caller's.
+
+The map from errors to answers stands here once; what is not in it is a fault of ours and says nothing but the request's id.
+"""
+
+import errno
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S = 5
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PATH_CHARS_MAX = 200
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+def error_type(status: int) -> str:
+    """What OpenAI calls this kind of failure; its SDK goes by the status alone."""
+    named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    if status >= 500:
+        return "server_error"
+    return named.get(status, "invalid_request_error")
+
+
+def problem_of(error: Exception, request_id: str) -> ApiProblem:
+    """The words for a caller. An unknown error is logged and told by its request id alone."""
+    match error:
+        case ApiProblem():
+            return error
+        case BlobMissing():
+            log.error("bytes_missing", request_id=request_id, problem=str(error))
+            return ApiProblem(
+                500,
+                "bytes_missing",
+                f"The bytes of this file are gone. Tell your operator the request id {request_id}.",
+            )
+        case BlobError() if _is_full(error):
+            log.error("storage_full", request_id=request_id, problem=str(error))
+            return ApiProblem(507, "storage_full", "The server has no room for these bytes. Tell your operator.")
+        case StoreError() | BlobError() | LostRace():
+            log.warning("unavailable", request_id=request_id, problem=str(error))
+            return ApiProblem(
+                503,
+                "unavailable",
+                "The server cannot reach its storage at the moment. Nothing was accepted: send the request again.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+    log.error("request_failed", request_id=request_id, exc_info=error)
+    return ApiProblem(
+        500, "internal_error", f"Something went wrong on our side. Tell your operator the request id {request_id}."
+    )
+
+
+def answer(problem: ApiProblem) -> Response:
+    body = ErrorBody(ErrorDetail(problem.message, error_type(problem.status), problem.param, problem.code))
+    headers = {}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 409:
+        # OpenAI's SDK takes a conflict for a passing one and sends it again; none of ours passes.
+        headers["x-should-retry"] = "false"
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(msgspec.json.encode(body), problem.status, headers, "application/json")
+
+
+def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:
+    """What the router could not place."""
+    shown = path[:_PATH_CHARS_MAX]
+    if error.status_code == 405:
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        return ApiProblem(405, "method_not_allowed", f"{method} is not allowed here; allowed: {allowed}.")
+    if error.status_code == 404:
+        return unknown_url(method, shown)
+    return ApiProblem(error.status_code, "refused", str(error.detail))
+
+
+def unknown_url(method: str, path: str) -> ApiProblem:
+    return ApiProblem(404, "unknown_url", f"Unknown request URL: {method} {path[:_PATH_CHARS_MAX]}.")
+
+
+def _is_full(error: BaseException) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _FULL
