@@ -1,15 +1,11 @@
 """The composition root: settings become a store, blobs, a router, loops and a web app. The only file that picks a backend."""
 
 import asyncio
-import os
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 import structlog
 
 from tidegate import __version__, failpoints
@@ -17,8 +13,10 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
+from tidegate.control import control_file
 from tidegate.core import ids
-from tidegate.core.errors import SettingsError, StoreUnavailable
+from tidegate.core.deployments import Secret
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
@@ -30,10 +28,12 @@ from tidegate.store.driver import Driver
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.upstream.probe import Probe
 from tidegate.upstream.router import Router, open_router
 from tidegate.web.app import build_app
-from tidegate.web.auth import pepper_of, require_loopback
 from tidegate.web.context import WebContext
+from tidegate.web.loopback import require_loopback
+from tidegate.web.pepper import pepper_of
 from tidegate.web.serving import listening
 from tidegate.worker import Worker, WorkerOptions
 
@@ -56,19 +56,10 @@ class Parts:
     tenant_id: str
 
 
-class Control(msgspec.Struct, frozen=True):
-    """How commands on the same machine reach a running process: written to the data directory, readable by its owner alone."""
-
-    url: str
-    token: str
-    pid: int
-
-
 @asynccontextmanager
 async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterator[Parts]:
     """Open the store and the blobs of these settings, at the current schema, and close them at the end."""
     clock, entropy = SystemClock(), SystemEntropy()
-    _refuse_split_storage(settings)
     store = Store(_driver(settings, clock, read_only=read_only))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -127,14 +118,6 @@ def _blobs(settings: Settings) -> Blobs:
     )
 
 
-def _refuse_split_storage(settings: Settings) -> None:
-    if settings.blobs.is_s3 and not settings.store.is_postgresql:
-        raise SettingsError(
-            "blobs.url is on S3 but the store is embedded: bytes and records would part when either is lost. "
-            "Set store.url to a postgresql:// address, or keep both on this machine."
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
     """What a process does: answer the API, run items, or both."""
@@ -155,10 +138,10 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         worker = build_worker(parts, me, router) if roles.worker else None
         address = me.id
         if roles.api:
-            token = secrets.token_urlsafe(32)
-            app = build_app(_web_context(parts, me, router, worker, token))
+            token = Secret(parts.entropy.token_bytes(32).hex())
+            app = build_app(_web_context(parts, me, worker, token))
             address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
-            stack.enter_context(_control_file(settings.data_dir, Control(address, token, os.getpid())))
+            stack.enter_context(control_file(settings.data_dir, address, token))
         on_ready(address)
         if worker is not None:
             await worker.run(stop)
@@ -166,8 +149,18 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             await _beat_until(stop, me, settings.worker.heartbeat_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """A worker at work beside the caller's own code, and what it stands on."""
+
+    parts: Parts
+    incarnation: Incarnation
+    worker: Worker
+    router: Router
+
+
 @asynccontextmanager
-async def working(settings: Settings) -> AsyncIterator[Parts]:
+async def working(settings: Settings) -> AsyncIterator[Working]:
     """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
     failpoints.arm(settings.failpoints)
     async with opened(settings) as parts:
@@ -175,12 +168,22 @@ async def working(settings: Settings) -> AsyncIterator[Parts]:
         await me.begin()
         async with _router(parts) as router:
             stop = asyncio.Event()
-            task = asyncio.create_task(build_worker(parts, me, router).run(stop))
+            worker = build_worker(parts, me, router)
+            task = asyncio.create_task(worker.run(stop))
             try:
-                yield parts
+                yield Working(parts, me, worker, router)
             finally:
                 stop.set()
                 await task
+
+
+async def probe_upstreams(settings: Settings) -> list[Probe]:
+    """Ask every deployment whether it is there and which models it serves; needs no store."""
+    router = open_router(deployments(settings), settings.http.limits(), SystemClock(), SystemEntropy())
+    try:
+        return await asyncio.gather(*(router.probe(status.name) for status in router.status()))
+    finally:
+        await router.close()
 
 
 def _incarnation(parts: Parts) -> Incarnation:
@@ -279,11 +282,7 @@ async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -
     await me.leave()
 
 
-def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker | None, token: str) -> WebContext:
-    def trouble() -> list[str]:
-        found = [worker.trouble()] if worker else []
-        return [text for text in found if text]
-
+def _web_context(parts: Parts, me: Incarnation, worker: Worker | None, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
         blobs=parts.blobs,
@@ -292,36 +291,7 @@ def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker |
         entropy=parts.entropy,
         wake=parts.wake,
         worker_id=lambda: me.id,
-        default_tenant_id=parts.tenant_id,
         pepper=pepper_of(parts.settings),
+        readiness=lambda: {"worker": worker.trouble()} if worker else {},
         control_token=token,
-        trouble=trouble,
-        upstream_status=router.status,
     )
-
-
-class _control_file:  # noqa: N801 - reads as a verb where it is used
-    def __init__(self, data_dir: Path, control: Control) -> None:
-        self._path = data_dir / "control.json"
-        self._control = control
-
-    def __enter__(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.unlink(missing_ok=True)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(self._control))
-
-    def __exit__(self, *_: object) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-def running_control(settings: Settings) -> Control | None:
-    """How to reach the process that serves this data directory; None when none does."""
-    path = settings.data_dir / "control.json"
-    try:
-        control = msgspec.json.decode(path.read_bytes(), type=Control)
-        os.kill(control.pid, 0)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return control

@@ -93,6 +93,7 @@ class Worker:
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, options.garbage_safety_ms)
+        self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()
         self._stopping = False
@@ -190,10 +191,9 @@ class Worker:
     # ---- lease
 
     async def _lease_loop(self) -> None:
-        ear = self._wake.listen()
         while True:
             if self._stopping or self.broken or not await self._lease_more():
-                await ear.wait(self._options.poll_ms / 1000)
+                await self._lease_ear.wait(self._options.poll_ms / 1000)
 
     async def _lease_more(self) -> bool:
         """Fill the hand; False when there was nothing to take or no room."""
@@ -292,7 +292,7 @@ class Worker:
                 self._hand.defer(held, verdict.wait_ms)
         self._settle(held)
         if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
-            self._wake.ring()
+            self._lease_ear.hear()
             if not self._hand.in_flight:
                 self._recorder.hurry()
 
@@ -353,7 +353,7 @@ class Worker:
         rounds = 0
         while True:
             if await lost_workers.tend(self._store, self._blobs):
-                self._wake.ring()
+                self._lease_ear.hear()
             if rounds % _SLOW_TEND_EVERY == 0:
                 await retention.tend(self._store, self._options.job_keep_ms)
                 await self._garbage.tend()

@@ -127,6 +127,9 @@ class Upstream(Protocol):
 
 
 class Listener(Protocol):
+    def hear(self) -> None:
+        """A ring for this ear alone."""
+
     async def wait(self, timeout_s: float) -> None:
         """Return at once if there was a ring since the last wait, else at the next ring or after this time."""
 
