@@ -97,6 +97,7 @@ class Worker:
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()
         self._stopping = False
+        self._left = False
         self._tasks: list[asyncio.Task[None]] = []
         self.broken: str | None = None
         self.recorded_count = 0
@@ -154,7 +155,7 @@ class Worker:
     # ---- beat
 
     async def _beat_loop(self) -> None:
-        while True:
+        while not self._left:
             try:
                 await self._beat()
             except StoreUnavailable as error:
@@ -166,6 +167,8 @@ class Worker:
     async def _beat(self) -> None:
         known, pending = self._hand.keys(), set(self._pending_tokens)
         holdings = await self._me.beat()
+        if self._left:
+            return
         if holdings is None:
             self._hand.lose_lease()
             self._settle_all()
@@ -385,6 +388,7 @@ class Worker:
             async with asyncio.timeout(max(5.0, end_s - loop.time())):
                 await self._recorder.drain()
             await self._recorder.close()
+            self._left = True
             await self._me.leave()
             await lost_workers.adopt_logs(self._store, self._blobs)
         except (TimeoutError, StoreError, BlobError) as error:

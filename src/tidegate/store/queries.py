@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 _HEADER = re.compile(r"^-- (\w+) --$")
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 _REVEALED = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
 _MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
 
