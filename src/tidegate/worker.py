@@ -196,6 +196,8 @@ class Worker:
     async def _lease_loop(self) -> None:
         while True:
             if self._stopping or self.broken or not await self._lease_more():
+                if not self._hand.in_flight:
+                    self._recorder.hurry()
                 await self._lease_ear.wait(self._options.poll_ms / 1000)
 
     async def _lease_more(self) -> bool:
@@ -210,9 +212,9 @@ class Worker:
             token = self._entropy.token_bytes(16).hex()
             self._pending_tokens.add(token)
             try:
-                for held in await lease.take(self._store, self._clock, self._me.id, pick, token):
-                    took = True
-                    await self._begin_slice(held)
+                leased = await lease.take(self._store, self._clock, self._me.id, pick, token)
+                took = took or bool(leased)
+                await asyncio.gather(*[self._begin_slice(held) for held in leased])
             finally:
                 self._pending_tokens.discard(token)
         return took
@@ -296,8 +298,6 @@ class Worker:
         self._settle(held)
         if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
             self._lease_ear.hear()
-            if not self._hand.in_flight:
-                self._recorder.hurry()
 
     def _settle(self, held: Held) -> None:
         """Say so when a slice has nothing more to do here: it is done, or it goes back."""
