@@ -18,6 +18,9 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
+_NO_ERROR = msgspec.Raw(b"null")
+
+
 class NotAnAnswer(ValueError):
     """The body is not an answer of this endpoint; the text says why, without quoting the body."""
 
@@ -56,36 +59,36 @@ _SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
 class _Choices(msgspec.Struct):
     choices: _SomeThings
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Data(msgspec.Struct):
     data: _SomeThings
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Output(msgspec.Struct):
     output: _Things
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Results(msgspec.Struct):
     results: _SomeThings
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Content(msgspec.Struct):
     content: _Things
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Any(msgspec.Struct):
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _WithoutUsage(msgspec.Struct):
@@ -96,7 +99,7 @@ class _WithoutUsage(msgspec.Struct):
     output: _Things | msgspec.UnsetType = msgspec.UNSET
     results: _SomeThings | msgspec.UnsetType = msgspec.UNSET
     content: _Things | msgspec.UnsetType = msgspec.UNSET
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NO_ERROR
 
 
 class _Shape:
@@ -137,8 +140,8 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
         usage = None
     except (msgspec.DecodeError, RecursionError) as wrong:
         raise NotAnAnswer(_why_not_json(body, wrong)) from None
-    if decoded.error is not None and bytes(decoded.error) != b"null":
-        raise NotAnAnswer("the upstream answered 2xx with an error object")
+    if decoded.error is not _NO_ERROR:
+        _check_no_error(decoded.error)
     if body.count(b'"usage"') > 1 or (shape.essential and body.count(shape.quoted) > 1):
         _check_read_once(body, shape.essential)
     if b"\n" in body or b"\r" in body:
@@ -164,7 +167,7 @@ def _usage(said: _Usage) -> Usage:
         tokens = (said.input_tokens or 0) + from_cache + (said.cache_creation_input_tokens or 0)
         cached = cached or from_cache
     output = said.completion_tokens if said.completion_tokens is not None else said.output_tokens or 0
-    return Usage(tokens, min(cached, tokens), output, min(reasoning, output))
+    return Usage(tokens, cached if cached < tokens else tokens, output, reasoning if reasoning < output else output)
 
 
 def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -> _WithoutUsage:
@@ -173,9 +176,15 @@ def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -
         decoded = _decode_without_usage(body)
     except msgspec.ValidationError:
         raise NotAnAnswer(f"the upstream's answer has the wrong shape: {_field_only(wrong)}") from None
+    _check_no_error(decoded.error)
     if shape.essential and getattr(decoded, shape.essential) is msgspec.UNSET:
         raise NotAnAnswer(f"the upstream's answer has no `{shape.essential}`")
     return decoded
+
+
+def _check_no_error(error: msgspec.Raw) -> None:
+    if bytes(error) != b"null":
+        raise NotAnAnswer("the upstream answered 2xx with an error object")
 
 
 def _field_only(wrong: msgspec.ValidationError) -> str:

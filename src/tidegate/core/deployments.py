@@ -50,6 +50,12 @@ class Secret:
     def __hash__(self) -> int:
         return hash((Secret, self._text))
 
+    def __copy__(self) -> "Secret":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Secret":
+        return self
+
     def __reduce__(self) -> str:
         raise TypeError("a secret is not written anywhere: pass the setting that names it instead")
 

@@ -1,0 +1,147 @@
+"""What counts as an answer, what it cost, and that its bytes go on untouched."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core import answers
+from tidegate.core.nouns import Usage
+
+CHAT = "/v1/chat/completions"
+
+
+def test_an_answer_goes_on_byte_for_byte() -> None:
+    body = '{ "choices" : [ {"message":{"content":"Zürich \\u00e9 1.50e+3"}} ],  "x": 1.500 }'.encode()
+    assert answers.read(CHAT, body) == (body, Usage())
+
+
+def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning() -> None:
+    said = {"choices": [{"message": {"content": "two\nlines\r\n and a \\n"}}], "usage": {"prompt_tokens": 3}}
+    body = (json.dumps(said, indent=2) + "\r\n").encode()
+    line, usage = answers.read(CHAT, body)
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert json.loads(line) == said
+    assert usage.input_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "usage"),
+    [
+        (
+            CHAT,
+            b'{"choices":[{}],"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,'
+            b'"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":2}}}',
+            Usage(10, 4, 5, 2),
+        ),
+        (
+            "/v1/completions",
+            b'{"choices":[{"text":"x"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+            Usage(1, 0, 2),
+        ),
+        (
+            "/v1/responses",
+            b'{"output":[],"error":null,"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":6},'
+            b'"output_tokens":3,"output_tokens_details":{"reasoning_tokens":1}}}',
+            Usage(7, 6, 3, 1),
+        ),
+        ("/v1/embeddings", b'{"data":[{"embedding":[0.1]}],"usage":{"prompt_tokens":9,"total_tokens":9}}', Usage(9)),
+        ("/v1/moderations", b'{"results":[{"flagged":false}]}', Usage()),
+        (
+            "/v1/messages",
+            b'{"content":[{"type":"text","text":"x"}],"usage":{"input_tokens":2,"cache_read_input_tokens":5,'
+            b'"cache_creation_input_tokens":1,"output_tokens":4}}',
+            Usage(8, 5, 4),
+        ),
+        ("/v1/rerank", b'{"anything":1}', Usage()),
+        (CHAT, b'{"choices":[{}],"usage":null}', Usage()),
+        (CHAT, b'{"choices":[{}],"usage":{"prompt_tokens":null,"prompt_tokens_details":null}}', Usage()),
+    ],
+)
+def test_usage_is_read_in_every_dialect(endpoint: str, body: bytes, usage: Usage) -> None:
+    assert answers.read(endpoint, body) == (body, usage)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [b'"lots"', b"-1", b"1.5", b"1" + b"0" * 40, b"[]", b'{"prompt_tokens":"7"}'],
+)
+def test_odd_numbers_cost_the_usage_and_never_the_answer(numbers: bytes) -> None:
+    for body in (
+        b'{"choices":[{}],"usage":{"prompt_tokens":%s}}' % numbers,
+        b'{"choices":[{}],"usage":%s}' % numbers,
+    ):
+        assert answers.read(CHAT, body) == (body, Usage())
+
+
+def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
+    body = b'{"choices":[{}],"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":9}}}'
+    assert answers.read(CHAT, body)[1] == Usage(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"<html><body>502</body></html>", "HTML"),
+        (b"null", "shape"),
+        (b"[]", "shape"),
+        (b'"text"', "shape"),
+        (b"17", "shape"),
+        (b"{}", "choices"),
+        (b'{"choices":null}', "choices"),
+        (b'{"choices":[]}', "choices"),
+        (b'{"choices":{}}', "choices"),
+        (b'{"choices":[null]}', "choices"),
+        (b'{"data":[{}]}', "choices"),
+        (b'{"error":{"message":"overloaded"}}', "error object"),
+        (b'{"error":{"message":"overloaded"},"choices":[{}]}', "error object"),
+        (b'{"choices":[{"logprob":NaN}]}', "JSON"),
+        (b'{"choices":[{"logprob":Infinity}]}', "JSON"),
+        (b'{"choices":[{}]}{"choices":[{}]}', "JSON"),
+        (b'{"choices":[{}]', "JSON"),
+        (b'{"choices":[{"text":"\xff"}]}', "UTF-8"),
+        (b'{"choices":[{"text":"\xed\xa0\x80"}]}', "UTF-8"),
+        (b'\xef\xbb\xbf{"choices":[{}]}', "JSON"),
+        (b'{"choices":[{"text":"a\nb"}]}', "JSON"),
+        (b'{"choices":[{}],"choices":[{"text":"other"}]}', "twice"),
+        (b'{"usage":{"prompt_tokens":1},"choices":[{}],"usage":{"prompt_tokens":900}}', "twice"),
+        (b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "shape"),
+        (b'{"choices":[{}],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
+    ],
+)
+def test_what_is_not_an_answer_is_refused_and_says_why(body: bytes, why: str) -> None:
+    with pytest.raises(answers.NotAnAnswer, match=why):
+        answers.read(CHAT, body)
+
+
+def test_the_same_name_deeper_down_is_not_a_double() -> None:
+    body = b'{"choices":[{"choices":1,"usage":{}}],"usage":{"usage":{},"prompt_tokens":2}}'
+    assert answers.read(CHAT, body) == (body, Usage(2))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_become_one_line_of_json(body: bytes) -> None:
+    line = answers.one_line(body, 64)
+    assert b"\n" not in line
+    assert b"\r" not in line
+    if body:
+        json.loads(line)
+
+
+def test_json_that_fits_is_kept_and_what_is_too_long_is_cut() -> None:
+    assert answers.one_line(b'{\n "error": 1}\n', 100) == b'{  "error": 1}'
+    assert answers.one_line(b"<html>", 100) == b'"<html>"'
+    assert answers.one_line(b"x" * 200, 100) == b'"' + b"x" * 100 + b'"'
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner)))
+def test_an_answer_of_an_unknown_endpoint_is_any_object(value: object) -> None:
+    body = json.dumps({"value": value}).encode()
+    assert answers.read("/v1/unknown", body)[0] == body

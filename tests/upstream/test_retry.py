@@ -1,0 +1,85 @@
+"""The retry decision, as properties over every class, count and moment."""
+
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core import errors
+from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, PoolExhausted, Refused, Throttled, Unavailable
+from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
+
+POLICY = RetryPolicy()
+COUNTED = (Ambiguous, BrokenAnswer)
+UNCOUNTED = (Throttled, Unavailable, KeyRejected, PoolExhausted)
+
+moments = st.integers(0, 2**42)
+counts = st.integers(0, 100)
+jitters = st.floats(0, 1)
+waits = st.none() | st.integers(-(10**12), 10**15)
+
+
+def test_every_class_of_upstream_error_is_decided_on_purpose() -> None:
+    every = {
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.UpstreamError) and kind is not errors.UpstreamError
+    }
+    assert every == {*COUNTED, *UNCOUNTED, Refused}
+
+
+@given(counts, moments, moments, jitters, waits)
+def test_a_refusal_is_final_and_keeps_its_words(
+    attempts: int, now: int, expires: int, jitter: float, wait: int | None
+) -> None:
+    error = Refused("no such model", status=404, retry_after_ms=wait)
+    assert decide(error, attempts, now, expires, POLICY, jitter) == GiveUp("upstream_refused", "no such model")
+
+
+@given(st.sampled_from(UNCOUNTED), counts, moments, st.integers(1, 2**40), jitters, waits)
+def test_waiting_never_uses_up_attempts_and_ends_only_at_the_deadline(
+    kind: type[errors.UpstreamError], attempts: int, now: int, left: int, jitter: float, wait: int | None
+) -> None:
+    verdict = decide(kind("wait", retry_after_ms=wait), attempts, now, now + left, POLICY, jitter)
+    assert isinstance(verdict, RetryAt)
+    assert not verdict.counts
+    gone = decide(kind("wait", retry_after_ms=wait), attempts, now + left, now + left, POLICY, jitter)
+    assert isinstance(gone, GiveUp)
+    assert gone.code == "batch_expired"
+
+
+@given(st.sampled_from(COUNTED + UNCOUNTED), moments, st.integers(1, 2**40), jitters, waits)
+def test_a_retry_is_never_before_retry_after_nor_past_the_deadline(
+    kind: type[errors.UpstreamError], now: int, left: int, jitter: float, wait: int | None
+) -> None:
+    verdict = decide(kind("x", retry_after_ms=wait), 0, now, now + left, POLICY, jitter)
+    assert isinstance(verdict, RetryAt)
+    asked = min(max(wait or 0, 0), POLICY.retry_after_ms_max)
+    assert now <= verdict.at_ms <= now + left
+    assert verdict.at_ms >= min(now + asked, now + left)
+
+
+@pytest.mark.parametrize(("kind", "tries"), [(Ambiguous, 3), (BrokenAnswer, 2)])
+def test_counted_failures_end_after_their_tries(kind: type[errors.UpstreamError], tries: int) -> None:
+    attempts = 0
+    while isinstance(verdict := decide(kind("broke"), attempts, 0, 10**9, POLICY, 0.5), RetryAt):
+        assert verdict.counts
+        attempts += 1
+    assert attempts + 1 == tries
+    assert verdict.code == kind.reason
+    assert f"{tries} tries" in verdict.message
+
+
+@given(st.integers(0, 60), jitters)
+def test_backoff_is_fully_jittered_and_bounded(attempts: int, jitter: float) -> None:
+    policy = RetryPolicy(attempts_max=1000)
+    verdict = decide(Ambiguous("broke"), attempts, 0, 10**12, policy, jitter)
+    assert isinstance(verdict, RetryAt)
+    assert verdict.at_ms <= min(policy.backoff_ms_max, policy.backoff_ms * 2**attempts) * jitter
+    assert decide(Ambiguous("broke"), attempts, 0, 10**12, policy, 0.0) == RetryAt(0, True)
+
+
+def test_one_try_says_so() -> None:
+    verdict = decide(Ambiguous("broke"), 0, 0, 10, RetryPolicy(attempts_max=1), 0)
+    assert verdict == GiveUp("upstream_ambiguous", "broke (given up after 1 try)")
