@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -75,8 +74,3 @@ def deployment(url: str, name: str = "one", **more: object) -> Deployment:
 
 def secret() -> Secret:
     return Secret("sk-canary-77aa")
-
-
-async def outcome_of(waiting: asyncio.Future[object] | asyncio.Task[object]) -> BaseException | object:
-    """What a task came to, as a value."""
-    return (await asyncio.gather(waiting, return_exceptions=True))[0]

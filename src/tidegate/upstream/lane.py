@@ -91,6 +91,7 @@ class Lane:
         self.last_failure = error.message
         match error:
             case Throttled():
+                self._is_there()
                 self._throttled(error.retry_after_ms, now_ms, jitter)
             case KeyRejected():
                 return self._key_rejected(error.status, idempotency_key, now_ms)
@@ -99,14 +100,18 @@ class Lane:
                     self._rest(error.retry_after_ms, now_ms)
                 return self.breaker.failed(now_ms)
             case Refused():
-                # It answered, and about the request: that is what a healthy server does.
-                return False
+                self._is_there()
         return False
 
     def blames_the_request(self, idempotency_key: str) -> bool:
         """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
+
+    def _is_there(self) -> None:
+        # It answered, and about the request or the moment: that is no failure, and it is all that a probe wants to know.
+        if self.breaker.is_open:
+            self.breaker.succeeded()
 
     def _throttled(self, retry_after_ms: int | None, now_ms: float, jitter: float) -> None:
         if retry_after_ms is None:

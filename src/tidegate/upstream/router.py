@@ -176,7 +176,8 @@ class Router:
             lane.in_flight -= 1
             if is_probe:
                 lane.breaker.end_probe()
-            self._wake_one()
+            if self._waiting:
+                self._wake_waiting()
         raise failed
 
     def _learn(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
@@ -256,12 +257,12 @@ class Router:
                 retry_after_ms=RETRY_BUDGET_WAIT_MS,
             )
 
-    def _wake_one(self) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
+    def _wake_waiting(self) -> None:
+        # All of them, in order: the first may wait for another model than the one whose slot came free.
+        waiting, self._waiting = self._waiting, deque()
+        for place in waiting:
             if not place.done():
                 place.set_result(None)
-                return
 
     # What people ask.
 
