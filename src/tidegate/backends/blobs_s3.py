@@ -35,7 +35,7 @@ from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
 PIECE_BYTES = 262_144
-COPY_BYTES = 1_048_576
+COPY_BYTES = 262_144
 THREAD_COUNT = 8
 
 

@@ -8,6 +8,7 @@ the bucket and cost space until a lifecycle rule (AbortIncompleteMultipartUpload
 import asyncio
 import contextlib
 import hashlib
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 
@@ -74,7 +75,7 @@ class S3Writer:
         self._key = key
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._held: list[bytes] = []
+        self._held: deque[bytes] = deque()
         self._digests = Digests()
         self._blocks: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUED_BLOCKS_MAX)
         self._upload: asyncio.Task[None] | None = None
@@ -118,7 +119,8 @@ class S3Writer:
 
     async def abort(self) -> None:
         self._void = True
-        self._gathered, self._held = [], []
+        self._gathered = []
+        self._held.clear()
         if self._finished:
             return
         if self._upload is not None and not self._upload.done():
@@ -155,7 +157,7 @@ class S3Writer:
 
     async def _put_held(self, expected: Print) -> None:
         data = b"".join(self._held)
-        self._held = []
+        self._held.clear()
         try:
             await self._objects.put(self._key, data, "create")
         except AlreadyExistsError:
@@ -183,10 +185,9 @@ class S3Writer:
             raise self._objects.unavailable(failure, doing) from failure
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        held, self._held = self._held, []
-        for block in held:
-            yield block
-        del held
+        # Each block is let go of when the upload has it, so that the first part is not in memory twice.
+        while self._held:
+            yield self._held.popleft()
         while True:
             next_block = await self._blocks.get()
             if self._aborting:
