@@ -228,5 +228,6 @@ async def test_no_descriptor_is_left_behind(place: Place) -> None:
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
         await (await blobs.create(new_id())).abort()
+        await (await blobs.open_log(fresh_ids()[1])).append(b"dropped, not closed\n")
     assert len(os.listdir("/proc/self/fd")) == before
     await blobs.close()

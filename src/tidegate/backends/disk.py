@@ -148,6 +148,7 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.fd = -1
         self.durable_bytes = 0
         # A cancelled caller may close the file while its last append still runs in a thread.
         self._turn = threading.Lock()
@@ -156,7 +157,7 @@ class AppendFile:
             try:
                 sync_directory(path.parent)
             except OSError:
-                os.close(self.fd)
+                self._close()
                 path.unlink(missing_ok=True)
                 raise
         except OSError as failure:
@@ -186,6 +187,10 @@ class AppendFile:
     def close(self) -> None:
         with self._turn:
             self._close()
+
+    def __del__(self) -> None:
+        # A log that its owner dropped without closing must not hold a descriptor, or a lock, until the process ends.
+        self._close()
 
     def _close(self) -> None:
         if self.fd >= 0:
