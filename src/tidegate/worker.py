@@ -178,7 +178,8 @@ class Worker:
             return
         self._hand.extend_lease(self._me.safe_until_ms)
         for stranger in self._hand.compare(known, holdings):
-            if stranger.token not in pending and stranger.token not in self._pending_tokens:
+            on_its_way = stranger.token in pending or stranger.token in self._pending_tokens
+            if not on_its_way and not self._recorder.is_settling(stranger.job_id, stranger.first, stranger.token):
                 await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
         for holding in holdings:
             if holding.closing is not None:

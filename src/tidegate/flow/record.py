@@ -78,6 +78,7 @@ class Recorder:
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._settling: set[tuple[str, int, str]] = set()
         self._held_bytes = 0
         self._appended_s = 0.0
         self._hurried = False
@@ -111,15 +112,21 @@ class Recorder:
 
     def finish_slice(self, job_id: str, first: int, token: str) -> None:
         self._part.finished_slices.append((job_id, first, token))
+        self._settling.add((job_id, first, token))
         self._announce()
 
     def release_slice(self, job_id: str, first: int, token: str, wait_ms: int) -> None:
         self._part.released_slices.append((job_id, first, token, wait_ms))
+        self._settling.add((job_id, first, token))
         self._announce()
 
     def _announce(self) -> None:
         self._idle.clear()
         self._news.set()
+
+    def is_settling(self, job_id: str, first: int, token: str) -> bool:
+        """Whether this slice is done with here, and the store has not heard of it yet."""
+        return (job_id, first, token) in self._settling
 
     def hurry(self) -> None:
         """Nothing more is coming soon: do not wait for more lines, nor for a larger object."""
@@ -231,6 +238,7 @@ class Recorder:
         released = [key for part in parts for key in part.released_slices]
         for recorded in await self._commit(flushes, finished, released):
             self._on_recorded(recorded)
+        self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
         self._appended = []
 
