@@ -15,6 +15,7 @@ from tidegate.web.door import Door
 from tidegate.web.files import Files
 from tidegate.web.health import Health
 from tidegate.web.models import Models
+from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
 
 
@@ -24,6 +25,7 @@ def build_app(context: WebContext) -> Starlette:
         *Files(context, reception).routes(),
         *Batches(context, reception).routes(),
         *Models(context).routes(),
+        *Operator(context).routes(),
     ]
     app = Starlette(
         routes=[*Health(context).routes(), *guarded_routes(Authenticator(context), entries)],

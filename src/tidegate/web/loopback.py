@@ -36,12 +36,11 @@ def refuse_strangers(client: str, headers: Headers) -> None:
 
     A page elsewhere shows itself by its Origin or Sec-Fetch-Site, and a name that was made to point here by the Host.
     """
-    host = urlsplit(f"//{headers.get('host', 'localhost')}").hostname or ""
     origin = headers.get("origin")
     is_ours = (
         is_loopback(client)
-        and is_loopback(host)
-        and (origin is None or is_loopback(_origin_host(origin)))
+        and is_loopback(_host_of(f"//{headers.get('host', 'localhost')}"))
+        and (origin is None or is_loopback(_host_of(origin)))
         and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     )
     if not is_ours:
@@ -53,8 +52,8 @@ def refuse_strangers(client: str, headers: Headers) -> None:
         )
 
 
-def _origin_host(origin: str) -> str:
+def _host_of(url: str) -> str:
     try:
-        return urlsplit(origin).hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:
         return ""

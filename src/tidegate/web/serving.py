@@ -32,8 +32,9 @@ async def listening(app: Any, host: str, port: int) -> AsyncIterator[str]:
         backlog=BACKLOG_COUNT,
         websockets=False,
         log_enabled=False,
+        # Not `pipeline_flush`: with it a refusal before a route, such as that of a broken head, is lost when the connection closes.
         http1_settings=HTTP1Settings(
-            header_read_timeout=HEADER_WAIT_MS, max_buffer_size=REQUEST_LINE_AND_HEADERS_BYTES_MAX, pipeline_flush=True
+            header_read_timeout=HEADER_WAIT_MS, max_buffer_size=REQUEST_LINE_AND_HEADERS_BYTES_MAX
         ),
     )
     task = asyncio.create_task(server.serve())
@@ -69,7 +70,7 @@ def _claim(host: str, port: int) -> int:
 
 async def _until_it_accepts(task: "asyncio.Task[None]", host: str, port: int) -> None:
     """Return when a connection is accepted, so that `ready` means ready."""
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     loop = asyncio.get_running_loop()
     end_s = loop.time() + _READY_WAIT_S
     while loop.time() < end_s and not task.done():

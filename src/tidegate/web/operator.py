@@ -1,0 +1,123 @@
+"""Keys, made and revoked: by a command that holds the store, or through these routes by one that finds it held by a server.
+
+The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
+"""
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids, keys
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller
+from tidegate.core.ports import Entropy
+from tidegate.store.store import Store
+from tidegate.web import asks, wire
+from tidegate.web.auth import CONTROL_HEADER
+from tidegate.web.context import WebContext
+from tidegate.web.routes import Guarded
+
+NAME_CHARS_MAX = 255
+MODELS_MAX = 1_000
+_SCOPE = "batches:write"
+
+
+class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key to be made."""
+
+    org: str
+    label: str = ""
+    team: str | None = None
+    user: str | None = None
+    scopes: list[str] = []
+    models: list[str] = []
+    expires_after_ms: int | None = None
+
+
+class KeyMade(msgspec.Struct, frozen=True):
+    """A new key: the only time that anyone sees it."""
+
+    id: str
+    key: str
+
+
+class KeyRevoked(msgspec.Struct, frozen=True):
+    id: str
+    revoked: bool
+
+
+def check_wish(wish: KeyWish) -> None:
+    """Refuse what could not be told apart later: empty, endless or invisible names, and scopes that do not exist."""
+    for name, text in (("org", wish.org), ("team", wish.team), ("user", wish.user)):
+        if text is not None and not _is_name(text):
+            raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
+    if wish.label and not _is_name(wish.label):
+        raise _bad("label", f"`label` may have {NAME_CHARS_MAX} printable characters.")
+    if len(wish.models) > MODELS_MAX or not all(_is_name(model) for model in wish.models):
+        raise _bad("models", f"`models` may name {MODELS_MAX:,} models, each in {NAME_CHARS_MAX} printable characters.")
+    if wish.expires_after_ms is not None and wish.expires_after_ms <= 0:
+        raise _bad("expires_after_ms", "A key must work for a while: give a time above 0.")
+    try:
+        keys.scopes_text(wish.scopes)
+    except ValueError as error:
+        raise _bad("scopes", f"{error}.") from None
+
+
+async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish) -> KeyMade:
+    """Draw a key, keep its keyed hash, give its text."""
+    check_wish(wish)
+    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wish.org)
+    made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
+    after_ms = wish.expires_after_ms
+    await store.put_key(
+        made.public_id,
+        tenant_id,
+        keys.keyed_hash(pepper, made.text.reveal()),
+        label=wish.label,
+        team=wish.team,
+        user=wish.user,
+        scopes=keys.scopes_text(wish.scopes),
+        models=keys.models_text(wish.models),
+        expires_at=None if after_ms is None else await store.now_ms() + after_ms,
+    )
+    return KeyMade(made.public_id, made.text.reveal())
+
+
+class Operator:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._entropy = context.entropy
+        self._pepper = context.pepper
+        self._body_bytes_max = context.settings.limits.body_bytes_max
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("POST", "/control/keys", _SCOPE, self.create_key),
+            Guarded("POST", "/control/keys/{key_id}/revoke", _SCOPE, self.revoke_key),
+        ]
+
+    async def create_key(self, request: Request, caller: Caller) -> Response:
+        _require_operator(request)
+        wish = await asks.json_body(request, KeyWish, self._body_bytes_max)
+        return wire.json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
+
+    async def revoke_key(self, request: Request, caller: Caller) -> Response:
+        _require_operator(request)
+        key_id = str(request.path_params["key_id"])
+        revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
+        return wire.json_answer(KeyRevoked(key_id, revoked))
+
+
+def _require_operator(request: Request) -> None:
+    """Whoever came this far with the header has shown the right token; without it one is only a caller."""
+    if CONTROL_HEADER not in request.headers:
+        raise HTTPException(404)
+
+
+def _is_name(text: str) -> bool:
+    return 1 <= len(text) <= NAME_CHARS_MAX and text.isprintable() and text.strip() == text
+
+
+def _bad(param: str, message: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_parameter", message, param=param)

@@ -1,0 +1,194 @@
+"""The web app behind a real socket, with a store and blobs of its own, in a thread with its own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.core import ids, keys
+from tidegate.core.deployments import Secret
+from tidegate.core.nouns import Job
+from tidegate.settings.groups import Settings
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.web.app import build_app
+from tidegate.web.context import WebContext
+from tidegate.web.serving import listening
+
+T = TypeVar("T")
+
+PEPPER = b"p" * 32
+CONTROL_TOKEN = "control-token-of-the-tests"
+
+
+class Clock:
+    """The machine's clock, and a hand to push it ahead with."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0.0
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000 + self.ahead_ms)
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000 + self.ahead_ms
+
+
+class Entropy:
+    def token_bytes(self, count: int) -> bytes:
+        return secrets.token_bytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2
+
+
+class Bell:
+    def __init__(self) -> None:
+        self.rung = 0
+
+    def ring(self) -> None:
+        self.rung += 1
+
+    async def wait(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+
+
+class WebServer:
+    """`url` is where it listens; `run` does something in its loop, beside it."""
+
+    def __init__(self, directory: Path, settings: Settings, postgres_url: str | None = None) -> None:
+        self.clock = Clock()
+        self.bell = Bell()
+        self.settings = settings
+        self.port = 0
+        self.url = ""
+        self.problems: dict[str, str | None] = {"worker": None}
+        self._directory = directory
+        self._postgres_url = postgres_url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="web-server", daemon=True)
+        self.store: Store
+        self.blobs: LocalBlobs
+        self.app: Any
+
+    def start(self) -> None:
+        self._thread.start()
+        self.run(self._open())
+
+    def stop(self) -> None:
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _open(self) -> None:
+        if self._postgres_url is None:
+            driver: Any = SqliteDriver(self._directory / "tidegate.db", self.clock.now_ms)
+        else:
+            driver = PostgresDriver(self._postgres_url, pool_size=4, statement_timeout_ms=30_000, pooler="none")
+        self.store = Store(driver)
+        await self.store.migrate()
+        self.blobs = LocalBlobs(self._directory / "blobs")
+        self.worker_id = fresh_id("worker")
+        await self.store.enlist_worker(self.worker_id, "here", "test", 3_600_000)
+        context = WebContext(
+            store=self.store,
+            blobs=self.blobs,
+            settings=self.settings,
+            clock=self.clock,
+            entropy=Entropy(),
+            wake=self.bell,
+            worker_id=lambda: self.worker_id,
+            pepper=PEPPER,
+            readiness=lambda: self.problems,
+            control_token=Secret(CONTROL_TOKEN),
+        )
+        self.app = build_app(context)
+        self._listening = listening(self.app, "127.0.0.1", 0)
+        self.url = await self._listening.__aenter__()
+        self.port = int(self.url.rpartition(":")[2])
+
+    async def _close(self) -> None:
+        await self._listening.__aexit__(None, None, None)
+        await self.blobs.close()
+        await self.store.close()
+
+    def client(self, key: str | None = None) -> httpx2.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=30)
+
+    def make_key(self, tenant: str, **options: Any) -> str:
+        """A key for a tenant of this name; the web app notices within two seconds, so its clock is pushed that far."""
+        key = keys.make(secrets.token_bytes(keys.RANDOM_BYTES))
+
+        async def put() -> None:
+            tenant_id = await self.store.put_tenant(fresh_id("tenant"), tenant)
+            await self.store.put_key(
+                key.public_id,
+                tenant_id,
+                keys.keyed_hash(PEPPER, key.text.reveal()),
+                label="test",
+                team=None,
+                user=None,
+                scopes=keys.scopes_text(options.get("scopes", ())),
+                models=keys.models_text(options.get("models", ())),
+                expires_at=options.get("expires_at"),
+            )
+
+        self.run(put())
+        self.clock.ahead_ms += 2_001
+        return key.text.reveal()
+
+    def statement(self, sql: str) -> list[Any]:
+        """Ask the database directly, past the Store (SQLite only)."""
+
+        async def ask() -> list[Any]:
+            async def body(tx: Any) -> list[Any]:
+                return list(tx._connection.execute(sql))
+
+            return await self.store._driver.read(body)
+
+        return self.run(ask())
+
+    def rewrite(self, sql: str) -> None:
+        """Bend a row to a shape that only a long run would give it (SQLite only)."""
+
+        async def bend() -> None:
+            async def body(tx: Any) -> None:
+                tx._connection.execute(sql).fetchall()
+
+            await self.store._driver.write(body)
+
+        self.run(bend())
+
+    def job(self, job_id: str) -> Job:
+        job = self.run(self.store.any_job(job_id))
+        assert job is not None
+        return job
+
+
+def fresh_id(kind: str) -> str:
+    return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
+
+
+def settings_with(**groups: dict[str, Any]) -> Settings:
+    """The default settings, but for these: `limits={"uploads_max": 1}`."""
+    base = Settings()
+    changed = {
+        name: msgspec.structs.replace(getattr(base, name), **values) if isinstance(values, dict) else values
+        for name, values in groups.items()
+    }
+    return msgspec.structs.replace(base, **changed)
