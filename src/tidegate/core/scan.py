@@ -7,12 +7,13 @@ items, are somebody else's business.
 
 from array import array
 from hashlib import blake2b
+from operator import sub
 
 from tidegate.core.line_faults import LineFault, strange_file
-from tidegate.core.lines import Line, LineRules, check_line, count_openers, decode_raw, endpoint_of, is_utf8, too_long
+from tidegate.core.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
 from tidegate.core.nouns import LineError
 from tidegate.core.prefix import KEY_BYTES, REFERENCE_BYTES_MAX, Family
-from tidegate.core.shapes import PLAIN, SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Shape, shape_of
+from tidegate.core.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Alike, Shape, shape_of
 
 BOM = b"\xef\xbb\xbf"
 REFERENCES_BYTES_MAX = 4 << 20
@@ -28,8 +29,8 @@ class Scan:
         self.errors: list[LineError] = []
         self.stopped = False
         self.line_count = 0
-        # Of every good item: its line's place, size and number, a hash of its id, its family, the tokens that its answer
-        # may have, the size of what stands before its prompt, the prompt's place and size, and the prompt's first bytes
+        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, its family, the tokens that its answer
+        # may have, the size of what stands before its prompt, the prompt's place in the line and its size, and the prompt's first bytes
         # that may be its own.
         self.at = array("Q")
         self.size = array("I")
@@ -38,7 +39,7 @@ class Scan:
         self.family = array("I")
         self.output_tokens = array("I")
         self.fixed_size = array("I")
-        self.prompt_at = array("Q")
+        self.prompt_at = array("I")
         self.prompt_size = array("I")
         self.keys = bytearray()
         # Of every bad line, where bad lines become items.
@@ -121,79 +122,41 @@ class Scan:
             at = stop + 1
 
     def _take_alike(self, data: bytes, at: int, end: int) -> int:
-        """Take lines for as long as each fits a shape; the place of the first that fits none."""
-        shape = self._shapes[0]
-        find, startswith, endswith = data.find, data.startswith, data.endswith
-        base, keys = self._rest_at, self.keys
-        line_bytes_max, id_bytes_max = self.rules.line_bytes_max, self.rules.custom_id_bytes_max
-        room = self.rules.item_count_max - self.item_count
-        add_at, add_size, add_hash = self.at.append, self.size.append, self.id_hash.append
-        add_prompt_at, add_prompt_size = self.prompt_at.append, self.prompt_size.append
-        run = 0
-        while at < end and run < room:
-            stop = find(b"\n", at)
-            id_at = at + shape.id_at
-            id_end = find(b'"', id_at)
-            head_end = id_end + shape.head_size
-            if not (
-                startswith(shape.head, id_end)
-                and startswith(shape.opening, at)
-                and endswith(shape.tail, head_end, stop)
-                and stop - at <= line_bytes_max
-                and 0 < id_end - id_at <= id_bytes_max
-            ):
-                self._take_run(shape, run)
-                room -= run
-                run = 0
-                other = self._fitting(data, at, stop)
-                if other is None:
-                    return at
-                shape = other
-                continue
-            text_end = stop - shape.tail_size
-            text = data[head_end:text_end]
-            custom_id = data[id_at:id_end]
-            if custom_id.translate(None, PLAIN) or count_openers(text) > shape.openers_max:
+        """Take lines for as long as each fits a shape; the place of the first that does not."""
+        while at < end:
+            shape = next((shape for shape in self._shapes if shape.fits(data, at)), None)
+            if shape is None:
                 break
-            try:
-                decode_raw(shape.bridge + text)
-            except ValueError:
+            if shape is not self._shapes[0]:
+                self._shapes.remove(shape)
+                self._shapes.insert(0, shape)
+            alike = shape.gather(data, at)
+            room = self.rules.item_count_max - self.item_count - len(self.errors)
+            if not 0 < len(alike.ids) <= room or not alike.good(self.rules):
                 break
-            prompt_at = id_end + shape.between_size
-            add_at(base + at)
-            add_size(stop - at)
-            add_hash(hash(custom_id))
-            add_prompt_at(base + prompt_at)
-            add_prompt_size(text_end - prompt_at)
-            keys += text[:KEY_BYTES] if len(text) >= KEY_BYTES else text.ljust(KEY_BYTES, b"\0")
-            run += 1
-            at = stop + 1
-        self._take_run(shape, run)
+            self._keep_alike(alike)
+            at = alike.starts[-1]
         return at
 
-    def _take_run(self, shape: Shape, count: int) -> None:
-        """Keep what neighbours of one shape have in common."""
-        self.family.extend([shape.family_number] * count)
-        self.output_tokens.extend([shape.output_tokens] * count)
-        self.fixed_size.extend([shape.fixed_size] * count)
+    def _keep_alike(self, alike: Alike) -> None:
+        shape, starts, texts, count = alike.shape, alike.starts, alike.texts, len(alike.ids)
+        base = self._rest_at
+        to_prompt = len(shape.opening) + shape.between_size
+        self.at.fromlist([base + start for start in starts[:-1]])
+        self.size.fromlist([*map(sub, starts[1:], starts)])
         self.line.extend(range(self.line_count + 1, self.line_count + 1 + count))
+        self.id_hash.fromlist([*map(hash, alike.ids)])
+        self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
+        self.prompt_size.fromlist([shape.shared_size + len(text) for text in texts])
+        self.family.extend(array("I", (shape.family_number,)) * count)
+        self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
+        self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
+        keys = b"".join([text[:KEY_BYTES] for text in texts])
+        if len(keys) != count * KEY_BYTES:
+            keys = b"".join([text[:KEY_BYTES].ljust(KEY_BYTES, b"\0") for text in texts])
+        self.keys += keys
         self.line_count += count
         self._input_count += count
-
-    def _fitting(self, data: bytes, at: int, stop: int) -> Shape | None:
-        """The shape that a line fits, moved to the front."""
-        for place, shape in enumerate(self._shapes):
-            id_end = data.find(b'"', at + shape.id_at)
-            if (
-                data.startswith(shape.head, id_end)
-                and data.startswith(shape.opening, at)
-                and data.endswith(shape.tail, id_end + shape.head_size, stop)
-                and stop - at <= self.rules.line_bytes_max
-                and 0 < id_end - at - shape.id_at <= self.rules.custom_id_bytes_max
-            ):
-                self._shapes.insert(0, self._shapes.pop(place))
-                return shape
-        return None
 
     def _take_line(self, line: bytes, at: int, utf8: bool) -> None:
         """Check one line by itself."""
@@ -231,16 +194,16 @@ class Scan:
         if family.take(prompt, number):
             for shape in self._shapes:
                 if shape.family_number == family_number:
-                    shape.follow(family, self.rules.depth_max)
+                    shape.follow(family)
             self._shapes = [shape for shape in self._shapes if shape.bridge]
         self.at.append(at)
-        self.size.append(len(line))
+        self.size.append(len(line) + 1)
         self.line.append(self.line_count)
         self.id_hash.append(hash(checked.custom_id.encode()))
         self.family.append(family_number)
         self.output_tokens.append(checked.output_tokens)
         self.fixed_size.append(len(checked.fixed))
-        self.prompt_at.append(at + checked.prompt_at)
+        self.prompt_at.append(checked.prompt_at)
         self.prompt_size.append(checked.prompt_size)
         self.keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
         if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
@@ -275,7 +238,7 @@ class Scan:
         self._shapes_made += 1
         if shape is None or any(shape.same_frame(other) for other in self._shapes):
             return
-        shape.follow(self.families[family_number], self.rules.depth_max)
+        shape.follow(self.families[family_number])
         self._shapes.insert(0, shape)
         del self._shapes[SHAPES_MAX:]
 

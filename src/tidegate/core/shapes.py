@@ -6,17 +6,24 @@ of its prompt is valid JSON: a JSON reader that has seen the same bytes is in th
 by itself. Nothing is guessed: whatever does not fit exactly goes through `lines` like the first line did.
 """
 
+import msgspec
+from msgspec import Raw
+
 from tidegate.core.line_faults import LineFault, check_exactly
 from tidegate.core.lines import Line, LineRules, count_openers, decode_request, endpoint_of
 from tidegate.core.prefix import Family
 
 # The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
 PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))
+# The brackets around a prompt: the line's own and its body's.
+LINE_DEPTH = 2
 SHAPES_MAX = 8
 # An input whose lines are all different must not pay for a shape with each of them.
 SHAPES_MADE_MAX = 1000
 SHAPE_RETRY_EVERY = 16
 OPENINGS = (b'{"custom_id":"', b'{"custom_id": "')
+
+_decode_lines = msgspec.json.Decoder(Raw).decode_lines
 
 
 class Shape:
@@ -24,26 +31,53 @@ class Shape:
 
     def __init__(self, opening: bytes, between: bytes, tail: bytes, line: Line, family_number: int) -> None:
         self.opening = opening
-        self.id_at = len(opening)
+        self._joint = tail + b"\n" + opening
         self._between = between
         self.tail = tail
-        self.tail_size = len(tail)
         self.family_number = family_number
         self.output_tokens = line.output_tokens
         self.fixed_size = len(line.fixed)
         self.head = between
-        self.head_size = len(between)
         self.between_size = len(between)
+        self.shared_size = 0
         self.bridge = b""
-        self.openers_max = 0
 
-    def follow(self, family: Family, depth_max: int) -> None:
+    def follow(self, family: Family) -> None:
         """Let the head end where the family's prompts now begin to differ."""
         self.head = self._between + family.reference[: family.cut]
-        self.head_size = len(self.head)
+        self.shared_size = family.cut
         self.bridge = family.opening
-        # The line's own two brackets and those of the shared part are open already.
-        self.openers_max = depth_max - 2 - count_openers(family.opening)
+
+    def fits(self, data: bytes, at: int) -> bool:
+        """Whether the line at `at` begins like this shape up to where prompts differ; its end is looked at later."""
+        return data.startswith(self.opening, at) and data.startswith(self.head, data.find(b'"', at + len(self.opening)))
+
+    def gather(self, data: bytes, at: int) -> "Alike":
+        """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits."""
+        find, startswith = data.find, data.startswith
+        id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
+        head_size, tail_size = len(head), len(self.tail)
+        starts: list[int] = []
+        ids: list[bytes] = []
+        texts: list[bytes] = []
+        while True:
+            stop = find(b"\n", at)
+            id_end = find(b'"', at + id_from)
+            head_end = id_end + head_size
+            text_end = stop - tail_size
+            if head_end > text_end or not startswith(head, id_end):
+                break
+            more = startswith(joint, text_end)
+            if not (more or startswith(last, text_end)):
+                break
+            starts.append(at)
+            ids.append(data[at + id_from : id_end])
+            texts.append(data[head_end:text_end])
+            at = stop + 1
+            if not more:
+                break
+        starts.append(at)
+        return Alike(self, starts, ids, texts)
 
     def same_frame(self, other: "Shape") -> bool:
         return (self.opening, self._between, self.tail, self.family_number) == (
@@ -52,6 +86,35 @@ class Shape:
             other.tail,
             other.family_number,
         )
+
+
+class Alike:
+    """Neighbouring lines of one shape: where they start (and the last one ends), their ids, the rests of their prompts."""
+
+    def __init__(self, shape: Shape, starts: list[int], ids: list[bytes], texts: list[bytes]) -> None:
+        self.shape = shape
+        self.starts = starts
+        self.ids = ids
+        self.texts = texts
+
+    def good(self, rules: LineRules) -> bool:
+        """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
+        ids, texts, bridge = self.ids, self.texts, self.shape.bridge
+        if not all(ids) or max(map(len, ids)) > rules.custom_id_bytes_max or b"".join(ids).translate(None, PLAIN):
+            return False
+        frame_size = len(self.shape.opening) + len(self.shape.head) + len(self.shape.tail)
+        if max(map(len, texts)) + rules.custom_id_bytes_max + frame_size > rules.line_bytes_max:
+            return False
+        room = rules.depth_max - LINE_DEPTH - count_openers(bridge)
+        if count_openers(b"".join(texts)) > room and max(map(count_openers, texts)) > room:
+            return False
+        try:
+            prompts = _decode_lines((b"\n" + bridge).join([b"", *texts]))
+        except ValueError:
+            return False
+        # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
+        bridge_size = len(bridge)
+        return [len(prompt) - bridge_size for prompt in prompts] == list(map(len, texts))
 
 
 def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -> Shape | None:

@@ -29,7 +29,7 @@ def cut_slices(model: str, numbers: "array[int]", first: int, at: int, scan: Sca
 
 def _measure(numbers: Sequence[int], scan: Scan) -> tuple[int, int]:
     """The bytes that items take in the work file, and their cost."""
-    size = sum(map(scan.size.__getitem__, numbers)) + len(numbers)
+    size = sum(map(scan.size.__getitem__, numbers))
     prompt_size = sum(map(scan.prompt_size.__getitem__, numbers)) + sum(map(scan.fixed_size.__getitem__, numbers))
     return size, estimate.work_units(prompt_size, sum(map(scan.output_tokens.__getitem__, numbers)))
 

@@ -1,0 +1,286 @@
+"""Ingest of one input file: read it once, order its lines, write them again as the work file.
+
+The work file holds the lines byte for byte, each ended by a newline, in work order, and behind them a trailer: for each item a
+little-endian uint32 with its 1-based line number in the input. Bad lines that are to become item errors stand behind all
+good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Nothing here knows jobs, stores or blobs,
+and nothing is made durable: whoever adopts the work file does that.
+
+Run as a module it is a process of its own: a JSON request on stdin, the plan on stdout, trouble on stderr. So few things
+are imported at the top, and asyncio only by the side that starts the process.
+"""
+
+import os
+import sys
+from array import array
+from collections.abc import Iterable
+from heapq import merge
+from itertools import repeat
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.errors import IngestFailed
+from tidegate.core.line_faults import LineFault, custom_id_of
+from tidegate.core.lines import LineRules, decode_request
+from tidegate.core.nouns import IngestPlan, LineError, SlicePlan
+from tidegate.core.prefix import Read, common_prefix, order_family
+from tidegate.core.scan import Scan
+from tidegate.core.slices import add_bad, cut_slices
+
+READ_BYTES = 256 << 10
+WRITE_BYTES = 1 << 20
+EXIT_BAD_REQUEST = 64
+EXIT_FILE = 74
+
+# A model and its items in work order.
+Run = tuple[str, "array[int]"]
+
+
+class BadItem(msgspec.Struct):
+    """A bad line as the work file carries it to the worker that turns it into an item error."""
+
+    custom_id: str | None
+    code: str
+    message: str
+    line: int
+
+
+class ChildRequest(msgspec.Struct):
+    input_path: str
+    work_path: str
+    rules: LineRules
+
+
+def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    """Check the input and write the work file; a plan with errors has no work file and no slices."""
+    source = os.open(input_path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        scan = _scan(source, rules)
+        twice = _duplicates(source, scan)
+        errors = _errors(scan, twice)
+        if errors:
+            return IngestPlan(0, scan.models[0] if scan.models else None, [], 0, 0, 0, errors)
+        order, shared = _order(source, scan, twice)
+        target = os.open(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            return _write(source, target, scan, twice, order, shared)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _scan(source: int, rules: LineRules) -> Scan:
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    scan = Scan(rules)
+    scan.begin(os.read(source, READ_BYTES))
+    while not scan.stopped and (data := os.read(source, READ_BYTES)):
+        scan.feed(data)
+    scan.finish()
+    return scan
+
+
+def _duplicates(source: int, scan: Scan) -> dict[int, int]:
+    """Good items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly,
+    by reading them again, only where two hashes agree."""
+    seen: set[int] = set()
+    again: set[int] = set()
+    for value in scan.id_hash:
+        (again if value in seen else seen).add(value)
+    if not again:
+        return {}
+    suspects = sorted((value, number) for number, value in enumerate(scan.id_hash) if value in again)
+    twice: dict[int, int] = {}
+    ids: dict[str, int] = {}
+    last = None
+    for value, number in suspects:
+        if value != last:
+            ids = {}
+            last = value
+        line = os.pread(source, scan.size[number] - 1, scan.at[number])
+        first = ids.setdefault(decode_request(line).custom_id, scan.line[number])
+        if first != scan.line[number]:
+            twice[number] = first
+    return twice
+
+
+def _duplicate_fault(first: int) -> LineFault:
+    message = f"Line {first} has this custom_id already: give every line one of its own."
+    return LineFault("duplicate_custom_id", message, "custom_id")
+
+
+def _errors(scan: Scan, twice: dict[int, int]) -> list[LineError]:
+    """What fails the whole input, in the order of its lines."""
+    errors = list(scan.errors)
+    if scan.rules.invalid_lines != "error_file":
+        firsts = sorted(twice)[: scan.rules.errors_max]
+        errors += [_duplicate_fault(twice[number]).at(scan.line[number]) for number in firsts]
+    errors.sort(key=lambda error: error.line or 0)
+    return errors[: scan.rules.errors_max]
+
+
+def _order(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Run], int]:
+    """The good items in work order, a run for each model, and how many prompt bytes each shares with the one before it."""
+    members = [array("I") for _ in scan.families]
+    if len(members) == 1 and not twice:
+        members[0].extend(range(len(scan.at)))
+    else:
+        for number, family in enumerate(scan.family):
+            if number not in twice:
+                members[family].append(number)
+
+    def read(number: int, at: int, count: int) -> bytes:
+        place = scan.at[number] + scan.prompt_at[number] + at
+        return os.pread(source, min(count, scan.prompt_size[number] - at), place)
+
+    runs: list[Run] = [(model, array("I")) for model in scan.models]
+    shared = 0
+    keys = bytes(scan.keys)
+    for family, numbers in enumerate(members):
+        if scan.rules.prefix_order:
+            numbers, bytes_shared = order_family(scan.families[family], numbers, keys, scan.prompt_size, read)
+            shared += bytes_shared + scan.family_fixed_size[family] * max(0, len(numbers) - 1)
+        runs[scan.family_model[family]][1].extend(numbers)
+    if not scan.rules.prefix_order:
+        runs = [(model, array("I", sorted(numbers))) for model, numbers in runs]
+        shared = sum(_shared(scan, numbers, read) for _, numbers in runs)
+    return runs, shared
+
+
+def _shared(scan: Scan, numbers: "array[int]", read: Read) -> int:
+    """What neighbours in the order of the input share."""
+    shared = 0
+    before, family = b"", -1
+    for number in numbers:
+        prompt = read(number, 0, scan.prompt_size[number])
+        if scan.family[number] == family:
+            shared += common_prefix(before, prompt) + scan.family_fixed_size[family]
+        before, family = prompt, scan.family[number]
+    return shared
+
+
+def _write(source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int) -> IngestPlan:
+    slices: list[SlicePlan] = []
+    lines = array("I")
+    prompt_bytes = at = 0
+    for model, numbers in runs:
+        cut = list(cut_slices(model, numbers, len(lines), at, scan))
+        _copy(source, target, numbers, cut, scan)
+        slices += cut
+        lines.extend(map(scan.line.__getitem__, numbers))
+        prompt_bytes += sum(map(scan.prompt_size.__getitem__, numbers)) + sum(map(scan.fixed_size.__getitem__, numbers))
+        at += sum(one.work_bytes for one in cut)
+    for record in _bad_items(source, scan, twice):
+        text = msgspec.json.encode(record) + b"\n"
+        _write_all(target, memoryview(text))
+        add_bad(slices, len(lines), at, len(text), scan.rules)
+        lines.append(record.line)
+        at += len(text)
+    count = len(lines)
+    if sys.byteorder == "big":
+        lines.byteswap()
+    _write_all(target, memoryview(lines.tobytes()))
+    return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
+
+
+def _copy(source: int, target: int, numbers: "array[int]", slices: list[SlicePlan], scan: Scan) -> None:
+    """Write the lines of one model's slices in order; what stands together in the input is read together."""
+    buffer = bytearray(max([WRITE_BYTES, *(one.work_bytes for one in slices)]))
+    view = memoryview(buffer)
+    fill = place = 0
+    for one in slices:
+        if fill + one.work_bytes > len(buffer):
+            _write_all(target, view[:fill])
+            fill = 0
+        taken = numbers[place : place + one.count]
+        place += one.count
+        first, last = taken[0], taken[-1]
+        if scan.at[last] + scan.size[last] - scan.at[first] == one.work_bytes and _ascending(taken):
+            places = [(scan.at[first], one.work_bytes)]
+        else:
+            places = [(scan.at[number], scan.size[number]) for number in taken]
+        for at, size in places:
+            got = os.preadv(source, (view[fill : fill + size],), at)
+            # Only the input's last line may lack its newline.
+            if got == size - 1:
+                buffer[fill + got] = 0x0A
+            elif got != size:
+                raise OSError("the input became shorter while it was read")
+            fill += size
+    _write_all(target, view[:fill])
+
+
+def _ascending(numbers: "array[int]") -> bool:
+    return numbers == array("I", range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _write_all(target: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(target, view) :]
+
+
+def _bad_items(source: int, scan: Scan, twice: dict[int, int]) -> Iterable[BadItem]:
+    """The bad lines in the order of the input. Each is read and checked again, so that no message is kept meanwhile."""
+    bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, repeat(0))
+    again = ((scan.line[number], scan.at[number], scan.size[number] - 1, twice[number]) for number in sorted(twice))
+    for number, at, size, first in merge(bad, again):
+        line = os.pread(source, size, at)
+        try:
+            if first:
+                raise _duplicate_fault(first)
+            scan.check(line)
+        except LineFault as fault:
+            custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
+            yield BadItem(custom_id, fault.code, fault.message, number)
+
+
+def main() -> int:
+    """One request, one plan."""
+    try:
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=ChildRequest)
+    except msgspec.DecodeError as error:
+        sys.stderr.write(f"not a request for an ingest: {error}")
+        return EXIT_BAD_REQUEST
+    try:
+        plan = ingest_file(Path(request.input_path), Path(request.work_path), request.rules)
+    except OSError as error:
+        sys.stderr.write(str(error))
+        return EXIT_FILE
+    sys.stdout.buffer.write(msgspec.json.encode(plan))
+    return 0
+
+
+async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, limit_s: float = 600.0) -> IngestPlan:
+    """`ingest_file` in a process of its own, which is gone when this returns, fails or is cancelled."""
+    import asyncio
+
+    pipe = asyncio.subprocess.PIPE
+    # In a session of its own, a Ctrl-C that is meant for us does not reach it.
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tidegate.flow.ingest_file", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            request = ChildRequest(str(input_path), str(work_path), rules)
+            out, trouble = await child.communicate(msgspec.json.encode(request))
+    except TimeoutError:
+        raise IngestFailed(
+            f"reading the input took longer than {limit_s:g} s: try again when there is less to do"
+        ) from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode == EXIT_FILE:
+        raise IngestFailed(
+            f"the input could not be read or the work file not written ({trouble.decode()}): check the disk"
+        )
+    if child.returncode != 0:
+        raise IngestFailed(
+            f"the ingest process ended with {child.returncode}: {trouble.decode(errors='replace')[-2000:]}"
+        )
+    return msgspec.json.decode(out, type=IngestPlan)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
