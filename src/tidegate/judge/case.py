@@ -1,0 +1,249 @@
+"""Everything that is known about one job, gathered once: the store's rows of one moment, and what its files say.
+
+Nothing is judged here. What cannot be read although it should be is kept as trouble, for a rule to report.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from tidegate.core.errors import BlobError, BlobMissing
+from tidegate.core.ports import Blobs
+from tidegate.judge.jsonl import Line, NotJson, lines_of, pieces_of, read_json
+from tidegate.judge.lines import InputLine, ResultLine, read_input_line, read_result_line
+from tidegate.judge.records import Records, Row
+from tidegate.judge.report import CannotJudge, Finding
+from tidegate.judge.witness import Witness, read_witness
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+END_STAMPS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
+NOT_INGESTED = "the job was not ingested"
+_JOB_PART = slice(len("batch_"), len("batch_") + 16)
+_PAGE_COUNT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an operator's settings allow, and what the caller of the judge expects."""
+
+    attempts_max: int = 3
+    grace_ms: int = 60_000
+    cancel_ms: int = 2_000
+    travel_ms: int = 1_000
+    expect_no_repeats: bool = False
+
+
+@dataclass(slots=True)
+class Content:
+    """One file: its row, its extents, and what reading it gave. `absent` says why it rightly has no bytes."""
+
+    name: str
+    file_id: str | None
+    row: Row | None
+    extents: list[Row]
+    absent: str = ""
+    trouble: str = ""
+    size_bytes: int = 0
+    sha256: str = ""
+    line_count: int = 0
+
+
+@dataclass(slots=True)
+class Case:
+    job: Row
+    job_later: Row | None
+    now_ms: int
+    allowance: Allowance
+    files: list[Row]
+    blobs: dict[str, Row]
+    outcomes: list[Row]
+    slices: list[Row]
+    attempts: list[Row]
+    workers: list[Row]
+    input: Content
+    output: Content
+    error: Content
+    witness: Witness | None
+    input_lines: list[InputLine] = field(default_factory=list)
+    result_lines: list[ResultLine] = field(default_factory=list)
+    work_ids: list[str | None] | None = None
+    work_absent: str = NOT_INGESTED
+    work_trouble: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.job["state"] in ENDED
+
+    @property
+    def ingested(self) -> bool:
+        return self.job["in_progress_at"] is not None
+
+    @property
+    def part(self) -> str:
+        """The letters that the ids of the job's items share with its own."""
+        return cast(str, self.job["id"][_JOB_PART])
+
+    @property
+    def contents(self) -> tuple[Content, Content, Content]:
+        return self.input, self.output, self.error
+
+    def has_results(self, found: Finding) -> bool:
+        """Whether the result lines can be judged; if not, the rule is skipped."""
+        absent = NOT_INGESTED if not self.ingested else self.output.absent or self.error.absent
+        if absent:
+            found.skip(absent)
+        return not absent
+
+    def lines(self, name: str) -> list[ResultLine]:
+        return [line for line in self.result_lines if line.name == name]
+
+    def by_number(self) -> dict[int, ResultLine]:
+        """The first line of each item."""
+        first: dict[int, ResultLine] = {}
+        for line in self.result_lines:
+            if line.job_part == self.part:
+                first.setdefault(line.number, line)
+        return first
+
+
+async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | None, allowance: Allowance) -> Case:
+    """Look at the store, read the files, look at the job once more."""
+    await records.refresh()
+    case = await _look(records, job_id, allowance)
+    await records.refresh()
+    await _read_input(case, blobs)
+    for content in (case.output, case.error):
+        await _read_results(case, content, blobs)
+    await _read_work(case, blobs)
+    if witness is not None:
+        case.witness = read_witness(witness, case.part)
+    later = await records.rows("select * from jobs where id = $1", (job_id,))
+    case.job_later = later[0] if later else None
+    await records.refresh()
+    return case
+
+
+async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
+    jobs = await records.rows("select * from jobs where id = $1", (job_id,))
+    if not jobs:
+        raise CannotJudge(f"there is no batch {job_id} in this store. Check the id, --data and store.url.")
+    job = jobs[0]
+    files = await records.rows("select * from files where id = $1 or job_id = $2", (job["input_file_id"], job_id))
+    content = {name: await _content(records, job, name, files) for name in ("input", "output", "error")}
+    blobs: dict[str, Row] = {}
+    wanted = {extent["blob_id"] for one in content.values() for extent in one.extents} | {job["work_blob_id"]}
+    for blob_id in sorted(wanted - {None}):
+        for row in await records.rows("select * from blobs where id = $1", (blob_id,)):
+            blobs[blob_id] = row
+    by_job = "where job_id = $1 order by"
+    return Case(
+        job,
+        None,
+        await records.now_ms(),
+        allowance,
+        files,
+        blobs,
+        await _outcomes(records, job_id),
+        await records.rows(f"select * from slices {by_job} first", (job_id,)),  # noqa: S608 - the text is this module's own
+        await records.rows(f"select * from attempts {by_job} number", (job_id,)),  # noqa: S608
+        await records.rows("select id, state, started_at, beat_at, alive_until from workers"),
+        content["input"],
+        content["output"],
+        content["error"],
+        witness=None,
+    )
+
+
+async def _outcomes(records: Records, job_id: str) -> list[Row]:
+    sql = "select number, outcome, at, size_bytes from outcomes where job_id = $1 and number > $2 order by number limit $3"
+    found: list[Row] = []
+    last = -(1 << 62)
+    while page := await records.rows(sql, (job_id, last, _PAGE_COUNT)):
+        found += page
+        last = page[-1]["number"]
+    return found
+
+
+async def _content(records: Records, job: Row, name: str, files: list[Row]) -> Content:
+    file_id = job[f"{name}_file_id"]
+    row = next((file for file in files if file["id"] == file_id), None)
+    extents: list[Row] = []
+    if file_id is not None:
+        sql = "select at, size_bytes, blob_id, blob_at from extents where file_id = $1 order by at"
+        extents = await records.rows(sql, (file_id,))
+    content = Content(name, file_id, row, extents)
+    if file_id is None:
+        ended_after_ingest = job["state"] in ENDED and job["in_progress_at"] is not None
+        content.absent = "" if ended_after_ingest else NOT_INGESTED
+    elif row is None and name == "input":
+        content.absent = "the input file was deleted long ago"
+    elif row is None:
+        content.trouble = f"{file_id} has no record"
+    elif row["state"] == "deleted":
+        content.absent = f"the {name} file was deleted"
+    return content
+
+
+async def _read_input(case: Case, blobs: Blobs) -> None:
+    content = case.input
+    if content.absent or content.trouble:
+        return
+    async for line in _read(content, blobs):
+        content.line_count += 1
+        read = read_input_line(line, content.line_count)
+        if read is not None:
+            case.input_lines.append(read)
+
+
+async def _read_results(case: Case, content: Content, blobs: Blobs) -> None:
+    if content.absent or content.trouble:
+        return
+    async for line in _read(content, blobs):
+        content.line_count += 1
+        case.result_lines.append(read_result_line(line, content.name, content.line_count))
+
+
+async def _read(content: Content, blobs: Blobs) -> AsyncIterator[Line]:
+    """The lines of a file, its size and hash on the way. Bytes that are gone are trouble; a store that is away ends the judging."""
+    digest = hashlib.sha256()
+
+    async def counted() -> AsyncIterator[tuple[int, bytes]]:
+        async for at, piece in pieces_of(blobs, content.extents):
+            digest.update(piece)
+            content.size_bytes += len(piece)
+            yield at, piece
+
+    try:
+        async for line in lines_of(counted()):
+            yield line
+    except BlobMissing as error:
+        content.trouble = str(error)
+    except BlobError as error:
+        raise CannotJudge(f"the bytes of the {content.name} file cannot be read now: {error}") from error
+    content.sha256 = digest.hexdigest()
+
+
+async def _read_work(case: Case, blobs: Blobs) -> None:
+    """The custom_id of each item, from the lines that the workers read, for as long as these are kept."""
+    job = case.job
+    blob = case.blobs.get(job["work_blob_id"] or "")
+    if not case.ingested:
+        return
+    if blob is None or blob["state"] == "condemned":
+        case.work_absent = "the work file was collected"
+        return
+    whole: Any = {"at": 0, "blob_id": blob["id"], "blob_at": 0, "size_bytes": job["work_bytes"]}
+    work = Content("work", None, None, [whole])
+    ids: list[str | None] = []
+    async for line in _read(work, blobs):
+        try:
+            said = read_json(line.data)
+        except NotJson:
+            said = None
+        ids.append(said.get("custom_id") if isinstance(said, dict) else None)
+    if work.trouble and case.ended:
+        case.work_absent = "the work file was collected"
+        return
+    case.work_ids, case.work_trouble = ids, work.trouble

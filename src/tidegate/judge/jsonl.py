@@ -1,0 +1,93 @@
+"""The judge's own reader of files: the bytes of extents, cut into lines, each read as strict JSON.
+
+It knows nothing of what a line should say.
+"""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tidegate.core.ports import Blobs
+from tidegate.judge.records import Row
+
+LINE_BYTES_MAX = 256 << 20
+DIGITS_MAX = 400
+
+
+class NotJson(ValueError):
+    """The bytes are not one strict JSON value; the text says why without quoting them."""
+
+
+class NamedTwice(dict[str, Any]):
+    """An object in which a key was named twice: readers would differ in which one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without its newline; `at` is its place in the file. One that no newline ended is not whole."""
+
+    at: int
+    data: bytes
+    whole: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + self.whole
+
+
+async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple[int, bytes]]:
+    """A file's bytes in the order of its extents, each piece with its place in the file."""
+    for extent in extents:
+        at = extent["at"]
+        async for piece in blobs.stream(extent["blob_id"], extent["blob_at"], extent["size_bytes"]):
+            yield at, piece
+            at += len(piece)
+
+
+async def lines_of(pieces: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[Line]:
+    """Cut on 0x0A only. Where the places of two pieces do not join, a line cannot go on either."""
+    rest, rest_at = b"", 0
+    async for at, piece in pieces:
+        if rest and (at != rest_at + len(rest) or len(rest) > LINE_BYTES_MAX):
+            yield Line(rest_at, rest, whole=False)
+            rest = b""
+        if not rest:
+            rest_at = at
+        parts = (rest + piece).split(b"\n")
+        for data in parts[:-1]:
+            yield Line(rest_at, data, whole=True)
+            rest_at += len(data) + 1
+        rest = parts[-1]
+    if rest:
+        yield Line(rest_at, rest, whole=False)
+
+
+def read_json(data: bytes) -> Any:
+    """One value; NaN, text that is no UTF-8 and anything behind the value are refused."""
+    try:
+        return _decoder.decode(data.decode())
+    except UnicodeDecodeError as error:
+        raise NotJson(f"byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise NotJson("it is nested too deeply") from None
+    except ValueError as error:
+        place = getattr(error, "pos", None)
+        raise NotJson(f"it is not JSON (character {place})" if place is not None else "it is not JSON") from None
+
+
+def _pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(found)
+    return value if len(value) == len(found) else NamedTwice(value)
+
+
+def _whole_number(text: str) -> int:
+    # A number with thousands of digits is legal JSON, and making an integer of it is slow: no rule asks for its value.
+    return int(text) if len(text) <= DIGITS_MAX else -1
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole_number, parse_constant=_no_constant)

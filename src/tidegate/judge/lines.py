@@ -1,0 +1,193 @@
+"""What the lines of an input and of result files say, read by the judge alone, in OpenAI's words.
+
+Every departure from the exact shape is noted with the line; whether the line is in the right place is for the rules.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.judge.jsonl import Line, NamedTwice, NotJson, read_json
+
+BOM = b"\xef\xbb\xbf"
+TOKENS_MAX = 1 << 40
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ITEM_ID = re.compile(r"batch_req_([0-9A-Za-z]{16})([0-9A-Za-z]{6})", re.ASCII)
+_REQUEST_ID = re.compile(r"req_[0-9A-Za-z]{22}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """One request of an input: its 1-based line, and its custom_id as far as that can be read."""
+
+    line: int
+    custom_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ResultLine:
+    """One line of an output or error file. `faults` says how it departs from the shape."""
+
+    name: str
+    line: int
+    at: int
+    size_bytes: int
+    id: str = ""
+    job_part: str = ""
+    number: int = -1
+    custom_id: str | None = None
+    status: int | None = None
+    code: str | None = None
+    message: str = ""
+    usage: Usage = field(default_factory=Usage)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        return f"{self.name} line {self.line}"
+
+    @property
+    def good(self) -> bool:
+        return self.status is not None and 200 <= self.status <= 299
+
+
+def split_item_id(text: str) -> tuple[str, int] | None:
+    """The job's letters and the item's number in an item's id; None for anything else."""
+    found = _ITEM_ID.fullmatch(text)
+    if found is None:
+        return None
+    number = 0
+    for letter in found[2]:
+        number = number * 62 + _BASE62.index(letter)
+    return found[1], number
+
+
+def read_input_line(line: Line, number: int) -> InputLine | None:
+    """A request of an input; None for a line of white space."""
+    data = line.data.removeprefix(BOM) if number == 1 else line.data
+    if not data.strip(b" \t\r"):
+        return None
+    try:
+        said = read_json(data)
+    except NotJson:
+        return InputLine(number, None)
+    custom_id = said.get("custom_id") if isinstance(said, dict) else None
+    return InputLine(number, custom_id if isinstance(custom_id, str) else None)
+
+
+def read_result_line(line: Line, name: str, number: int) -> ResultLine:
+    """One finished line, with everything that is wrong with its shape."""
+    read = ResultLine(name, number, line.at, line.size_bytes)
+    if not line.whole:
+        read.faults.append("it does not end with a newline")
+    try:
+        said = read_json(line.data)
+    except NotJson as error:
+        read.faults.append(str(error))
+        return read
+    if not _is_object(read, said, "the line", ("id", "custom_id", "response", "error")):
+        return read
+    if isinstance(said["id"], str):
+        read.id = said["id"]
+    split = split_item_id(read.id)
+    if split is None:
+        read.faults.append("id is not `batch_req_` and 22 letters or digits")
+    else:
+        read.job_part, read.number = split
+    if said["custom_id"] is None or isinstance(said["custom_id"], str):
+        read.custom_id = said["custom_id"]
+    else:
+        read.faults.append("custom_id is no string")
+    if (said["response"] is None) == (said["error"] is None):
+        read.faults.append("exactly one of response and error must be null")
+    if said["response"] is not None:
+        _read_response(read, said["response"])
+    if said["error"] is not None:
+        _read_error(read, said["error"])
+    return read
+
+
+def _is_object(read: ResultLine, said: Any, what: str, keys: tuple[str, ...]) -> bool:
+    if not isinstance(said, dict):
+        read.faults.append(f"{what} is no object")
+        return False
+    if isinstance(said, NamedTwice):
+        read.faults.append(f"{what} names a key twice")
+    if set(said) != set(keys):
+        read.faults.append(f"{what} has the keys {sorted(said)!r:.120} and not {sorted(keys)!r}")
+    return set(said) >= set(keys)
+
+
+def _read_response(read: ResultLine, said: Any) -> None:
+    if not _is_object(read, said, "response", ("status_code", "request_id", "body")):
+        return
+    status = said["status_code"]
+    if type(status) is int and 100 <= status <= 599:
+        read.status = status
+    else:
+        read.faults.append("response.status_code is no HTTP status")
+    if not isinstance(said["request_id"], str) or _REQUEST_ID.fullmatch(said["request_id"]) is None:
+        read.faults.append("response.request_id is not `req_` and 22 letters or digits")
+    if not isinstance(said["body"], dict):
+        read.faults.append("response.body is no object")
+    elif read.good:
+        read.usage = read_usage(said["body"].get("usage"))
+
+
+def _read_error(read: ResultLine, said: Any) -> None:
+    if not _is_object(read, said, "error", ("code", "message")):
+        return
+    if isinstance(said["code"], str) and said["code"] and isinstance(said["message"], str) and said["message"]:
+        read.code, read.message = said["code"], said["message"]
+    else:
+        read.faults.append("error.code and error.message must be texts")
+
+
+def read_usage(said: Any) -> Usage:
+    """What an answer says it cost. Numbers that are no token counts make the whole statement worthless."""
+    if not isinstance(said, dict):
+        return Usage()
+    try:
+        prompt, completion = _tokens(said, "prompt_tokens"), _tokens(said, "completion_tokens")
+        read, thought = _tokens(said, "input_tokens"), _tokens(said, "output_tokens")
+        from_cache, to_cache = _tokens(said, "cache_read_input_tokens"), _tokens(said, "cache_creation_input_tokens")
+        cached = _detail(said, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+        reasoning = _detail(said, ("completion_tokens_details", "output_tokens_details"), "reasoning_tokens")
+    except ValueError:
+        return Usage()
+    if prompt is None:
+        # Anthropic counts what it read from or wrote to its cache apart from the other input.
+        prompt = (read or 0) + (from_cache or 0) + (to_cache or 0)
+        cached = cached or from_cache or 0
+    output = completion if completion is not None else thought or 0
+    return Usage(prompt, min(cached, prompt), output, min(reasoning, output))
+
+
+def _tokens(said: dict[str, Any], key: str) -> int | None:
+    value = said.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= TOKENS_MAX:
+        raise ValueError(key)
+    return value
+
+
+def _detail(said: dict[str, Any], keys: tuple[str, str], key: str) -> int:
+    """Both are checked, the first that is there counts."""
+    values: list[int] = []
+    for name in keys:
+        details = said.get(name)
+        if details is None:
+            continue
+        if not isinstance(details, dict):
+            raise ValueError(name)
+        values.append(_tokens(details, key) or 0)
+    return values[0] if values else 0

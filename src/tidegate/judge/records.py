@@ -1,0 +1,147 @@
+"""The judge's own look at the store: plain SQL, read-only, one moment at a time, over SQLite or PostgreSQL.
+
+It shares no statement and no driver with `store/`, so that one bug cannot hide in both. SQL is written with `$1` for its first
+parameter, which both databases understand.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import apsw
+import asyncpg
+
+from tidegate.judge.report import CannotJudge
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+_BUSY_TIMEOUT_MS = 10_000
+_TIMEOUT_S = 60.0
+
+
+class Records(Protocol):
+    """Rows of the store. All that is read between two calls of `refresh` is of one moment."""
+
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        """The rows of one query."""
+
+    async def refresh(self) -> None:
+        """Let go of this moment; the next query takes a new one."""
+
+    async def now_ms(self) -> int:
+        """The store's clock."""
+
+
+class SqliteRecords:
+    def __init__(self, path: Path, connection: apsw.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-judge")
+
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        return await self._run(lambda: self._rows(sql, params))
+
+    async def refresh(self) -> None:
+        await self._run(self._refresh)
+
+    async def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def close(self) -> None:
+        await self._run(self._connection.close)
+        self._thread.shutdown()
+
+    async def _run(self, do: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+        except apsw.Error as error:
+            raise CannotJudge(
+                f"the store at {self._path} cannot be read: {error}. Check the path; an older store needs `tidegate migrate`."
+            ) from error
+
+    def _rows(self, sql: str, params: Sequence[Any]) -> list[Row]:
+        if not self._connection.in_transaction:
+            self._connection.execute("begin")
+        found: list[Row] = []
+        names: list[str] | None = None
+        cursor = self._connection.cursor()
+        for row in cursor.execute(sql, tuple(params)):
+            if names is None:
+                names = [column[0] for column in cursor.get_description()]
+            found.append(dict(zip(names, row, strict=True)))
+        return found
+
+    def _refresh(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("rollback")
+
+
+class PostgresRecords:
+    def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
+        self._connection = connection
+        self._moment: Any = None
+
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        try:
+            if self._moment is None:
+                moment = self._connection.transaction(isolation="repeatable_read", readonly=True)
+                await moment.start()
+                self._moment = moment
+            return [dict(row) for row in await self._connection.fetch(sql, *params)]
+        except _POSTGRES_TROUBLE as error:
+            raise _no_postgres(error) from error
+
+    async def refresh(self) -> None:
+        moment, self._moment = self._moment, None
+        if moment is not None:
+            try:
+                await moment.rollback()
+            except _POSTGRES_TROUBLE as error:
+                raise _no_postgres(error) from error
+
+    async def now_ms(self) -> int:
+        found = await self.rows("select cast(extract(epoch from clock_timestamp()) * 1000 as bigint) as now")
+        return int(found[0]["now"])
+
+
+_POSTGRES_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+def _no_postgres(error: Exception) -> CannotJudge:
+    return CannotJudge(
+        f"PostgreSQL cannot be read ({type(error).__name__}: {error}). Check that it runs and that store.url is right; "
+        "an older store needs `tidegate migrate`."
+    )
+
+
+@asynccontextmanager
+async def sqlite_records(path: Path) -> AsyncIterator[SqliteRecords]:
+    """Open the embedded store read-only, beside whoever writes to it."""
+    try:
+        connection = apsw.Connection(str(path), apsw.SQLITE_OPEN_READONLY)
+        connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+    except apsw.Error as error:
+        raise CannotJudge(f"there is no store to read at {path}: {error}. Check --data and store.url.") from error
+    records = SqliteRecords(path, connection)
+    try:
+        yield records
+    finally:
+        await records.close()
+
+
+@asynccontextmanager
+async def postgres_records(url: str) -> AsyncIterator[PostgresRecords]:
+    """Open PostgreSQL read-only. Nothing is prepared ahead, so a transaction-mode pooler may stand between."""
+    try:
+        connection = await asyncpg.connect(url, timeout=_TIMEOUT_S, command_timeout=_TIMEOUT_S, statement_cache_size=0)
+    except _POSTGRES_TROUBLE as error:
+        raise _no_postgres(error) from error
+    try:
+        yield PostgresRecords(connection)
+    finally:
+        connection.terminate()

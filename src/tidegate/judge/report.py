@@ -1,0 +1,166 @@
+"""What the judge says: one verdict for each rule, with bounded evidence, as text for people and as JSON for programs.
+
+Evidence names lines, numbers, custom_ids and counts. It never quotes a prompt or an answer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from tidegate.core.errors import TidegateError
+
+EVIDENCE_COUNT_MAX = 10
+EVIDENCE_CHARS_MAX = 300
+SHOWN_CHARS_MAX = 80
+
+C = TypeVar("C")
+
+
+class CannotJudge(TidegateError):
+    """There is no verdict: the job, the store, the bytes or the witness cannot be read. The message says what to do."""
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    VIOLATED = "violated"
+    NOT_APPLICABLE = "n-a"
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one rule found while it looked."""
+
+    evidence: list[str] = field(default_factory=list)
+    violation_count: int = 0
+    skipped: str = ""
+    seen: str = ""
+
+    def wrong(self, what: str) -> None:
+        """One violation. All are counted, the first few are shown."""
+        self.violation_count += 1
+        if len(self.evidence) < EVIDENCE_COUNT_MAX:
+            self.evidence.append(what[:EVIDENCE_CHARS_MAX])
+
+    def need(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.wrong(otherwise)
+
+    def skip(self, why: str) -> None:
+        """The rule says nothing about this job."""
+        self.skipped = why
+
+    def looked(self, at: str) -> None:
+        """What was looked at, so that an `ok` can be weighed."""
+        self.seen = at
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[C]):
+    """One thing that must hold, and how to look for it."""
+
+    id: str
+    promise: str
+    sentence: str
+    look: Callable[[C, Finding], None]
+
+    def judge(self, case: C) -> "Check":
+        found = Finding()
+        self.look(case, found)
+        verdict = Verdict.NOT_APPLICABLE if found.skipped else Verdict.OK
+        if found.violation_count:
+            verdict = Verdict.VIOLATED
+        return Check(
+            self.id,
+            self.promise,
+            self.sentence,
+            verdict,
+            found.skipped or found.seen,
+            found.violation_count,
+            tuple(found.evidence),
+        )
+
+
+def rule(id: str, promise: str, sentence: str) -> Callable[[Callable[[C, Finding], None]], Rule[C]]:
+    """Make a function that looks into a rule."""
+    return lambda look: Rule(id, promise, sentence, look)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    id: str
+    promise: str
+    sentence: str
+    verdict: Verdict
+    detail: str
+    violation_count: int
+    evidence: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        mark = "VIOLATED" if self.verdict is Verdict.VIOLATED else self.verdict.value
+        detail = f" ({self.detail})" if self.detail else ""
+        lines = [f"{mark:<8}  {self.promise:<9}  {self.id}: {self.sentence}{detail}"]
+        lines += [f"{'':21}- {one}" for one in self.evidence]
+        more = self.violation_count - len(self.evidence)
+        if more > 0:
+            lines.append(f"{'':21}- and {more} more")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "promise": self.promise,
+            "sentence": self.sentence,
+            "verdict": self.verdict.value,
+            "detail": self.detail,
+            "violation_count": self.violation_count,
+            "evidence": list(self.evidence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on one job."""
+
+    job_id: str
+    state: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.violated
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """The ids of the rules that do not hold."""
+        return tuple(check.id for check in self.checks if check.verdict is Verdict.VIOLATED)
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(check.verdict is verdict for check in self.checks)
+
+    def summary(self) -> str:
+        return (
+            f"{self.job_id} ({self.state}): {self.count(Verdict.OK)} ok, {self.count(Verdict.VIOLATED)} violated, "
+            f"{self.count(Verdict.NOT_APPLICABLE)} not applicable"
+        )
+
+    def to_text(self) -> str:
+        """One line for each rule, its evidence under it, and a last line that sums up."""
+        return "\n".join([line for check in self.checks for line in check.lines()] + [self.summary()])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batch_id": self.job_id,
+            "status": self.state,
+            "ok": self.ok,
+            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+
+def shown(text: str | None) -> str:
+    """A caller's text, safe and short enough for a terminal."""
+    if text is None:
+        return "null"
+    cut = text[:SHOWN_CHARS_MAX]
+    return ascii(cut) + ("…" if len(cut) < len(text) else "")

@@ -1,0 +1,170 @@
+"""Rules that hold the store's records against the witness: what the upstream really was asked."""
+
+from itertools import pairwise
+
+from tidegate.judge.case import Case
+from tidegate.judge.lines import ResultLine
+from tidegate.judge.report import Finding, rule
+from tidegate.judge.rules_items import BILLED_REASONS
+from tidegate.judge.witness import Seen
+
+_NO_WITNESS = "no witness was given"
+# A store's clock and an engine's may differ by this much on one machine.
+_CLOCKS_MS = 1_000
+
+
+def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
+    """The witness's calls; without a witness, or a job that sent nothing, the rule is skipped."""
+    if case.witness is None:
+        found.skip(_NO_WITNESS)
+        return {}
+    count = sum(len(calls) for calls in case.witness.calls.values())
+    found.looked(f"{count} calls of {case.witness.call_count} in the log")
+    return case.witness.calls
+
+
+@rule("calls_known", "P6", "Every call of this job in the witness names one of its items")
+def calls_known(case: Case, found: Finding) -> None:
+    for number, calls in _calls(case, found).items():
+        if not 0 <= number < case.job["item_count"]:
+            found.wrong(f"witness line {calls[0].line} names item {number}, and there are {case.job['item_count']}")
+
+
+@rule("results_called", "P6", "Every result that an upstream gave was called for, and a call had that status")
+def results_called(case: Case, found: Finding) -> None:
+    calls = _calls(case, found)
+    if case.witness is None or not case.has_results(found):
+        return
+    for number, line in case.by_number().items():
+        seen = calls.get(number, [])
+        if line.status is not None and all(call.status != line.status for call in seen):
+            found.wrong(
+                f"item {number} has status {line.status} ({line.where}), and the witness saw {_statuses(seen)}: "
+                "is this the calls log of the engine that served the batch?"
+            )
+        elif line.code in BILLED_REASONS and not seen:
+            found.wrong(f"item {number} failed with {line.code} ({line.where}), and the witness saw no call")
+
+
+def _statuses(calls: list[Seen]) -> str:
+    return f"calls with {sorted({call.status for call in calls})}" if calls else "no call"
+
+
+@rule(
+    "repeats_have_reasons",
+    "P5 P6",
+    "A call is repeated after one that may have been billed only with a reason on record",
+)
+def repeats_have_reasons(case: Case, found: Finding) -> None:
+    counted = {row["number"]: row["count"] for row in case.attempts}
+    leased, lost = _slices_of_items(case)
+    for number, calls in _calls(case, found).items():
+        if number in leased:
+            # Its worker may have reasons that it has not committed yet.
+            continue
+        pairs = [(before, after) for before, after in pairwise(calls) if before.maybe_billed]
+        unexplained = [pair for pair in pairs if not _owner_was_lost(case, *pair)]
+        reasons = counted.get(number, 0) + lost.get(number, 0)
+        if len(unexplained) > reasons:
+            before, after = unexplained[0]
+            found.wrong(
+                f"item {number} was called {len(calls)} times (witness lines {before.line} and {after.line}, status "
+                f"{before.status} before), and {reasons} repeats have a reason on record"
+            )
+
+
+def _slices_of_items(case: Case) -> tuple[set[int], dict[int, int]]:
+    """Of a running job: the items that a worker holds now, and how many owners the slices of items have lost."""
+    leased: set[int] = set()
+    lost: dict[int, int] = {}
+    for row in case.slices:
+        numbers = range(row["first"], row["first"] + row["count"])
+        if row["state"] == "leased":
+            leased.update(numbers)
+        if row["lost_count"]:
+            lost.update((number, row["lost_count"]) for number in numbers)
+    return leased, lost
+
+
+def _owner_was_lost(case: Case, before: Seen, after: Seen) -> bool:
+    """Whether a worker that lived at the first call was gone by the second, and another one lived then."""
+    for gone in case.workers:
+        is_gone = gone["state"] == "gone" or gone["alive_until"] < case.now_ms
+        if not is_gone or not _lived(gone, before.at_ms) or after.at_ms < gone["beat_at"] - _CLOCKS_MS:
+            continue
+        if any(other["id"] != gone["id"] and _lived(other, after.at_ms) for other in case.workers):
+            return True
+    return False
+
+
+def _lived(worker: dict[str, int], at_ms: int) -> bool:
+    return worker["started_at"] - _CLOCKS_MS <= at_ms <= worker["alive_until"] + _CLOCKS_MS
+
+
+@rule("no_repeats", "P5", "Without faults, every item is called exactly once")
+def no_repeats(case: Case, found: Finding) -> None:
+    if not case.allowance.expect_no_repeats:
+        found.skip("repeats were not ruled out")
+        return
+    calls = _calls(case, found)
+    for number, seen in calls.items():
+        if len(seen) > 1:
+            found.wrong(
+                f"item {number} was called {len(seen)} times (witness lines {[call.line for call in seen][:5]})"
+            )
+
+
+@rule(
+    "calls_in_time", "P8 P9", "No call started after the deadline, nor later than 2 s after the job was told to close"
+)
+def calls_in_time(case: Case, found: Finding) -> None:
+    job, allowance = case.job, case.allowance
+    limits = [(job["expires_at"], "its deadline")]
+    for column in ("cancelling_at", "closing_at"):
+        if job[column] is not None:
+            limits.append((job[column] + allowance.cancel_ms, f"{column} + {allowance.cancel_ms} ms"))
+    limit_ms, name = min(limits)
+    for number, calls in _calls(case, found).items():
+        late = calls[-1].at_ms - limit_ms
+        if late > allowance.travel_ms:
+            found.wrong(f"item {number} was called {late} ms after {name} (witness line {calls[-1].line})")
+
+
+@rule("one_key", "P5", "All calls of one item carry the same Idempotency-Key")
+def one_key(case: Case, found: Finding) -> None:
+    for number, calls in _calls(case, found).items():
+        keys = {call.key for call in calls}
+        if len(keys) > 1:
+            found.wrong(f"item {number} was called with {len(keys)} keys: {', '.join(sorted(keys)[:2])}")
+
+
+@rule("answers_kept", "P4", "An item that was answered is answered in the output file")
+def answers_kept(case: Case, found: Finding) -> None:
+    calls = _calls(case, found)
+    if case.witness is None or not case.has_results(found):
+        return
+    if case.job["closing"] != "completed" or not case.ended:
+        found.skip("calls may still be on their way, or came after the job closed")
+        return
+    counted = {row["number"] for row in case.attempts if row["count"]}
+    lines = case.by_number()
+    for number, seen in calls.items():
+        answered = [call for call in seen if call.clean]
+        line: ResultLine | None = lines.get(number)
+        if answered and (line is None or line.name != "output") and number not in counted:
+            last = seen[-1]
+            if last is answered[0] or not _owner_was_lost(case, answered[0], last):
+                found.wrong(
+                    f"item {number} was answered (witness line {answered[0].line}) and is not in the output file"
+                )
+
+
+RULES = (
+    calls_known,
+    results_called,
+    repeats_have_reasons,
+    no_repeats,
+    calls_in_time,
+    one_key,
+    answers_kept,
+)

@@ -1,0 +1,131 @@
+"""Rules about files and the bytes behind them."""
+
+from tidegate.judge.case import Case, Content
+from tidegate.judge.report import Finding, rule
+
+
+@rule("input_unchanged", "P1", "The input has the length and the SHA-256 that were recorded when it was uploaded")
+def input_unchanged(case: Case, found: Finding) -> None:
+    content = case.input
+    if content.absent or content.row is None:
+        found.skip(content.absent)
+        return
+    if content.trouble:
+        found.wrong(content.trouble)
+        return
+    row = content.row
+    found.looked(f"{content.size_bytes} bytes")
+    found.need(
+        content.size_bytes == row["size_bytes"], f"it has {content.size_bytes} bytes, recorded are {row['size_bytes']}"
+    )
+    found.need(content.sha256 == row["sha256"], f"its SHA-256 is {content.sha256}, recorded is {row['sha256']}")
+
+
+@rule("pieces", "P3", "The extents of each file follow one another from 0 without gap or overlap, inside their blobs")
+def pieces(case: Case, found: Finding) -> None:
+    found.looked(f"{sum(len(content.extents) for content in case.contents)} extents")
+    for content in case.contents:
+        if content.absent:
+            continue
+        at = 0
+        for extent in content.extents:
+            start, size_bytes = extent["at"], extent["size_bytes"]
+            if start != at:
+                what = "a gap" if start > at else "an overlap"
+                found.wrong(f"{content.name} has {what} at {at}: the next extent begins at {start}")
+            if size_bytes <= 0:
+                found.wrong(f"the extent at {start} of {content.name} has {size_bytes} bytes")
+            blob = case.blobs.get(extent["blob_id"])
+            if blob is not None and (extent["blob_at"] < 0 or extent["blob_at"] + size_bytes > blob["size_bytes"]):
+                found.wrong(
+                    f"the extent at {start} of {content.name} ends at {extent['blob_at'] + size_bytes} of {blob['id']}, "
+                    f"which has {blob['size_bytes']} bytes on record"
+                )
+            at = start + size_bytes
+
+
+@rule(
+    "bytes_kept",
+    "P1",
+    "Every blob of a file has a record, is not condemned, is counted as used, and its bytes can be read",
+)
+def bytes_kept(case: Case, found: Finding) -> None:
+    uses: dict[str, int] = {}
+    for content in case.contents:
+        if content.trouble:
+            found.wrong(f"{content.name}: {content.trouble}")
+        for extent in content.extents:
+            uses[extent["blob_id"]] = uses.get(extent["blob_id"], 0) + 1
+    if case.ingested and not case.ended:
+        work = case.job["work_blob_id"]
+        uses[str(work)] = 1
+        if case.work_trouble:
+            found.wrong(f"work file: {case.work_trouble}")
+    found.looked(f"{len(uses)} blobs")
+    for blob_id, count in uses.items():
+        blob = case.blobs.get(blob_id)
+        if blob is None:
+            found.wrong(f"{blob_id} has no record")
+        elif blob["state"] == "condemned":
+            found.wrong(f"{blob_id} is condemned and will be removed")
+        elif blob["uses"] < count:
+            found.wrong(
+                f"{blob_id} counts {blob['uses']} uses, but this job alone has {count}: it may be removed too early"
+            )
+
+
+@rule("file_sizes", "P3", "The sizes and line counts on record are those of the bytes")
+def file_sizes(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    for content, column in ((case.output, "output_bytes"), (case.error, "error_bytes")):
+        _size(case, content, column, found)
+    found.looked(f"{case.output.size_bytes} + {case.error.size_bytes} bytes")
+
+
+def _size(case: Case, content: Content, column: str, found: Finding) -> None:
+    on_job = case.job[column]
+    if on_job != content.size_bytes:
+        found.wrong(f"{content.name} has {content.size_bytes} bytes, the job's {column} is {on_job}")
+    if not case.ended or content.row is None:
+        return
+    for what, real in (("size_bytes", content.size_bytes), ("line_count", content.line_count)):
+        if content.row[what] != real:
+            found.wrong(f"{what} of {content.name} is {content.row[what]} on record and {real} in the bytes")
+    if content.row["sha256"] and content.row["sha256"] != content.sha256:
+        found.wrong(f"the SHA-256 of {content.name} is not the recorded one")
+
+
+@rule("files_shown", "P3", "Result files are hidden while they can change and shown at the end, empty ones never")
+def files_shown(case: Case, found: Finding) -> None:
+    job = case.job
+    own = [file for file in case.files if file["job_id"] == job["id"]]
+    found.looked(f"{len(own)} result files")
+    if not case.ingested:
+        found.need(
+            job["output_file_id"] is None and job["error_file_id"] is None, "a job without ingest names a result file"
+        )
+        found.need(not own, f"a job without ingest has {len(own)} result files")
+        return
+    named = {job["output_file_id"], job["error_file_id"]} - {None}
+    for file in own:
+        if file["tenant_id"] != job["tenant_id"]:
+            found.wrong(f"{file['id']} belongs to another tenant than its job")
+        if not case.ended:
+            found.need(file["state"] == "growing", f"{file['id']} is {file['state']} while the job is {job['state']}")
+        elif file["id"] in named:
+            found.need(file["state"] in ("ready", "deleted"), f"{file['id']} is {file['state']} though the job ended")
+        else:
+            found.need(file["state"] == "deleted", f"{file['id']} is {file['state']}, but the job does not name it")
+    if not case.ended:
+        found.need(
+            len(named) == 2 and len(own) == 2, "a running job needs one growing output and one growing error file"
+        )
+        return
+    failures = job["failed_count"] + job["expired_count"] + job["cancelled_count"]
+    for content, count in ((case.output, job["answered_count"]), (case.error, failures)):
+        if (content.file_id is not None) != (count > 0):
+            found.wrong(f"{count} lines belong in the {content.name} file, and its id is {content.file_id}")
+
+
+RULES = (input_unchanged, pieces, bytes_kept, file_sizes, files_shown)

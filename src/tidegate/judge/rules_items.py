@@ -1,0 +1,173 @@
+"""Rules that hold the store's records about items against the lines: counts, usage, outcomes, slices, attempts."""
+
+from collections import Counter
+
+from tidegate.judge.case import ENDED, NOT_INGESTED, Case
+from tidegate.judge.report import Finding, rule, shown
+
+NEVER_RAN = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    "failed": ("batch_failed", "This request was not executed because the batch failed."),
+}
+STATE_OF_CODE = {code: state for state, (code, _) in NEVER_RAN.items()}
+BILLED_REASONS = frozenset({"upstream_ambiguous", "invalid_upstream_response"})
+FREE_REASONS = frozenset(
+    {"upstream_throttled", "upstream_unavailable", "upstream_key_rejected", "upstream_pool_timeout", "owner_lost"}
+)
+_OUTCOMES = ("answered", "failed", "expired", "cancelled")
+_NOT_BEFORE_SLACK_MS = 60_000
+
+
+@rule("counts", "P3", "The counts on the job equal the lines in the files and the outcomes on record")
+def counts(case: Case, found: Finding) -> None:
+    job = case.job
+    recorded = Counter(row["outcome"] for row in case.outcomes)
+    told = {outcome: job[f"{outcome}_count"] for outcome in _OUTCOMES}
+    found.looked(", ".join(f"{count} {outcome}" for outcome, count in told.items()))
+    for outcome, count in told.items():
+        if recorded[outcome] != count:
+            found.wrong(f"{outcome}_count is {count}, and {recorded[outcome]} outcomes are {outcome}")
+    done = sum(told.values())
+    if done > job["item_count"]:
+        found.wrong(f"{done} items are done of {job['item_count']}")
+    if case.ended and case.ingested and done != job["item_count"]:
+        found.wrong(f"the job ended with {done} of {job['item_count']} items done")
+    if not case.ingested or case.output.absent or case.error.absent:
+        return
+    failures = done - told["answered"]
+    for content, count in ((case.output, told["answered"]), (case.error, failures)):
+        if content.line_count != count:
+            found.wrong(f"{count} lines are counted for the {content.name} file, which has {content.line_count}")
+
+
+@rule("usage", "P3", "The tokens on the job are the sum of what the answers say")
+def usage(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    answers = case.lines("output")
+    for column in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
+        total = sum(getattr(line.usage, column) for line in answers)
+        if total != case.job[column]:
+            found.wrong(f"{column} is {case.job[column]} on record and {total} in the lines")
+    found.looked(f"{case.job['input_tokens']} + {case.job['output_tokens']} tokens")
+
+
+@rule("outcomes_whole", "P2", "Every item of an ended job has exactly one outcome, and there are no others")
+def outcomes_whole(case: Case, found: Finding) -> None:
+    count = case.job["item_count"]
+    numbers = Counter(row["number"] for row in case.outcomes)
+    found.looked(f"{len(case.outcomes)} outcomes of {count} items")
+    for number, times in numbers.items():
+        if times > 1:
+            found.wrong(f"item {number} has {times} outcomes")
+        if not 0 <= number < count:
+            found.wrong(f"there is an outcome for item {number} of {count}")
+    if case.ended:
+        for number in range(count):
+            if number not in numbers:
+                found.wrong(f"item {number} has no outcome")
+
+
+@rule("outcome_places", "P3", "Every outcome on record points exactly at its item's line, in the file of its kind")
+def outcome_places(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    lines = case.by_number()
+    for row in case.outcomes:
+        number, name = row["number"], "output" if row["outcome"] == "answered" else "error"
+        line = lines.get(number)
+        if line is None:
+            found.wrong(f"item {number} is {row['outcome']} on record and has no line")
+        elif line.name != name:
+            found.wrong(f"item {number} is {row['outcome']} on record, and its line is in the {line.name} file")
+        elif (line.at, line.size_bytes) != (row["at"], row["size_bytes"]):
+            found.wrong(
+                f"item {number} is on record at {row['at']} with {row['size_bytes']} bytes, "
+                f"its line is at {line.at} with {line.size_bytes} ({line.where})"
+            )
+    recorded = {row["number"] for row in case.outcomes}
+    for number, line in lines.items():
+        if number not in recorded:
+            found.wrong(f"{line.where} is the line of item {number}, which has no outcome on record")
+
+
+@rule("never_ran", "P8 P9", "Lines of items that never ran carry the code of the job's end, and no other lines do")
+def never_ran(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    state = case.job["state"]
+    outcome_of = {row["number"]: row["outcome"] for row in case.outcomes}
+    for line in case.result_lines:
+        outcome = outcome_of.get(line.number)
+        if line.code in STATE_OF_CODE:
+            wanted = STATE_OF_CODE[line.code]
+            if state != wanted:
+                found.wrong(f"{line.where} says {line.code}, and the job is {state}")
+            if outcome != wanted:
+                found.wrong(f"{line.where} says {line.code}, and item {line.number} is {outcome} on record")
+            if line.message != NEVER_RAN[wanted][1]:
+                found.wrong(f"{line.where} says {line.code} in other words than documented")
+        elif outcome in ("expired", "cancelled"):
+            found.wrong(f"{line.where} has code {shown(line.code)}, and item {line.number} is {outcome} on record")
+    for outcome in ("expired", "cancelled"):
+        if case.job[f"{outcome}_count"] and state != outcome:
+            found.wrong(f"{case.job[f'{outcome}_count']} items are {outcome}, and the job is {state}")
+
+
+@rule("slices", "P2 P6", "What is not done lies in exactly one open slice; an ended job has no slices")
+def slices(case: Case, found: Finding) -> None:
+    found.looked(f"{len(case.slices)} slices")
+    if case.job["state"] in ENDED or not case.ingested:
+        if case.slices:
+            found.wrong(f"{len(case.slices)} slices of a job that is {case.job['state']}")
+        return
+    done = {row["number"] for row in case.outcomes}
+    waiting: Counter[int] = Counter()
+    end = 0
+    for row in case.slices:
+        first, count = row["first"], row["count"]
+        if first < end:
+            found.wrong(f"the slice at {first} overlaps the one before it, which ends at {end}")
+        end = first + count
+        open_numbers = [number for number in range(first, end) if number not in done]
+        if row["state"] == "done":
+            found.need(not open_numbers, f"the slice at {first} is done, but {len(open_numbers)} of its items are not")
+        else:
+            waiting.update(open_numbers)
+        held = row["lease_token"] is not None and row["worker_id"] is not None
+        if (row["state"] == "leased") != held:
+            found.wrong(
+                f"the slice at {first} is {row['state']} and {'has' if held else 'lacks'} a lease's token and owner"
+            )
+        if row["state"] == "leased" and row["lease_count"] < 1:
+            found.wrong(f"the slice at {first} is leased but counts no lease")
+    for number in range(case.job["item_count"]):
+        if number not in done and waiting[number] != 1:
+            found.wrong(f"item {number} is not done and lies in {waiting[number]} open slices")
+
+
+@rule("attempts", "P5", "Attempts on record are of items of this job, within the limit, with known reasons and moments")
+def attempts(case: Case, found: Finding) -> None:
+    if not case.ingested:
+        found.skip(NOT_INGESTED)
+        return
+    job = case.job
+    found.looked(f"{len(case.attempts)} items that failed at least once")
+    for row in case.attempts:
+        item = f"item {row['number']}"
+        found.need(
+            0 <= row["number"] < job["item_count"], f"{item} has attempts, and there are {job['item_count']} items"
+        )
+        limit = case.allowance.attempts_max
+        if not 0 <= row["count"] < limit:
+            found.wrong(f"{item} was to be tried again after {row['count']} attempts; {limit} are allowed in all")
+        if row["reason"] not in BILLED_REASONS | FREE_REASONS:
+            found.wrong(f"{item} has the unknown reason {shown(row['reason'])}")
+        elif row["reason"] in BILLED_REASONS and not row["count"]:
+            found.wrong(f"{item} has the reason {row['reason']} and no counted attempt")
+        if not job["in_progress_at"] <= row["not_before"] <= job["expires_at"] + _NOT_BEFORE_SLACK_MS:
+            found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
+
+
+RULES = (counts, usage, outcomes_whole, outcome_places, never_ran, slices, attempts)

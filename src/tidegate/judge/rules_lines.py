@@ -1,0 +1,141 @@
+"""Rules about the lines of the input, output and error files."""
+
+from collections import Counter
+
+from tidegate.judge.case import Case
+from tidegate.judge.report import Finding, rule, shown
+
+
+@rule("line_shape", "P3", "Every result line has OpenAI's exact shape")
+def line_shape(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    found.looked(f"{len(case.result_lines)} lines")
+    for line in case.result_lines:
+        for fault in line.faults:
+            found.wrong(f"{line.where}: {fault}")
+
+
+@rule("line_place", "P3", "Answers (2xx) are in the output file, everything else is in the error file")
+def line_place(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    for line in case.result_lines:
+        if line.name == "output" and not line.good:
+            found.wrong(f"{line.where} has {_said(line.status, line.code)} and belongs in the error file")
+        elif line.name == "error" and line.good:
+            found.wrong(f"{line.where} has status {line.status} and belongs in the output file")
+
+
+def _said(status: int | None, code: str | None) -> str:
+    return f"status {status}" if status is not None else f"error {shown(code)}"
+
+
+@rule("line_ids", "P22", "The id of every result line is ours, names an item of this job, and stands on no other line")
+def line_ids(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    first: dict[str, str] = {}
+    for line in case.result_lines:
+        if not line.id:
+            found.wrong(f"{line.where} has no id")
+            continue
+        if line.job_part != case.part:
+            found.wrong(f"{line.where}: {shown(line.id)} names no item of this job")
+        elif not 0 <= line.number < case.job["item_count"]:
+            found.wrong(f"{line.where} names item {line.number}, and there are {case.job['item_count']}")
+        other = first.setdefault(line.id, line.where)
+        if other != line.where:
+            found.wrong(f"{line.where} has the id of {other}")
+
+
+@rule("items_once", "P2 P3", "Every input line is in exactly one of output and error, once")
+def items_once(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    if case.input.absent:
+        _items_once_by_number(case, found)
+        return
+    asked = Counter(line.custom_id for line in case.input_lines)
+    got = Counter(line.custom_id for line in case.result_lines)
+    found.looked(f"{len(case.input_lines)} input lines, {len(case.result_lines)} result lines")
+    found.need(
+        len(case.input_lines) == case.job["item_count"],
+        f"the input has {len(case.input_lines)} requests, the job {case.job['item_count']} items",
+    )
+    extra, missing = got - asked, asked - got
+    if case.job["invalid_lines"] == "error_file":
+        # The id of a bad line may be beyond reading; such a line stands in the error file with null for it.
+        stand_ins = min(extra[None], missing.total())
+        extra[None] -= stand_ins
+        allowed_missing = stand_ins
+    else:
+        allowed_missing = 0
+    for custom_id, count in (+extra).items():
+        what = "is not in the input" if custom_id not in asked else f"is there {got[custom_id]} times"
+        found.wrong(f"custom_id {shown(custom_id)} {what} ({count} too many)")
+    if case.ended and missing.total() > allowed_missing:
+        lines = {line.custom_id: line.line for line in case.input_lines}
+        for custom_id, count in missing.items():
+            found.wrong(f"input line {lines[custom_id]}, custom_id {shown(custom_id)}, has no result ({count} missing)")
+
+
+def _items_once_by_number(case: Case, found: Finding) -> None:
+    found.looked(f"{case.input.absent}, so items are told by their numbers")
+    counts = Counter(line.number for line in case.result_lines if line.job_part == case.part)
+    for number, count in counts.items():
+        found.need(count == 1, f"item {number} is there {count} times")
+    if case.ended:
+        found.need(
+            len(counts) == case.job["item_count"], f"{len(counts)} of {case.job['item_count']} items have a result"
+        )
+
+
+@rule("item_order", "", "An ordered job's files are in the order of the input")
+def item_order(case: Case, found: Finding) -> None:
+    if not case.job["ordered"]:
+        found.skip("the caller asked for no order")
+        return
+    if not case.ended:
+        found.skip("order is made when the job is published")
+        return
+    if not case.has_results(found):
+        return
+    if case.input.absent:
+        found.skip(case.input.absent)
+        return
+    places: dict[str | None, list[int]] = {}
+    for place in case.input_lines:
+        places.setdefault(place.custom_id, []).append(place.line)
+    for name in ("output", "error"):
+        last = 0
+        for line in case.lines(name):
+            if line.custom_id is None:
+                continue
+            later = [place for place in places.get(line.custom_id, ()) if place > last]
+            if not later:
+                found.wrong(f"{line.where}, custom_id {shown(line.custom_id)}, stands behind input line {last}")
+            else:
+                last = later[0]
+
+
+@rule("own_item", "P3", "Every result line carries the custom_id of the item that its id names")
+def own_item(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    if case.work_ids is None:
+        found.skip(case.work_absent)
+        return
+    found.looked(f"{len(case.work_ids)} lines of the work file")
+    found.need(
+        len(case.work_ids) == case.job["item_count"],
+        f"the work file has {len(case.work_ids)} lines for {case.job['item_count']} items",
+    )
+    for line in case.result_lines:
+        if line.job_part == case.part and 0 <= line.number < len(case.work_ids):
+            wanted = case.work_ids[line.number]
+            if line.custom_id != wanted:
+                found.wrong(f"{line.where} is for {shown(line.custom_id)}, item {line.number} is {shown(wanted)}")
+
+
+RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item)
