@@ -28,9 +28,12 @@ class BreakerPolicy:
 
 
 class Breaker:
+    """`is_open` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading."""
+
     def __init__(self, policy: BreakerPolicy) -> None:
+        self.is_open = False
+        self.ready_at_ms = 0.0
         self._policy = policy
-        self._probe_at_ms: float | None = None
         self._paused = False
         self._probes_in_flight = 0
         self._consecutive = 0
@@ -40,24 +43,15 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        if self._probe_at_ms is None:
+        if not self.is_open:
             return BreakerState.CLOSED
         if self._probes_in_flight:
             return BreakerState.PROBING
         return BreakerState.PAUSED if self._paused else BreakerState.OPEN
 
-    @property
-    def ready_at_ms(self) -> float:
-        """The moment from which a call may go through; 0 while it is closed."""
-        return 0.0 if self._probe_at_ms is None else self._probe_at_ms
-
-    @property
-    def is_open(self) -> bool:
-        return self._probe_at_ms is not None
-
     def begin_probe(self, now_ms: float) -> None:
         """This call is the interval's probe: the next may come one interval later, whether this one has ended or not."""
-        self._probe_at_ms = now_ms + self._interval_ms()
+        self.ready_at_ms = now_ms + self._interval_ms()
         self._probes_in_flight += 1
 
     def end_probe(self) -> None:
@@ -67,10 +61,10 @@ class Breaker:
         """The deployment answered. True when this closed the breaker."""
         self._consecutive = 0
         self._answered += 1
-        if self._probe_at_ms is None:
+        if not self.is_open:
             return False
-        self._probe_at_ms = None
-        self._paused = False
+        self.is_open = self._paused = False
+        self.ready_at_ms = 0.0
         self._answered = self._failed = 0
         return True
 
@@ -83,22 +77,22 @@ class Breaker:
             self._answered = self._failed = 0
         self._consecutive += 1
         self._failed += 1
-        if self._probe_at_ms is not None:
+        if self.is_open:
             return False
         calls = self._answered + self._failed
         too_many_in_a_row = self._consecutive >= policy.consecutive_failures_max
         too_large_a_share = calls >= policy.share_calls_min and self._failed >= policy.failure_share_max * calls
         if not (too_many_in_a_row or too_large_a_share):
             return False
-        self._probe_at_ms = now_ms + policy.probe_interval_ms
+        self.is_open = True
+        self.ready_at_ms = now_ms + policy.probe_interval_ms
         return True
 
     def key_rejected(self, now_ms: float) -> bool:
         """Our key is refused: only a person can mend that, so the probes are rarer. True when this paused the deployment."""
         newly = not self._paused
-        self._paused = True
-        at_ms = now_ms + self._interval_ms()
-        self._probe_at_ms = at_ms if self._probe_at_ms is None else max(self._probe_at_ms, at_ms)
+        self.is_open = self._paused = True
+        self.ready_at_ms = max(self.ready_at_ms, now_ms + self._interval_ms())
         return newly
 
     def _interval_ms(self) -> int:

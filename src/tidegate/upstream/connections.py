@@ -1,7 +1,7 @@
 """The connections themselves: aiohttp's connector, held to a ceiling that counts idle connections too.
 
 aiohttp limits only the connections in use and keeps any number of idle ones. Here, open means open: before a new connection
-is made beyond the ceiling, the one that has been idle longest is closed, and idle ones beyond `kept_alive_max` are not kept.
+is made beyond the ceiling, the one that has been idle longest is closed, and those beyond `kept_alive_max` that stay idle too.
 
 A connection on which the server spoke out of turn is never used: its next words would be taken for the answer to someone
 else's request. This module knows nothing of requests. It overrides methods of the connector that aiohttp does not document;
@@ -25,6 +25,10 @@ from tidegate.core.errors import SettingsError
 OTHER_FILES_COUNT = 256
 
 DNS_CACHE_S = 10
+TRIM_S = 1.0
+
+# Linux tells a peer's goodbye apart from its words; elsewhere only a full hang-up is seen.
+_GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
 class Connections(aiohttp.TCPConnector):
@@ -33,6 +37,8 @@ class Connections(aiohttp.TCPConnector):
         super().__init__(limit=0, keepalive_timeout=limits.kept_alive_s, ttl_dns_cache=DNS_CACHE_S)
         self._open_max = limits.connections_max
         self._idle_max = limits.kept_alive_max
+        self._trim_timer: asyncio.TimerHandle | None = None
+        self._idle_before: set[tuple[ResponseHandler, float]] = set()
 
     def open_count(self) -> int:
         return len(self._acquired) + self.idle_count()
@@ -41,22 +47,37 @@ class Connections(aiohttp.TCPConnector):
         return sum(map(len, self._conns.values()))
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
-        super()._release(key, protocol, should_close=should_close or self.idle_count() >= self._idle_max)
+        super()._release(key, protocol, should_close=should_close)
+        # Under load hundreds of connections are idle for a moment, between an answer and the next call: those are kept.
+        if self._trim_timer is None and self.idle_count() > self._idle_max:
+            self._trim_timer = self._loop.call_later(TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        """Close what is idle beyond the limit and was so already at the last look."""
+        idle = [(stamp, key, protocol) for key, found in self._conns.items() for protocol, stamp in found]
+        surplus = len(idle) - self._idle_max
+        if self.closed or surplus <= 0:
+            self._trim_timer = None
+            self._idle_before = set()
+            return
+        idle.sort(key=lambda found: found[0])
+        for stamp, key, protocol in idle[:surplus]:
+            if (protocol, stamp) in self._idle_before:
+                self._close_idle(key, protocol, stamp)
+        self._idle_before = {(protocol, stamp) for stamp, _, protocol in idle}
+        self._trim_timer = self._loop.call_later(TRIM_S, self._trim)
 
     async def _create_connection(self, *args: Any, **named: Any) -> ResponseHandler:
         while self.open_count() > self._open_max and self._conns:
-            self._close_longest_idle()
+            key = min(self._conns, key=lambda key: self._conns[key][0][1])
+            self._close_idle(key, *self._conns[key][0])
         return await super()._create_connection(*args, **named)
 
-    def _close_longest_idle(self) -> None:
-        key = min(self._conns, key=lambda key: self._conns[key][0][1])
-        protocol, _ = self._conns[key].popleft()
+    def _close_idle(self, key: ConnectionKey, protocol: ResponseHandler, stamp: float) -> None:
+        self._conns[key].remove((protocol, stamp))
         if not self._conns[key]:
             del self._conns[key]
         protocol.close()
-
-
-_poll = select.poll()
 
 
 def has_spoken(transport: asyncio.BaseTransport) -> bool:
@@ -69,15 +90,13 @@ def has_spoken(transport: asyncio.BaseTransport) -> bool:
         return True
     descriptor = transport.get_extra_info("socket").fileno()
     # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
-    words = select.POLLIN if transport.get_extra_info("sslcontext") is None else select.POLLRDHUP
+    words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
+    look = select.poll()
     try:
-        _poll.register(descriptor, words)
-        return bool(_poll.poll(0))
+        look.register(descriptor, words)
+        return bool(look.poll(0))
     except (OSError, ValueError):
         return True
-    finally:
-        if descriptor >= 0:
-            _poll.unregister(descriptor)
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | bool:

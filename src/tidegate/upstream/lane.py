@@ -4,6 +4,7 @@ A lane decides whether it is fit for one more call and learns from how each call
 sends nothing. Time is an argument, in the clock's monotonic milliseconds.
 """
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
@@ -35,6 +36,22 @@ class LanePolicy:
     retry_after_ms_max: int = 86_400_000
     throttle_backoff_ms: int = 1_000
     throttle_backoff_ms_max: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentStatus:
+    """One deployment, for health pages and `doctor`."""
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+    state: str
+    in_flight: int
+    max_in_flight: int
+    rests_for_ms: int
+    answered: int
+    failures: dict[str, int]
+    last_failure: str
 
 
 class Lane:
@@ -70,7 +87,7 @@ class Lane:
         return max(self.rests_until_ms, self.breaker.ready_at_ms)
 
     def free_slots(self, now_ms: float) -> int:
-        if self.ready_at_ms() > now_ms:
+        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms:
             return 0
         free = self.slots - self.in_flight
         return min(free, 1) if self.breaker.is_open else free
@@ -107,6 +124,21 @@ class Lane:
         """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
+
+    def status(self, now_ms: float) -> DeploymentStatus:
+        resting = not self.breaker.is_open and self.rests_until_ms > now_ms
+        return DeploymentStatus(
+            name=self.deployment.name,
+            url=self.deployment.url,
+            models=self.deployment.models,
+            state="resting" if resting else self.breaker.state,
+            in_flight=self.in_flight,
+            max_in_flight=self.slots,
+            rests_for_ms=max(0, math.ceil(self.ready_at_ms() - now_ms)),
+            answered=self.answered,
+            failures=dict(self.failures),
+            last_failure=self.last_failure,
+        )
 
     def _is_there(self) -> None:
         # It answered, and about the request or the moment: that is no failure, and it is all that a probe wants to know.

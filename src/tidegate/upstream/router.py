@@ -8,8 +8,7 @@ first can neither have done nor billed it.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 import structlog
 
@@ -26,7 +25,7 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
 from tidegate.upstream import classify
-from tidegate.upstream.lane import Lane, LanePolicy
+from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.transport import AiohttpTransport, Transport
 
@@ -44,22 +43,6 @@ CONTROL_LIMITS = HttpLimits(
 )
 
 RETRY_BUDGET_WAIT_MS = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentStatus:
-    """One deployment, for health pages and `doctor`."""
-
-    name: str
-    url: str
-    models: tuple[str, ...]
-    state: str
-    in_flight: int
-    max_in_flight: int
-    rests_for_ms: int
-    answered: int
-    failures: dict[str, int]
-    last_failure: str
 
 
 class Router:
@@ -116,14 +99,19 @@ class Router:
 
     async def send(self, call: Call) -> Answer:
         lanes = self._route(call.model)
-        lane = self._choose(lanes, call, ()) or await self._wait_for_lane(lanes, call)
+        now_ms = self._clock.monotonic_ms()
+        lane = self._choose(lanes, call, (), now_ms)
+        if lane is None:
+            lane = await self._wait_for_lane(lanes, call)
+            now_ms = self._clock.monotonic_ms()
         tried: list[Lane] = []
         while True:
             try:
-                return await self._send_to(lane, call)
+                return await self._send_to(lane, call, now_ms)
             except (Throttled, Unavailable, KeyRejected) as error:
                 tried.append(lane)
-                other = self._choose(lanes, call, tried) if len(lanes) > len(tried) else None
+                now_ms = self._clock.monotonic_ms()
+                other = self._choose(lanes, call, tried, now_ms) if len(lanes) > len(tried) else None
                 if other is None:
                     raise
                 log.info(
@@ -134,12 +122,11 @@ class Router:
     def _route(self, model: str) -> list[Lane]:
         return self._by_model.get(model) or self._for_any
 
-    def _choose(self, lanes: list[Lane], call: Call, tried: Iterable[Lane]) -> Lane | None:
+    def _choose(self, lanes: list[Lane], call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
         """The least loaded fit lane; a probe that is due goes first, or a shut deployment beside a good one stays shut."""
-        now_ms = self._clock.monotonic_ms()
         best: Lane | None = None
         for lane in lanes:
-            if lane.free_slots(now_ms) < 1 or lane in tried:
+            if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
             if call.attempt_count and not lane.budget.allows_retry(now_ms):
                 continue
@@ -149,8 +136,7 @@ class Router:
                 best = lane
         return best
 
-    async def _send_to(self, lane: Lane, call: Call) -> Answer:
-        now_ms = self._clock.monotonic_ms()
+    async def _send_to(self, lane: Lane, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
         if left_s <= 0:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
@@ -229,7 +215,7 @@ class Router:
                     finally:
                         if place in self._waiting:
                             self._waiting.remove(place)
-                    lane = self._choose(lanes, call, ())
+                    lane = self._choose(lanes, call, (), self._clock.monotonic_ms())
                     if lane is not None:
                         return lane
         except TimeoutError:
@@ -268,21 +254,7 @@ class Router:
 
     def status(self) -> list[DeploymentStatus]:
         now_ms = self._clock.monotonic_ms()
-        return [
-            DeploymentStatus(
-                name=lane.deployment.name,
-                url=lane.deployment.url,
-                models=lane.deployment.models,
-                state="resting" if not lane.breaker.is_open and lane.rests_until_ms > now_ms else lane.breaker.state,
-                in_flight=lane.in_flight,
-                max_in_flight=lane.slots,
-                rests_for_ms=max(0, math.ceil(lane.ready_at_ms() - now_ms)),
-                answered=lane.answered,
-                failures=dict(lane.failures),
-                last_failure=lane.last_failure,
-            )
-            for lane in self._lanes.values()
-        ]
+        return [lane.status(now_ms) for lane in self._lanes.values()]
 
     async def probe(self, name: str) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
