@@ -40,12 +40,12 @@ class _Armed:
     passes_left: int
 
 
-_armed: dict[str, _Armed] = {}
+ARMED: dict[str, _Armed] = {}
 
 
 def arm(text: str) -> None:
     """Read the arming text; an unknown name or action is refused, so that a test cannot pass by a typing mistake."""
-    _armed.clear()
+    ARMED.clear()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, action = part.partition("=")
         passes, star, rest = action.partition("*")
@@ -54,14 +54,14 @@ def arm(text: str) -> None:
             raise SettingsError(
                 f"unknown failpoint {part!r}: names are {', '.join(NAMES)}; actions kill, stop, raise, sleep:S"
             )
-        _armed[name] = _Armed(action, passes_left)
+        ARMED[name] = _Armed(action, passes_left)
 
 
 async def hit(name: str) -> None:
     """Pass this place."""
-    if not _armed:
+    if not ARMED:
         return
-    armed = _armed.get(name)
+    armed = ARMED.get(name)
     if armed is None:
         return
     if armed.passes_left:
@@ -71,7 +71,7 @@ async def hit(name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        del _armed[name]
+        del ARMED[name]
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "sleep":
         await asyncio.sleep(float(argument))

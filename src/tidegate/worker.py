@@ -203,6 +203,7 @@ class Worker:
 
     async def _lease_more(self) -> bool:
         """Fill the hand; False when there was nothing to take or no room."""
+        self._hand.wake()
         self._give_back_resting()
         slices_max = self._options.slice_count_max - self._hand.slice_count
         if slices_max <= 0 or self._recorder.full or self._clock.monotonic_ms() >= self._me.safe_until_ms:

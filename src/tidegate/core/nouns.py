@@ -1,6 +1,11 @@
-"""The nouns of the engine, as the stages hand them to one another."""
+"""The nouns of the engine, as the stages hand them to one another.
+
+Those made once per item are msgspec structs, which cost a fifth of a dataclass to make.
+"""
 
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tidegate.core.states import FileState, JobState, Outcome
 
@@ -59,8 +64,7 @@ class Extent:
     blob_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -243,8 +247,7 @@ class Item:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry."""
 
     job_id: str
@@ -258,8 +261,7 @@ class Call:
     attempt_count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """A 2xx answer that was received whole and looks like an answer. `body` is one line of JSON."""
 
     status: int
@@ -268,8 +270,7 @@ class Answer:
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log."""
 
     number: int

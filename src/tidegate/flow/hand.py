@@ -137,12 +137,10 @@ class Hand:
                 return
 
     def landed(self, held: Held) -> None:
-        """A call ended, however it ended."""
+        """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
         held.in_flight -= 1
         self.in_flight -= 1
         self._in_flight[held.slice.model] -= 1
-        if self._parked:
-            self.wake_one()
 
     def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
         """Try this item again here after a short wait."""

@@ -1,34 +1,30 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
 
+from tidegate import failpoints
 from tidegate.core import results, retry
 from tidegate.core.errors import Refused, UpstreamError
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
 from tidegate.core.ports import Clock, Entropy, Upstream
-from tidegate.failpoints import hit
 
 OWNERS_LOST_MAX = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True, gc=False):
     line: bytes
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, gc=False):
     line: bytes
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(msgspec.Struct, frozen=True, gc=False):
     """Not now: try again after this wait. `count` is how many attempts the item has used up by then."""
 
     wait_ms: int
@@ -72,14 +68,16 @@ async def perform(
         message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
-    await hit("before_send")
+    if failpoints.ARMED:
+        await failpoints.hit("before_send")
     try:
         answer = await upstream.send(
             Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, item.attempt_count)
         )
     except UpstreamError as error:
         return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
-    await hit("after_answer")
+    if failpoints.ARMED:
+        await failpoints.hit("after_answer")
     return Answered(results.response_line(job_id, number, item.custom_id, answer.status, answer.body), answer.usage)
 
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import structlog
@@ -25,11 +26,9 @@ _RETRY_S = 0.5
 _KINDS = ("answers", "errors")
 
 
-@dataclass(slots=True)
-class _Line:
-    job_id: str
-    line: bytes
-    finished: Finished
+# A finished line: its job, its item's number, its bytes, and what the store must know of it.
+_Line = tuple[str, int, bytes, Finished]
+_PLACE = itemgetter(0, 1)
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ class Recorder:
 
     def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:
         part = self._part
-        part.lines[kind].append(_Line(job_id, line, finished))
+        part.lines[kind].append((job_id, finished.number, line, finished))
         part.size_bytes += len(line)
         part.line_count += 1
         self._held_bytes += len(line)
@@ -217,9 +216,9 @@ class Recorder:
             lines = part.lines[kind]
             if not lines:
                 continue
-            lines.sort(key=lambda line: (line.job_id, line.finished.number))
+            lines.sort(key=_PLACE)
             ready = await self._log(kind)
-            await ready.append(b"".join([line.line for line in lines]))
+            await ready.append(b"".join([line[2] for line in lines]))
         await hit("record_durable")
 
     async def _log(self, kind: str) -> ResultLog:
@@ -285,9 +284,9 @@ def _flushes(parts: list[_Part], placed: dict[str, Placed | None]) -> list[JobFl
         jobs: dict[str, JobFlush] = {}
         for kind in _KINDS:
             place = placed.get(kind)
-            for job_id, group in groupby(part.lines[kind], key=lambda line: line.job_id):
+            for job_id, group in groupby(part.lines[kind], key=itemgetter(0)):
                 assert place is not None
-                entries = [line.finished for line in group]
+                entries = [line[3] for line in group]
                 size_bytes = sum(entry.size_bytes for entry in entries)
                 where = Placed(place.blob_id, at[kind], size_bytes)
                 at[kind] += size_bytes
