@@ -20,6 +20,7 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.record import FlushLimits
@@ -41,6 +42,7 @@ log = structlog.get_logger()
 
 DEFAULT_TENANT = "default"
 _HELD_BYTES_MAX = 64 << 20
+_PREDECESSORS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Parts:
 async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterator[Parts]:
     """Open the store and the blobs of these settings, at the current schema, and close them at the end."""
     clock, entropy = SystemClock(), SystemEntropy()
+    if not read_only:
+        # What callers send is theirs and the operator's: nobody else on this machine may read it.
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = Store(_driver(settings, clock, read_only=read_only))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -132,6 +137,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     async with opened(settings) as parts, AsyncExitStack() as stack:
         if roles.api:
             await require_loopback(parts.store, settings.server.host)
+        await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
         router = await stack.enter_async_context(_router(parts))
@@ -164,6 +170,7 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
     """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
     failpoints.arm(settings.failpoints)
     async with opened(settings) as parts:
+        await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
         async with _router(parts) as router:
@@ -184,6 +191,15 @@ async def probe_upstreams(settings: Settings) -> list[Probe]:
         return await asyncio.gather(*(router.probe(status.name) for status in router.status()))
     finally:
         await router.close()
+
+
+async def _bury_predecessors(parts: Parts) -> None:
+    """The embedded store has one writer, and that is us: whoever else looks alive is dead, and its leases need not run out."""
+    if parts.settings.store.is_postgresql:
+        return
+    for row in await parts.store.list_workers(_PREDECESSORS_MAX):
+        if row["state"] == WorkerState.ALIVE:
+            await parts.store.declare_gone(str(row["id"]), leaving=True)
 
 
 def _incarnation(parts: Parts) -> Incarnation:

@@ -32,7 +32,7 @@ def test_every_command_has_a_line_and_an_example(path: tuple[str, ...]) -> None:
     text = ALL[path].help
     first = text.strip().splitlines()[0]
     assert first.endswith(".")
-    assert len(first) < 80
+    assert len(first) <= 60
     assert f"Example: tidegate {' '.join(path)}" in text
 
 

@@ -68,7 +68,6 @@ def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) 
     ordered = intake.Wishes(endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail")
     name = intake.job_id(source, here, WISHES, 0)
     assert ids.is_valid("batch", name)
-    assert ids.is_valid("file", intake.file_id(name))
     assert name == intake.job_id(source, faster, WISHES, 0)
     others = {
         intake.job_id(source, there, WISHES, 0),

@@ -10,8 +10,12 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import screen
+from tidegate.cli import batches, keys, screen
 from tidegate.cli.config import config
+from tidegate.cli.doctor import doctor
+from tidegate.cli.migrate import migrate
+from tidegate.cli.run import run
+from tidegate.cli.serve import api, serve, worker
 from tidegate.cli.simulate import simulate
 from tidegate.core.errors import TidegateError
 
@@ -45,8 +49,10 @@ def tidegate_command(
     """
 
 
-app.command()(simulate)
-app.command()(config)
+for command in (run, serve, api, worker, simulate, doctor, migrate, config):
+    app.command()(command)
+app.add_typer(batches.app, name="batches")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

@@ -151,8 +151,3 @@ def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
     routes = {model: [one.url for one in entry.deployments] for model, entry in sorted(settings.models.items())}
     said = msgspec.json.encode([1, source.sha256, settings.upstream.url, routes, wishes, turn])
     return ids.make("batch", hashlib.sha256(said).digest()[: ids.RANDOM_BYTES])
-
-
-def file_id(batch_id: str) -> str:
-    """The id of the input file that belongs to this batch."""
-    return ids.make("file", hashlib.sha256(b"input of " + batch_id.encode()).digest()[: ids.RANDOM_BYTES])

@@ -1,5 +1,6 @@
 """The options that every command has, and the settings that they lead to."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,12 @@ Org = Annotated[
     str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
 ]
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch_…).", show_default=False)]
+
+
+def said_again(config: Path | None, data: Path | None) -> str:
+    """These options as another command would take them, to be printed behind its name."""
+    given = (("--config", config), ("--data", data))
+    return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
 
 def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loaded:

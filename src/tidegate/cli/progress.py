@@ -39,15 +39,17 @@ class Snapshot:
     answered_count: int
     failed_count: int
     usage: Usage
+    trouble: str = ""
 
     @property
     def done_count(self) -> int:
         return self.answered_count + self.failed_count
 
 
-def snapshot(job: Job, at_s: float) -> Snapshot:
+def snapshot(job: Job, at_s: float, trouble: str = "") -> Snapshot:
     """A job as the progress shows it: whatever was not answered counts as failed."""
-    return Snapshot(at_s, job.state, job.item_count, job.answered_count, job.done_count - job.answered_count, job.usage)
+    failed_count = job.done_count - job.answered_count
+    return Snapshot(at_s, job.state, job.item_count, job.answered_count, failed_count, job.usage, trouble)
 
 
 class Pace:
@@ -62,16 +64,17 @@ class Pace:
             self._seen.popleft()
 
     @property
-    def per_s(self) -> float:
-        if len(self._seen) < 2:
-            return 0.0
+    def per_s(self) -> float | None:
+        """None until there were two moments to compare."""
+        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
+            return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        return max(0.0, (last - first) / (last_s - first_s)) if last_s > first_s else 0.0
+        return max(0.0, (last - first) / (last_s - first_s))
 
     def left_s(self, now: Snapshot) -> float | None:
         """How long the rest will take at this pace; None while nobody can know."""
-        rest = now.item_count - now.done_count
-        return rest / self.per_s if self.per_s > 0 and now.item_count else None
+        per_s = self.per_s
+        return (now.item_count - now.done_count) / per_s if per_s else None
 
 
 def words(now: Snapshot, pace: Pace) -> str:
@@ -80,7 +83,7 @@ def words(now: Snapshot, pace: Pace) -> str:
         return _DOING.get(now.state, str(now.state))
     share = 100 * now.done_count / now.item_count
     parts = [f"{now.done_count:,}/{now.item_count:,}", f"{int(share)} %"]
-    if now.state is JobState.IN_PROGRESS:
+    if now.state is JobState.IN_PROGRESS and pace.per_s is not None:
         parts.append(f"{_rate(pace.per_s)} items/s")
         left_s = pace.left_s(now)
         parts.append(f"{screen.duration(left_s)} left" if left_s is not None else "time left unknown")
@@ -90,6 +93,8 @@ def words(now: Snapshot, pace: Pace) -> str:
         parts.append(f"tokens {screen.short(now.usage.input_tokens)} in, {screen.short(now.usage.output_tokens)} out")
     if now.failed_count:
         parts.append(f"{now.failed_count:,} failed")
+    if now.trouble:
+        parts.append(f"waiting: {screen.clean(now.trouble)}")
     return " · ".join(parts)
 
 
@@ -129,18 +134,18 @@ class BarDisplay:
 
 
 class LineDisplay:
-    """A plain line whenever the state changes, and now and then between."""
+    """A plain line whenever the state or its trouble changes, and now and then between."""
 
     def __init__(self) -> None:
         self._pace = Pace()
-        self._state: JobState | None = None
+        self._said: tuple[JobState, str] | None = None
         self._said_s = 0.0
 
     def show(self, now: Snapshot) -> None:
         self._pace.add(now)
-        if now.state is self._state and now.at_s - self._said_s < LINE_EVERY_S:
+        if (now.state, now.trouble) == self._said and now.at_s - self._said_s < LINE_EVERY_S:
             return
-        self._state, self._said_s = now.state, now.at_s
+        self._said, self._said_s = (now.state, now.trouble), now.at_s
         screen.say(words(now, self._pace))
 
     def close(self) -> None:

@@ -6,8 +6,21 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidegate.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tidegate.service import Parts
+
+
+async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
+    """The bytes of a result file from one place up to another; without a file there are none."""
+    from tidegate.web.content import pieces
+
+    if file_id is not None and end > start:
+        async for piece in pieces(parts.store, parts.blobs, file_id, start, end):
+            yield piece
 
 
 async def save(pieces: AsyncIterator[bytes], path: Path) -> int:

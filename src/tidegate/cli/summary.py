@@ -19,6 +19,7 @@ class Ending:
     targets: Targets
     took_s: float
     found_done_count: int
+    where: str = ""
 
     @property
     def not_answered_count(self) -> int:
@@ -59,7 +60,7 @@ def for_people(ending: Ending) -> str:
     """The summary as a few short lines."""
     job = ending.job
     if ending.exit_code == UNUSABLE:
-        return _refused(job)
+        return _refused(ending)
     lines = [_counts(ending)]
     if job.usage.input_tokens or job.usage.output_tokens:
         cached = f" ({screen.short(job.usage.cached_tokens)} from the cache)" if job.usage.cached_tokens else ""
@@ -71,6 +72,7 @@ def for_people(ending: Ending) -> str:
     if ending.not_answered_count and ending.targets.errors is not None:
         lines.append(f"failed   {ending.targets.errors}")
     lines.append(f"batch    {job.id}")
+    lines.append(f"next     tidegate verify {job.id}{ending.where}   checks it against every promise")
     return "\n".join(lines)
 
 
@@ -90,11 +92,12 @@ def _counts(ending: Ending) -> str:
     )
 
 
-def _refused(job: Job) -> str:
+def _refused(ending: Ending) -> str:
+    job = ending.job
     lines = ["The input was refused; nothing was sent. Mend these lines and run the same command again:"]
     for error in job.errors[:ERRORS_SHOWN_MAX]:
         place = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"  {place}{error.message} ({error.code})")
     if len(job.errors) > ERRORS_SHOWN_MAX:
-        lines.append(f"  … and {len(job.errors) - ERRORS_SHOWN_MAX} more: tidegate batches show {job.id}")
+        lines.append(f"  … and {len(job.errors) - ERRORS_SHOWN_MAX} more: tidegate batches show {job.id}{ending.where}")
     return "\n".join(lines)

@@ -1,0 +1,320 @@
+"""`tidegate batches`: look at batches, follow one, stop one, read its results. Reading works beside a running server."""
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+import uvloop
+
+from tidegate.cli import beside, options, progress, results, screen
+from tidegate.cli.stopping import Stopping
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError
+from tidegate.core.nouns import Job
+from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.settings import Settings
+
+if TYPE_CHECKING:
+    from tidegate.service import Parts
+
+FOLLOW_EVERY_S = 0.5
+PAGE_COUNT_MAX = 100
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at batches: list, show, watch, cancel, output."
+)
+
+
+@app.command("list")
+def list_batches(
+    org: options.Org = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many, newest first.")] = 20,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """List batches, newest first.
+
+    Example: tidegate batches list --limit 50
+    """
+    settings = options.loaded(config, data).settings
+    jobs = uvloop.run(_newest(settings, org, limit))
+    if as_json:
+        screen.show_json([facts(job) for job in jobs])
+    elif not jobs:
+        screen.say(
+            "There are no batches yet. Begin with: tidegate run requests.jsonl --upstream http://localhost:8000/v1"
+        )
+    else:
+        rows = [[job.id, job.state, _counts(job), _failed(job), _when(job.created_at), job.endpoint] for job in jobs]
+        screen.show_table(["batch", "status", "done", "failed", "created", "endpoint"], rows)
+
+
+@app.command()
+def show(
+    batch: options.BatchId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show all that is known of one batch.
+
+    Example: tidegate batches show batch_0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data).settings
+    known = facts(uvloop.run(_one(settings, org, batch)))
+    if as_json:
+        screen.show_json(known)
+    else:
+        shown = {name: value for name, value in known.items() if value not in (None, [], {})}
+        screen.show_table(["", ""], [[name, _text(name, value)] for name, value in shown.items()])
+
+
+@app.command()
+def watch(
+    batch: options.BatchId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at every change.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Follow one batch until it ends.
+
+    Exit codes: 0 all succeeded, 1 some failed, 130 interrupted (the batch goes on).
+
+    Example: tidegate batches watch batch_0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data).settings
+    job, exit_code = uvloop.run(_follow(settings, org, batch, as_json=as_json))
+    if not as_json:
+        screen.say(f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed")
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def cancel(
+    batch: options.BatchId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Stop a batch; what was answered so far is kept.
+
+    Example: tidegate batches cancel batch_0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data).settings
+    status = uvloop.run(_cancel(settings, org, batch))
+    if as_json:
+        screen.show_json({"id": batch, "status": status})
+    else:
+        screen.say(f"{batch} is {status}. Its results so far: tidegate batches output {batch}")
+
+
+@app.command()
+def output(
+    batch: options.BatchId,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write.", show_default="stdout")
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The failed lines instead of the answers.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as results arrive, until the batch ends.")
+    ] = False,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    debug: options.Debug = False,
+) -> None:
+    """Print a batch's results, also while it still runs.
+
+    Example: tidegate batches output batch_0f3kQ2mZ8s1xW7vB4nD9Lc -o results.jsonl
+    """
+    if follow and output is not None:
+        raise SettingsError("--follow writes to stdout; leave out -o, or leave out --follow.")
+    settings = options.loaded(config, data).settings
+    raise typer.Exit(uvloop.run(_output(settings, org, batch, output, errors=errors, follow=follow)))
+
+
+async def _newest(settings: Settings, org: str | None, limit: int) -> list[Job]:
+    async with beside.reading(settings) as parts:
+        tenant_id = await tenant(parts, org)
+        found: list[Job] = []
+        while len(found) < limit:
+            after = found[-1].id if found else None
+            page = await parts.store.list_jobs(
+                tenant_id, after=after, count_max=min(limit - len(found), PAGE_COUNT_MAX)
+            )
+            if not page:
+                break
+            found += page
+        return found
+
+
+async def _one(settings: Settings, org: str | None, batch: str) -> Job:
+    async with beside.reading(settings) as parts:
+        return await job_of(parts, org, batch)
+
+
+async def _follow(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[Job, int]:
+    async with beside.reading(settings) as parts:
+        stopping = Stopping().listen()
+        display = None if as_json else progress.display()
+        last: Job | None = None
+        try:
+            while True:
+                job = await job_of(parts, org, batch)
+                if display is not None:
+                    display.show(progress.snapshot(job, time.monotonic()))
+                elif job != last:
+                    screen.show_json_line(facts(job))
+                if job.state in JOB_ENDED:
+                    return job, _exit_code(job)
+                last = job
+                if await stopping.wait(FOLLOW_EVERY_S):
+                    return job, stopping.exit_code
+        finally:
+            if display is not None:
+                display.close()
+
+
+async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
+    from tidegate import service
+
+    _check_id(batch)
+    if (server := beside.server(settings)) is not None:
+        answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
+        return str(msgspec.json.decode(answer["status"], type=str))
+    async with service.opened(settings) as parts:
+        job = await parts.store.cancel_job(await tenant(parts, org), batch)
+        if job is None:
+            raise _absent(batch, org)
+        return str(job.state)
+
+
+async def _output(
+    settings: Settings, org: str | None, batch: str, target: Path | None, *, errors: bool, follow: bool
+) -> int:
+    async with beside.reading(settings) as parts:
+        stopping = Stopping().listen()
+        at = 0
+        while True:
+            job = await job_of(parts, org, batch)
+            file_id, size_bytes = (
+                (job.error_file_id, job.error_bytes) if errors else (job.output_file_id, job.output_bytes)
+            )
+            has_ended = job.state in JOB_ENDED
+            if job.ordered and not has_ended:
+                size_bytes = 0
+            stream = results.content(parts, file_id, size_bytes, at)
+            if target is not None:
+                await results.save(stream, target)
+            else:
+                at += await results.pour(stream)
+            if has_ended or not follow:
+                if not has_ended and not follow and sys.stderr.isatty():
+                    screen.say(f"The batch is {job.state}: this is what it has so far. --follow goes on until it ends.")
+                return 0
+            if await stopping.wait(FOLLOW_EVERY_S):
+                return stopping.exit_code
+
+
+async def tenant(parts: "Parts", org: str | None) -> str:
+    """The id of the organization of this name; the default one may not exist yet, and then owns nothing."""
+    if org is None:
+        return parts.tenant_id
+    tenant_id = await parts.store.tenant_by_name(org)
+    if tenant_id is None:
+        raise SettingsError(f"There is no organization {org!r}; `tidegate keys list` shows those that have keys.")
+    return tenant_id
+
+
+async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
+    _check_id(batch)
+    job = await parts.store.get_job(await tenant(parts, org), batch)
+    if job is None:
+        raise _absent(batch, org)
+    return job
+
+
+def _check_id(batch: str) -> None:
+    if not ids.is_valid("batch", batch):
+        raise SettingsError(
+            "That is no batch id; ids look like batch_0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate batches list`."
+        )
+
+
+def _absent(batch: str, org: str | None) -> SettingsError:
+    where = f"organization {org}" if org is not None else "the default organization"
+    return SettingsError(
+        f"There is no batch {batch} in {where}; see `tidegate batches list`, or name another with --org."
+    )
+
+
+def facts(job: Job) -> dict[str, object]:
+    """A batch as commands tell it, in the words of the API."""
+    times = ("created", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": job.id,
+        "status": str(job.state),
+        "endpoint": job.endpoint,
+        "model": job.model,
+        "total": job.item_count,
+        "completed": job.answered_count,
+        "failed": job.done_count - job.answered_count,
+        "input_file_id": job.input_file_id,
+        "output_file_id": job.output_file_id if job.state in JOB_ENDED else None,
+        "error_file_id": job.error_file_id if job.state in JOB_ENDED else None,
+        "output_bytes": job.output_bytes,
+        "error_bytes": job.error_bytes,
+        **{f"{name}_at": _second(getattr(job, f"{name}_at")) for name in times},
+        "expires_at": _second(job.expires_at),
+        "usage": {
+            "input_tokens": job.usage.input_tokens,
+            "cached_tokens": job.usage.cached_tokens,
+            "output_tokens": job.usage.output_tokens,
+            "reasoning_tokens": job.usage.reasoning_tokens,
+        },
+        "prompt_bytes": job.prompt_bytes,
+        "shared_prefix_bytes": job.shared_prefix_bytes,
+        "metadata": job.metadata,
+        "errors": [
+            {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
+            for error in job.errors
+        ],
+    }
+
+
+def _second(at_ms: int | None) -> int | None:
+    return None if at_ms is None else at_ms // 1000
+
+
+def _exit_code(job: Job) -> int:
+    return 0 if job.state is JobState.COMPLETED and job.answered_count == job.item_count else 1
+
+
+def _counts(job: Job) -> str:
+    return f"{job.done_count:,}/{job.item_count:,}"
+
+
+def _failed(job: Job) -> str:
+    return f"{job.done_count - job.answered_count:,}"
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _text(name: str, value: object) -> str:
+    if name.endswith("_at") and isinstance(value, int):
+        return _when(value * 1000)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,93 @@
+"""How commands read and write beside a running server: the embedded store has one writer, so to write they ask it.
+
+With PostgreSQL every process may write, so nobody needs to be asked.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
+from tidegate.settings import Settings, local_path
+
+if TYPE_CHECKING:
+    from tidegate.control import Control
+    from tidegate.service import Parts
+
+T = TypeVar("T")
+
+ANSWER_BYTES_MAX = 1 << 20
+TIMEOUT_S = 30.0
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _Problem(msgspec.Struct):
+    error: _Error
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs beside this command and writes to its store."""
+
+    control: "Control"
+
+    async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
+        """Ask it to do something; its refusals come out as they would from the store."""
+        import aiohttp
+
+        from tidegate.web.auth import CONTROL_HEADER, TENANT_HEADER
+
+        url = self.control.url.rstrip("/") + path
+        headers = {CONTROL_HEADER: self.control.token, "Content-Type": "application/json"}
+        if tenant is not None:
+            headers[TENANT_HEADER] = tenant
+        try:
+            async with aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
+            ) as session:
+                async with session.post(url, data=msgspec.json.encode(body or {}), headers=headers) as response:
+                    said = await response.content.read(ANSWER_BYTES_MAX)
+                    if response.status < 300:
+                        return msgspec.json.decode(said, type=answer)
+                    raise _refusal(response.status, said)
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+            raise StoreUnavailable(
+                f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
+                "Wait a moment, or stop it and run the command again."
+            ) from error
+
+
+@asynccontextmanager
+async def reading(settings: Settings) -> AsyncIterator["Parts"]:
+    """The store and the blobs for a command that only looks."""
+    from tidegate import service
+
+    if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
+        raise SettingsError(f"Nothing is kept in {settings.data_dir} yet; --data names another directory.")
+    async with service.opened(settings, read_only=True) as parts:
+        yield parts
+
+
+def server(settings: Settings) -> Server | None:
+    """The server that must be asked; None when this command may write itself."""
+    from tidegate.control import running_control
+
+    if settings.store.is_postgresql:
+        return None
+    control = running_control(settings.data_dir)
+    return Server(control) if control is not None else None
+
+
+def _refusal(status: int, said: bytes) -> ApiProblem:
+    try:
+        error = msgspec.json.decode(said, type=_Problem).error
+    except msgspec.MsgspecError:
+        error = _Error(f"the server answered with status {status}")
+    return ApiProblem(status, error.code or "refused", error.message)

@@ -1,0 +1,208 @@
+"""`tidegate doctor`: what is wrong with a configuration, a store or an upstream, and what to do about it.
+
+It changes nothing that matters: it opens the store read-only where a server holds it, and writes one small blob that it removes.
+"""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+import uvloop
+
+from tidegate.cli import options, screen
+from tidegate.core.errors import SettingsError, TidegateError
+from tidegate.settings import Loaded, Settings, deployments, load, local_path, redacted
+
+if TYPE_CHECKING:
+    from tidegate.service import Parts
+
+FREE_BYTES_MIN = 1 << 30
+DESCRIPTORS_BESIDE = 256
+UNWELL = 1
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; `to_do` is empty when all is well."""
+
+    about: str
+    grade: Grade
+    said: str
+    to_do: str = ""
+
+
+def doctor(
+    data: options.Data = None,
+    config: options.Config = None,
+    upstream: options.Upstream = None,
+    api_key: options.ApiKey = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Say what is wrong and what to do about it.
+
+    It looks at the settings, the data directory, the store, the blobs and the model servers.
+
+    Exit codes: 0 nothing is wrong, 1 something is.
+
+    Example: tidegate doctor --upstream http://localhost:8000/v1
+    """
+    findings = uvloop.run(_examine(config, data, {"upstream.url": upstream, "upstream.api_key": api_key}))
+    if as_json:
+        screen.show_json([{"about": f.about, "grade": f.grade, "said": f.said, "to_do": f.to_do} for f in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.grade:<8} {finding.about:<10} {screen.clean(finding.said)}")
+            if finding.to_do:
+                typer.echo(f"{'':20}-> {screen.clean(finding.to_do)}")
+    raise typer.Exit(UNWELL if any(finding.grade is Grade.WRONG for finding in findings) else 0)
+
+
+async def _examine(config: Path | None, data: Path | None, overrides: dict[str, object]) -> list[Finding]:
+    try:
+        loaded = load(config, data, overrides)
+    except SettingsError as error:
+        return [Finding("settings", Grade.WRONG, line, "mend it and ask again") for line in str(error).splitlines()]
+    findings = _settings(loaded)
+    findings += _directory(loaded.settings)
+    findings += _descriptors(loaded.settings)
+    findings += [finding async for finding in _store(loaded.settings)]
+    findings += [finding async for finding in _upstreams(loaded.settings)]
+    return findings
+
+
+def _settings(loaded: Loaded) -> list[Finding]:
+    given = sum(origin != "default" for origin in loaded.origins.values())
+    first = Finding(
+        "settings", Grade.OK, f"{len(loaded.origins)} settings, {given} of them given; `tidegate config` shows them"
+    )
+    return [first, *(Finding("settings", Grade.WARNING, warning) for warning in loaded.warnings)]
+
+
+def _directory(settings: Settings) -> list[Finding]:
+    path = settings.data_dir
+    if path.exists() and not path.is_dir():
+        return [Finding("data", Grade.WRONG, f"{path} is not a directory", "choose another with --data")]
+    place = next(one for one in (path, *path.parents) if one.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        return [
+            Finding(
+                "data",
+                Grade.WRONG,
+                f"{place} cannot be written",
+                "give this user the right, or choose another with --data",
+            )
+        ]
+    if path.exists() and path.stat().st_mode & 0o007:
+        return [
+            Finding("data", Grade.WARNING, f"{path} can be read by every user of this machine", f"chmod o-rwx {path}"),
+            *_free_space(place),
+        ]
+    return [Finding("data", Grade.OK, str(path)), *_free_space(place)]
+
+
+def _free_space(place: Path) -> list[Finding]:
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < FREE_BYTES_MIN:
+        return [
+            Finding(
+                "data",
+                Grade.WARNING,
+                f"only {free_bytes >> 20:,} MiB are free on its disk",
+                "make room before a large batch",
+            )
+        ]
+    return []
+
+
+def _descriptors(settings: Settings) -> list[Finding]:
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.http.connections_max + DESCRIPTORS_BESIDE
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        to_do = f"ulimit -n {needed}, or lower http.connections_max"
+        return [
+            Finding("system", Grade.WARNING, f"{allowed:,} open files are allowed, {needed:,} may be needed", to_do)
+        ]
+    return []
+
+
+async def _store(settings: Settings) -> AsyncIterator[Finding]:
+    from tidegate import service
+    from tidegate.control import running_control
+
+    where = redacted(settings.store.location)
+    control = running_control(settings.data_dir)
+    if control is not None:
+        yield Finding("server", Grade.OK, f"pid {control.pid} serves this data at {control.url}")
+    if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
+        yield Finding("store", Grade.OK, f"{where} does not exist yet; the first command that needs it makes it")
+        return
+    try:
+        async with service.opened(settings, read_only=True) as parts:
+            yield Finding("store", Grade.OK, f"{where} is there, at this program's version")
+            async for finding in _contents(parts):
+                yield finding
+    except TidegateError as error:
+        yield Finding("store", Grade.WRONG, f"{where}: {error}", "see the sentence above; nothing was changed")
+
+
+async def _contents(parts: "Parts") -> AsyncIterator[Finding]:
+    from tidegate.web.loopback import is_loopback
+
+    try:
+        await parts.blobs.check()
+        yield Finding("blobs", Grade.OK, f"{parts.settings.blobs.url} can be written and read")
+    except TidegateError as error:
+        yield Finding(
+            "blobs", Grade.WRONG, f"{parts.settings.blobs.url}: {error}", "check blobs.* in `tidegate config`"
+        )
+    counts = await parts.store.state_counts()
+    said = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
+    yield Finding("batches", Grade.OK, said)
+    host = parts.settings.server.host
+    if await parts.store.any_key():
+        yield Finding("keys", Grade.OK, "keys exist: every call needs one")
+    elif is_loopback(host):
+        yield Finding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
+    else:
+        to_do = "tidegate keys create --org NAME, or server.host: 127.0.0.1"
+        yield Finding("keys", Grade.WRONG, f"no keys, so a server will refuse to listen on {host}", to_do)
+
+
+async def _upstreams(settings: Settings) -> AsyncIterator[Finding]:
+    from tidegate import service
+
+    known = {one.name: one for one in deployments(settings)}
+    if not known:
+        to_do = "name one with --upstream http://HOST:PORT/v1, or under models in a --config file"
+        yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
+        return
+    for probe in await service.probe_upstreams(settings):
+        one = known[probe.deployment]
+        where = f"{one.url}" if probe.deployment == "upstream" else f"{probe.deployment} at {one.url}"
+        if not probe.reachable:
+            yield Finding(
+                "upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", "start it, or mend its url"
+            )
+        elif probe.message:
+            grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
+            yield Finding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
+        elif one.models and not set(one.models) & set(probe.models):
+            served = ", ".join(probe.models[:5]) or "none"
+            said = f"{where} does not list {one.models[0]}; it serves: {served}"
+            yield Finding("upstream", Grade.WARNING, said, "check the model's name")
+        else:
+            yield Finding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")

@@ -1,0 +1,28 @@
+"""`tidegate migrate`: bring the store to this program's version."""
+
+import uvloop
+
+from tidegate.cli import options, screen
+from tidegate.settings import redacted
+
+
+def migrate(
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Bring the store to this program's version.
+
+    Example: tidegate migrate --config tidegate.yaml
+    """
+    from tidegate import service
+
+    settings = options.loaded(config, data).settings
+    ran = uvloop.run(service.migrate(settings))
+    if as_json:
+        screen.show_json({"store": redacted(settings.store.location), "ran": ran})
+    elif ran:
+        screen.say(f"The store at {redacted(settings.store.location)} is now at version {ran[-1]}.")
+    else:
+        screen.say(f"The store at {redacted(settings.store.location)} is at this program's version already.")
