@@ -17,7 +17,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
-from tidegate.settings.groups import Settings
+from tidegate.settings.groups import Group, Settings
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -104,7 +104,7 @@ class WebServer:
         self.blobs = LocalBlobs(self._directory / "blobs")
         self.worker_id = fresh_id("worker")
         await self.store.enlist_worker(self.worker_id, "here", "test", 3_600_000)
-        context = WebContext(
+        self.context = WebContext(
             store=self.store,
             blobs=self.blobs,
             settings=self.settings,
@@ -116,7 +116,7 @@ class WebServer:
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
         )
-        self.app = build_app(context)
+        self.app = build_app(self.context)
         self._listening = listening(self.app, "127.0.0.1", 0)
         self.url = await self._listening.__aenter__()
         self.port = int(self.url.rpartition(":")[2])
@@ -152,12 +152,12 @@ class WebServer:
         self.clock.ahead_ms += 2_001
         return key.text.reveal()
 
-    def statement(self, sql: str) -> list[Any]:
+    def statement(self, sql: str, *values: object) -> list[Any]:
         """Ask the database directly, past the Store (SQLite only)."""
 
         async def ask() -> list[Any]:
             async def body(tx: Any) -> list[Any]:
-                return list(tx._connection.execute(sql))
+                return list(tx._connection.execute(sql, values))
 
             return await self.store._driver.read(body)
 
@@ -184,11 +184,12 @@ def fresh_id(kind: str) -> str:
     return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
 
 
-def settings_with(**groups: dict[str, Any]) -> Settings:
+def settings_with(**groups: Any) -> Settings:
     """The default settings, but for these: `limits={"uploads_max": 1}`."""
     base = Settings()
     changed = {
-        name: msgspec.structs.replace(getattr(base, name), **values) if isinstance(values, dict) else values
+        name: msgspec.structs.replace(group, **values) if isinstance(group, Group) else values
         for name, values in groups.items()
+        for group in [getattr(base, name)]
     }
     return msgspec.structs.replace(base, **changed)

@@ -1,0 +1,260 @@
+"""Keys: who gets in, who does not, and that the answer never says why."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from starlette.requests import Request
+
+from tests.web.calls import LINES, is_error, upload
+from tests.web.server import CONTROL_TOKEN, WebServer
+from tidegate.core import keys
+from tidegate.core.errors import ApiProblem, SettingsError
+from tidegate.settings.groups import Model, ModelDeployment
+from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
+from tidegate.web.failures import Failures
+from tidegate.web.loopback import is_loopback, require_loopback
+from tidegate.web.pepper import pepper_of
+
+REFUSED = {"status": 401, "code": "invalid_api_key"}
+
+
+def get(web: WebServer, key: str | None, path: str = "/v1/files") -> httpx2.Response:
+    with web.client(key) as client:
+        return client.get(path)
+
+
+def stranger_key() -> str:
+    return keys.make(secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal()
+
+
+@pytest.fixture
+def web(start_web: Any) -> WebServer:
+    server: WebServer = start_web()
+    return server
+
+
+def test_without_keys_anyone_here_is_the_default_tenant(web: WebServer) -> None:
+    assert get(web, None).status_code == 200
+    assert get(web, "sk-whatever-the-sdk-sends").status_code == 200
+    assert web.statement("select name from tenants") == [("default",)]
+
+
+def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
+    assert get(web, None).status_code == 200
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    refusals = [
+        get(web, None),
+        get(web, "sk-something"),
+        get(web, stranger_key()),
+        get(web, key[:-1] + ("0" if key[-1] != "0" else "1")),
+        get(web, key.upper()),
+        get(web, key + "0"),
+    ]
+    for answer in refusals:
+        is_error(answer, REFUSED)
+    assert len({answer.content for answer in refusals}) == 1
+    assert get(web, None, "/healthz").status_code == 200
+    assert get(web, None, "/readyz").status_code == 200
+
+
+def test_a_wrong_secret_under_a_right_name(web: WebServer) -> None:
+    key = web.make_key("acme")
+    body = key[: len(keys.PREFIX) + keys.PUBLIC_LENGTH] + "0" * keys.SECRET_LENGTH
+    forged = body + keys._check(body)
+    assert keys.public_id_of(forged) == keys.public_id_of(key)
+    is_error(get(web, forged), REFUSED)
+
+
+def test_other_ways_to_send_a_key_do_not_count(web: WebServer) -> None:
+    key = web.make_key("acme")
+    with web.client() as client:
+        for headers in ({"Authorization": key}, {"Authorization": f"Basic {key}"}, {"Cookie": f"key={key}"}):
+            is_error(client.get("/v1/files", headers=headers), REFUSED)
+        is_error(client.get(f"/v1/files?api_key={key}"), REFUSED)
+        assert client.get("/v1/files", headers={"Authorization": f"bearer  {key}"}).status_code == 200
+
+
+def test_revoked_within_two_seconds(web: WebServer) -> None:
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    assert web.run(web.store.revoke_key(str(keys.public_id_of(key))))
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, key), REFUSED)
+
+
+def test_expired_to_the_moment(web: WebServer) -> None:
+    key = web.make_key("acme", expires_at=web.clock.now_ms() + 60_000)
+    assert get(web, key).status_code == 200
+    web.clock.ahead_ms += 60_000
+    is_error(get(web, key), REFUSED)
+
+
+def test_scopes(web: WebServer) -> None:
+    reader = web.make_key("acme", scopes=["files:read", "batches:read"])
+    with web.client(reader) as client:
+        assert client.get("/v1/files").status_code == 200
+        assert client.get("/v1/batches").status_code == 200
+        for answer in (
+            client.post("/v1/files", files={"file": ("a", LINES)}, data={"purpose": "batch"}),
+            client.delete("/v1/files/file_0000000000000000000000"),
+            client.post("/v1/batches", json={}),
+            client.post("/v1/batches/batch_0000000000000000000000/cancel"),
+        ):
+            is_error(answer, {"status": 403, "code": "insufficient_scope"})
+            assert answer.json()["error"]["type"] == "permission_error"
+
+
+def test_a_large_upload_with_a_wrong_key_is_answered_cleanly(web: WebServer) -> None:
+    web.make_key("acme")
+    with web.client(stranger_key()) as client:
+        answer = client.post("/v1/files", files={"file": ("a", b"x" * 30_000_000)}, data={"purpose": "batch"})
+    is_error(answer, REFUSED)
+    assert web.statement("select count(*) from blobs") == [(0,)]
+
+
+def test_failures_from_one_address_are_bounded_and_harm_no_one_else(web: WebServer) -> None:
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    with web.client("sk-wrong") as client:
+        answers = [client.get("/v1/files").status_code for _ in range(ADDRESS_FAILURES_MAX + 5)]
+    assert answers == [401] * ADDRESS_FAILURES_MAX + [429] * 5
+    # A key that was right before still is, from the same address.
+    assert get(web, key).status_code == 200
+    refused = get(web, stranger_key())
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 61
+    web.clock.ahead_ms += 61_000
+    is_error(get(web, stranger_key()), REFUSED)
+
+
+def test_failures_under_one_name_are_bounded(web: WebServer) -> None:
+    web.make_key("acme")
+    key = stranger_key()
+    assert [get(web, key).status_code for _ in range(KEY_FAILURES_MAX + 1)] == [401] * KEY_FAILURES_MAX + [429]
+
+
+def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:
+    failures = Failures(web.clock, 3, names_max=10)
+    for number in range(1000):
+        failures.add(str(number))
+    assert len(failures) == 10
+    for _ in range(3):
+        failures.add("loud")
+    assert failures.wait_s("loud") > 0
+    assert failures.wait_s("quiet") == 0
+
+
+def test_last_used_is_remembered(web: WebServer) -> None:
+    key = web.make_key("acme")
+    get(web, key)
+    get(web, key)
+    used = web.run(web.store.list_keys(10))
+    assert used[0]["last_used_at"] is not None
+
+
+def test_the_operator_of_this_machine(web: WebServer) -> None:
+    key = web.make_key("acme")
+    with web.client(key) as client:
+        file_id = upload(client)
+    with web.client() as client:
+        as_acme = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": "acme"}
+        assert [file["id"] for file in client.get("/v1/files", headers=as_acme).json()["data"]] == [file_id]
+        as_default = {"X-Tidegate-Control": CONTROL_TOKEN}
+        assert client.get("/v1/files", headers=as_default).json()["data"] == []
+        nobody = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": "nobody"}
+        is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
+        for token in ("", "wrong", CONTROL_TOKEN + "x"):
+            is_error(client.get("/v1/files", headers={"X-Tidegate-Control": token}), REFUSED)
+
+
+def test_a_control_token_from_elsewhere_is_refused(web: WebServer) -> None:
+    headers = [(b"x-tidegate-control", CONTROL_TOKEN.encode())]
+    request = Request({"type": "http", "headers": headers, "client": ("10.0.0.9", 1), "method": "GET", "path": "/"})
+
+    async def ask() -> int:
+        try:
+            await Authenticator(web.context).caller(request, "files:read")
+        except ApiProblem as problem:
+            return problem.status
+        return 200
+
+    assert web.run(ask()) == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "a.localhost", "::ffff:127.0.0.1"]
+)
+def test_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]
+)
+def test_not_this_machine(web: WebServer, host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(SettingsError, match="tidegate keys create"):
+        web.run(require_loopback(web.store, host))
+
+
+def test_with_a_key_any_address_may_listen(web: WebServer) -> None:
+    web.make_key("acme")
+    web.run(require_loopback(web.store, "0.0.0.0"))
+
+
+def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any) -> None:
+    settings = msgspec.structs.replace(web.settings, data=str(tmp_path / "data"))
+    pepper = pepper_of(settings)
+    assert len(pepper) >= 32
+    assert pepper_of(settings) == pepper
+    path = tmp_path / "data" / "pepper"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["pepper"]
+    path.write_bytes(b"short")
+    with pytest.raises(SettingsError, match="too short"):
+        pepper_of(settings)
+
+
+def test_a_key_never_shows_itself(web: WebServer) -> None:
+    made = keys.make(bytes(range(keys.RANDOM_BYTES)))
+    text = made.text.reveal()
+    assert text.startswith("tg_live_")
+    assert len(text) == 65
+    assert text not in repr(made)
+    assert keys.public_id_of(text) == made.public_id
+    assert made == keys.make(bytes(range(keys.RANDOM_BYTES)))
+
+
+@pytest.mark.parametrize("text", ["", "tg_live_", "tg_live_" + "0" * 57, "x" * 10_000, "tg_live_" + "é" * 57, "\n"])
+def test_what_is_no_key(text: str) -> None:
+    assert keys.public_id_of(text) is None
+
+
+def test_every_single_mistyped_letter_is_noticed() -> None:
+    text = keys.make(b"\x55" * keys.RANDOM_BYTES).text.reveal()
+    for at in range(len(text)):
+        assert keys.public_id_of(text[:at] + ("a" if text[at] != "a" else "b") + text[at + 1 :]) is None
+
+
+def test_scope_and_model_texts() -> None:
+    assert keys.scopes_from(keys.scopes_text([])) == frozenset(keys.SCOPES)
+    assert keys.scopes_text(["batches:read", "files:read"]) == "files:read batches:read"
+    with pytest.raises(ValueError, match="files:read"):
+        keys.scopes_text(["files:everything"])
+    assert keys.models_from(keys.models_text(["b c", "a,d"])) == {"b c", "a,d"}
+    assert keys.models_from("") == frozenset()
+
+
+def test_models_of_a_key(start_web: Any) -> None:
+    models = {name: Model(deployments=(ModelDeployment(url="http://x/v1"),)) for name in ("small", "org/large")}
+    web: WebServer = start_web(models=models)
+    both = web.make_key("acme")
+    one = web.make_key("acme", models=["small"])
+    assert [model["id"] for model in get(web, both, "/v1/models").json()["data"]] == ["org/large", "small"]
+    assert [model["id"] for model in get(web, one, "/v1/models").json()["data"]] == ["small"]

@@ -1,0 +1,159 @@
+"""The outer wall: ids on every answer, unknown routes, methods, health, and faults of ours that say nothing."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxies
+from tests.web.calls import LINES, create, is_error, upload
+from tests.web.server import WebServer
+from tidegate.core import window
+from tidegate.flow import accept
+
+
+def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
+    seen = set()
+    for path in ("/healthz", "/readyz", "/v1/files", "/v1/nothing", "/v1/files/x", "/v1/models"):
+        answer = client.get(path, headers={"X-Request-Id": "theirs"})
+        assert answer.headers.get_list("x-request-id") == [answer.headers["x-request-id"]]
+        assert answer.headers["x-request-id"].startswith("req_")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        seen.add(answer.headers["x-request-id"])
+    assert len(seen) == 6
+
+
+def test_unknown_urls_and_methods(client: httpx2.Client) -> None:
+    answer = client.get("/v1/nothing")
+    is_error(answer, {"status": 404, "says": "Unknown request URL: GET /v1/nothing."})
+    answer = client.put("/v1/files")
+    is_error(answer, {"status": 405, "code": "method_not_allowed"})
+    assert sorted(answer.headers["allow"].split(", ")) == ["GET", "HEAD", "POST"]
+
+
+def test_ready_says_what_is_wrong(start_web: Any) -> None:
+    web: WebServer = start_web()
+    with web.client() as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+        assert ready.json()["checks"] == {"store": "ok", "blobs": "ok", "worker": "ok"}
+        web.problems["worker"] = "no upstream answers"
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["worker"]) == (503, "no upstream answers")
+        web.problems["worker"] = None
+        shutil.rmtree(web.blobs.root)
+        web.clock.ahead_ms += 1_001
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        assert "directory" in ready.json()["checks"]["blobs"]
+        assert ready.json()["checks"]["store"] == "ok"
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_fault_of_ours_is_told_by_its_id_alone(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    web: WebServer = start_web()
+
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    with web.client() as client:
+        client.get("/v1/files")
+        monkeypatch.setattr(web.store, "list_files", broken)
+        answer = client.get("/v1/files")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+
+
+def test_blobs_that_are_gone_are_a_503(start_web: Any) -> None:
+    web: WebServer = start_web()
+    with web.client() as client:
+        file_id = upload(client)
+        shutil.rmtree(web.blobs.root)
+        answers = [
+            client.post("/v1/files", files={"file": ("a", LINES * 10_000)}, data={"purpose": "batch"}),
+            client.get(f"/v1/files/{file_id}/content"),
+        ]
+        for answer in answers:
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "5"
+            assert answer.json()["error"]["type"] == "server_error"
+            assert str(web.blobs.root) not in answer.text
+        assert client.get(f"/v1/files/{file_id}").status_code == 200
+        assert web.statement("select count(*) from blobs where state = 'writing'") == [(0,)]
+
+
+def test_a_store_that_is_gone_is_a_503_and_comes_back(
+    start_web: Any, postgres_url: str, proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "REPLAY_MS", 300)
+    address = postgres_url.split("@")[1].split("/")[0]
+    proxy = proxies.open(int(address.split(":")[1]))
+    web: WebServer = start_web(postgres_url=postgres_url.replace(address, proxy.address))
+    with web.client() as client:
+        file_id = upload(client)
+        proxy.refuse()
+        proxy.close_links()
+        body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
+        answers = [
+            client.get("/v1/files"),
+            client.post("/v1/batches", json=body),
+            client.post("/v1/files", files={"file": ("a", LINES)}, data={"purpose": "batch"}),
+        ]
+        for answer in answers:
+            assert answer.status_code == 503, answer.text
+            assert answer.headers["retry-after"] == "5"
+            assert "postgres" not in answer.text.lower()
+        proxy.heal()
+        wait_until(lambda: client.get("/v1/files").status_code == 200, what="the store to be back")
+        assert create(client, file_id)["status"] == "validating"
+        assert len(client.get("/v1/batches").json()["data"]) == 1
+        assert len(client.get("/v1/files").json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [
+        ("24h", 86_400_000),
+        ("90m", 5_400_000),
+        ("7d", 604_800_000),
+        ("1h30m", 5_400_000),
+        ("1d1h1m1s", 90_061_000),
+        ("999999d", 999_999 * 86_400_000),
+    ],
+)
+def test_durations(text: str, duration_ms: int) -> None:
+    assert window.parse(text) == duration_ms
+    assert window.parse(window.spoken(duration_ms)) == duration_ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "24",
+        "-1h",
+        "+1h",
+        "9e9h",
+        "1.5h",
+        "0h",
+        "0d0s",
+        "1m1h",
+        "1h1h",
+        " 1h",
+        "1h ",
+        "1H",
+        "1000000d",
+        "h",
+        "1h\n",
+    ],
+)
+def test_no_durations(text: str) -> None:
+    assert window.parse(text) is None

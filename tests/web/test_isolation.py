@@ -1,0 +1,176 @@
+"""Two tenants: whatever one has, the other gets exactly the answer that an absent id gets. On both stores, for every route there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.routing import Route
+
+from tests.web import stages
+from tests.web.calls import create, upload
+from tests.web.server import WebServer, settings_with
+
+ABSENT = {"file_id": "file_0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
+NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
+# What every route of the app is about; a route that is not here fails the test below.
+ONE_THING = {
+    ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+    ("GET", "/v1/batches/{batch_id}/output"),
+    ("GET", "/v1/batches/{batch_id}/errors"),
+}
+LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches")}
+MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches")}
+NOBODYS = {("GET", "/v1/models"), ("GET", "/healthz"), ("GET", "/readyz")}
+OPERATORS = {("POST", "/control/keys"), ("POST", "/control/keys/{key_id}/revoke")}
+
+
+class Two:
+    """A server where `ours` has one of everything and `theirs` has a key."""
+
+    def __init__(self, web: WebServer) -> None:
+        self.web = web
+        self.ours = web.client(web.make_key("ours"))
+        self.theirs = web.client(web.make_key("theirs"))
+        self.file_id = upload(self.ours)
+        self.deleted_id = upload(self.ours)
+        self.ours.delete(f"/v1/files/{self.deleted_id}")
+        self.running_id = create(self.ours, self.file_id, metadata={"secret": "ours alone"})["id"]
+        stages.start(web, self.running_id, 2)
+        stages.finish(web, self.running_id, {0: b"growing\n"})
+        self.done_id = create(self.ours, upload(self.ours))["id"]
+        stages.start(web, self.done_id, 2)
+        stages.finish(web, self.done_id, {0: b"answer\n"}, {1: b"error\n"})
+        stages.publish(web, self.done_id)
+        done = self.ours.get(f"/v1/batches/{self.done_id}").json()
+        running = web.job(self.running_id)
+        self.ids = {
+            "file_id": [
+                self.file_id,
+                self.deleted_id,
+                done["output_file_id"],
+                done["error_file_id"],
+                str(running.output_file_id),
+                *NO_SHAPE,
+            ],
+            "batch_id": [self.running_id, self.done_id, *NO_SHAPE],
+        }
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    directory: Path = tmp_path_factory.mktemp("isolation")
+    url = None
+    if request.param == "postgresql":
+        postgres = request.getfixturevalue("postgres_server")
+        url = postgres.create_database()
+    web = WebServer(directory, settings_with(), url)
+    web.start()
+    two = Two(web)
+    yield two
+    two.ours.close()
+    two.theirs.close()
+    web.stop()
+    if url is not None:
+        postgres.drop_database(url)
+
+
+def routes(web: WebServer) -> set[tuple[str, str]]:
+    found = set()
+    for route in web.app.routes:
+        assert isinstance(route, Route)
+        found |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
+    return found
+
+
+def looks(answer: httpx2.Response) -> tuple[int, bytes, dict[str, str]]:
+    """Everything about an answer but the moment and the request's own id."""
+    headers = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "date")}
+    return answer.status_code, answer.content, headers
+
+
+def test_every_route_is_looked_at(two: Two) -> None:
+    assert routes(two.web) == ONE_THING | LISTS | MAKERS | NOBODYS | OPERATORS
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
+def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) -> None:
+    param = "file_id" if "file_id" in path else "batch_id"
+    absent = two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param]))
+    assert absent.status_code == 404
+    for its_id in two.ids[param]:
+        answer = two.theirs.request(method, path.replace(f"{{{param}}}", its_id))
+        assert looks(answer) == looks(absent), its_id
+    ranged = two.theirs.request(method, path.replace(f"{{{param}}}", two.ids[param][0]), headers={"Range": "bytes=0-"})
+    assert looks(ranged) == looks(absent)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OPERATORS))
+def test_a_key_opens_nothing_of_the_operators(two: Two, method: str, path: str) -> None:
+    before = two.web.run(two.web.store.list_keys(10))
+    for key in before:
+        url = path.replace("{key_id}", str(key["id"]))
+        assert two.theirs.request(method, url, json={"org": "ours"}).status_code == 404
+        wrong = {"X-Tidegate-Control": "wrong"}
+        assert two.theirs.request(method, url, json={"org": "ours"}, headers=wrong).status_code == 401
+    after = two.web.run(two.web.store.list_keys(10))
+    assert [(key["id"], key["revoked_at"]) for key in after] == [(key["id"], key["revoked_at"]) for key in before]
+
+
+def test_nothing_of_it_happened(two: Two) -> None:
+    assert two.ours.get(f"/v1/files/{two.file_id}").status_code == 200
+    assert two.ours.get(f"/v1/batches/{two.running_id}").json()["status"] == "in_progress"
+    assert two.ours.get(f"/v1/batches/{two.running_id}/output").content == b"growing\n"
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(LISTS))
+def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
+    assert two.theirs.request(method, path).json()["data"] == []
+    kind = path.rpartition("/")[2]
+    foreign, absent = (two.file_id, ABSENT["file_id"]) if kind == "files" else (two.running_id, ABSENT["batch_id"])
+    wanted = looks(two.theirs.get(path, params={"after": absent}))
+    assert wanted[0] == 400
+    for cursor in (foreign, "x"):
+        assert looks(two.theirs.get(path, params={"after": cursor})) == wanted
+
+
+def test_another_tenants_file_is_no_input(two: Two) -> None:
+    def post(file_id: str) -> tuple[int, bytes, dict[str, str]]:
+        return looks(two.theirs.post("/v1/batches", json={"input_file_id": file_id, "endpoint": "/v1/embeddings"}))
+
+    absent = post(ABSENT["file_id"])
+    assert absent[0] == 404
+    for its_id in two.ids["file_id"]:
+        assert post(its_id) == absent
+
+
+def test_idempotency_keys_are_ones_own(two: Two) -> None:
+    named: Callable[[httpx2.Client], Any] = lambda client: upload(client, **{"Idempotency-Key": "same"})  # noqa: E731
+    assert named(two.ours) == named(two.ours)
+    assert named(two.theirs) != named(two.ours)
+    for client in (two.ours, two.theirs):
+        file_id = named(client)
+        ids = [
+            client.post(
+                "/v1/batches",
+                json={"input_file_id": file_id, "endpoint": "/v1/embeddings"},
+                headers={"Idempotency-Key": "same"},
+            ).json()["id"]
+            for _ in range(2)
+        ]
+        assert ids[0] == ids[1]
+        client.post(f"/v1/batches/{ids[0]}/cancel")
+
+
+def test_no_answer_names_the_other(two: Two) -> None:
+    for path in ("/v1/files", "/v1/batches", "/v1/models", "/readyz", "/healthz"):
+        text = two.theirs.get(path).text
+        for ours in (two.file_id, two.running_id, two.done_id, "ours"):
+            assert ours not in text
