@@ -61,9 +61,7 @@ async def submit(at_work: Working, lines: list[bytes]) -> str:
         expires_after_ms=None,
     )
     job_id = ids.make("batch", parts.entropy.token_bytes(16))
-    await parts.store.create_job(
-        caller, job_id, JobRequest("/v1/chat/completions", file_id, 24 * 3600 * 1000, "24h")
-    )
+    await parts.store.create_job(caller, job_id, JobRequest("/v1/chat/completions", file_id, 24 * 3600 * 1000, "24h"))
     return job_id
 
 
