@@ -1,10 +1,12 @@
 """Verbs about blobs and the files that are made of them."""
 
+from collections import Counter
+
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
-from tidegate.store.table import Table, idempotent_object, remember_object
+from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
 
 _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
@@ -50,7 +52,8 @@ class Files(Table):
                 return file_from(known[0])
             await tx.one("tenant_lock", tenant_id=caller.tenant_id)
             if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
-                return file_from((await tx.dicts("file_any", id=earlier))[0])
+                made = await tx.dicts("file_any", id=earlier)
+                return file_from(made[0]) if made else refuse_forgotten()
             await _check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
             if await tx.one("blob_keep", id=blob_id, size_bytes=stamp.size_bytes, uses=1) is None:
                 raise LostRace(f"{blob_id} was collected while it was uploaded")
@@ -117,6 +120,8 @@ class Files(Table):
         """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
 
         async def body(tx: Tx) -> bool:
+            # A job that is being created with this input holds the same lock: one of the two sees the other.
+            await tx.one("tenant_lock", tenant_id=tenant_id)
             if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
                 return False
             if await tx.one("file_needed", id=file_id) is not None:
@@ -149,24 +154,29 @@ class Files(Table):
         return await self._driver.read(body)
 
     async def replace_extents(self, file_id: str, old: list[Extent], placed: Placed) -> None:
-        """Swap neighbouring pieces for one copy of them; LostRace when they are not all there any more."""
+        """Swap neighbouring pieces for one copy of them; LostRace when they are not exactly there any more."""
 
         async def body(tx: Tx) -> None:
-            first, last = old[0], old[-1]
-            removed = await tx.all("extent_delete", file_id=file_id, from_at=first.at, to_at=last.at + last.size_bytes)
-            if sorted(row[0] for row in removed) != sorted(extent.blob_id for extent in old):
+            copy = Extent(old[0].at, placed.size_bytes, placed.blob_id, placed.at)
+            if await tx.one("file_lock", id=file_id) is None:
+                raise LostRace(f"{file_id} was deleted while its pieces were copied")
+            present = await tx.all("extent_list", file_id=file_id, from_at=copy.at, count_max=1)
+            if present and Extent(*present[0]) == copy:
+                return
+            span = {"from_at": copy.at, "to_at": old[-1].at + old[-1].size_bytes}
+            removed = [Extent(*row) for row in await tx.all("extent_delete", file_id=file_id, **span)]
+            if sorted(removed, key=lambda extent: extent.at) != old:
                 raise LostRace(f"the pieces of {file_id} changed while they were copied")
             if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
                 raise LostRace(f"{placed.blob_id} was collected while it was written")
-            for extent in sorted(old, key=lambda extent: extent.blob_id):
-                await tx.all("blob_release", id=extent.blob_id, uses=1)
+            await _release_blobs(tx, removed)
             await tx.all(
                 "extent_put",
                 file_id=file_id,
-                at=first.at,
-                size_bytes=placed.size_bytes,
-                blob_id=placed.blob_id,
-                blob_at=placed.at,
+                at=copy.at,
+                size_bytes=copy.size_bytes,
+                blob_id=copy.blob_id,
+                blob_at=copy.blob_at,
             )
 
         await self._driver.write(body)
@@ -230,10 +240,15 @@ class Files(Table):
 
 
 async def release_extents(tx: Tx, file_id: str) -> None:
-    """Let go of a file's pieces and of the blobs behind them."""
-    for blob_id, uses in await tx.all("extent_blobs", file_id=file_id):
+    """Let go of a file's pieces and of the blobs behind them. The file's row is held by the caller."""
+    removed = await tx.all("extent_delete", file_id=file_id, from_at=-1, to_at=_LAST)
+    await _release_blobs(tx, [Extent(*row) for row in removed])
+
+
+async def _release_blobs(tx: Tx, removed: list[Extent]) -> None:
+    """By what was really removed, and in order of their ids, as everyone does who lets go of several."""
+    for blob_id, uses in sorted(Counter(extent.blob_id for extent in removed).items()):
         await tx.all("blob_release", id=blob_id, uses=uses)
-    await tx.all("extent_delete", file_id=file_id, from_at=-1, to_at=_LAST)
 
 
 async def _check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size_bytes: int) -> None:

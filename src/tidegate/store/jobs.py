@@ -9,7 +9,7 @@ from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.rows import errors_text, job_from
-from tidegate.store.table import Table, idempotent_object, remember_object
+from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
@@ -36,7 +36,8 @@ class Jobs(Table):
                 return job_from(known[0])
             await tx.one("tenant_lock", tenant_id=caller.tenant_id)
             if earlier := await idempotent_object(tx, caller.tenant_id, "batches", idempotency):
-                return job_from((await tx.dicts("job_any", id=earlier))[0])
+                made = await tx.dicts("job_any", id=earlier)
+                return job_from(made[0]) if made else refuse_forgotten()
             files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
             _check_input(files[0]["purpose"] if files else None, request.input_file_id)
             await _check_quotas(tx, caller, quotas, files[0]["line_count"], files[0]["size_bytes"])

@@ -3,30 +3,16 @@
 The job's row is locked first. Everything else (extents, counters, usage, offsets) comes only from the rows that were new.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Finished, Job, JobFlush, Placed, Recorded, Rest, Rewrite, Usage
+from tidegate.core.nouns import Job, JobFlush, Recorded, Rest, Rewrite
 from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
+from tidegate.store.log_lines import Replays, add_lines, end_of
 from tidegate.store.rows import job_from
 from tidegate.store.table import Table
 
 _OUTCOME_COLUMNS = ("job_id", "number", "outcome", "at", "size_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """What one log's part of a flush added to one file."""
-
-    numbers: frozenset[int]
-    size_bytes: int
-    usage: Usage
-
-
-_NOTHING = _Added(frozenset(), 0, Usage())
 
 
 class Outcomes(Table):
@@ -43,8 +29,11 @@ class Outcomes(Table):
 
         async def body(tx: Tx) -> list[Recorded]:
             recorded = []
+            replays = Replays(tx)
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
-                recorded.append(await _record_job(tx, flush, await tx.one("job_lock", id=flush.job_id)))
+                row = await tx.one("job_lock", id=flush.job_id)
+                replayed = await replays.includes(flush.answers_placed)
+                recorded.append(await _record_job(tx, flush, row, replayed=replayed))
             for job_id, first, token in sorted(finished_slices):
                 await tx.all("slice_finish", job_id=job_id, first=first, token=token)
             for job_id, first, token, delay_ms in sorted(released_slices):
@@ -119,30 +108,38 @@ class Outcomes(Table):
         return await self._driver.read(body)
 
 
-async def _record_job(tx: Tx, flush: JobFlush, row: Row | None) -> Recorded:
+async def _record_job(tx: Tx, flush: JobFlush, row: Row | None, *, replayed: bool) -> Recorded:
     if row is None:
-        unused = len(flush.answers)
-        if unused:
+        unused = 0 if replayed else len(flush.answers)
+        if unused and flush.answers_placed:
             await tx.all("job_add_unused", id=flush.job_id, unused=unused)
+            # Whether or not the log is still wanted: what was counted is not counted again.
+            await tx.one(
+                "blob_extend", id=flush.answers_placed.blob_id, uses=0, recorded_to=end_of(flush.answers_placed)
+            )
         return Recorded(flush.job_id, 0, unused, closed=True, complete=False)
     output_file_id, error_file_id, output_bytes, error_bytes = row
     held = await _held_tokens(tx, flush)
-    answers = await _add_lines(
+    answers = await add_lines(
         tx, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
     )
-    errors = await _add_lines(
+    errors = await add_lines(
         tx,
         flush.job_id,
         error_file_id,
         error_bytes,
         flush.errors,
         flush.errors_placed,
-        lambda entry: _holds(held, entry),
+        lambda entry: _holds(held, entry.token, entry.number),
     )
-    allowed = [(flush.job_id, a.number, a.count, a.wait_ms, a.reason) for token, a in flush.attempts if token in held]
+    allowed = [
+        (flush.job_id, a.number, a.count, a.wait_ms, a.reason)
+        for token, a in flush.attempts
+        if _holds(held, token, a.number)
+    ]
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
-    unused = len(flush.answers) - len(answers.numbers)
+    unused = 0 if replayed else len(flush.answers) - len(answers.numbers)
     usage = answers.usage.plus(errors.usage)
     state = await tx.one(
         "job_add",
@@ -172,79 +169,8 @@ async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int
     return held
 
 
-def _holds(held: dict[str, list[tuple[int, int]]], entry: Finished) -> bool:
-    return any(low <= entry.number < high for low, high in held.get(entry.token, ()))
-
-
-async def _add_lines(
-    tx: Tx,
-    job_id: str,
-    file_id: str,
-    base: int,
-    entries: list[Finished],
-    placed: Placed | None,
-    allowed: Callable[[Finished], bool],
-) -> _Added:
-    """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
-    if not entries or placed is None:
-        return _NOTHING
-    rows, at = [], base
-    for entry in entries:
-        if allowed(entry):
-            rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes))
-            at += entry.size_bytes
-    if not rows:
-        return _NOTHING
-    new = frozenset(row[0] for row in await tx.many_returning("outcome_put", rows))
-    if len(new) < len(rows):
-        await _close_gaps(tx, job_id, rows, base, new)
-    extents = list(_runs(entries, placed, new))
-    pieces, at = 0, base
-    for blob_at, size_bytes in extents:
-        place = {"file_id": file_id, "at": at, "size_bytes": size_bytes, "blob_id": placed.blob_id, "blob_at": blob_at}
-        if await tx.one("extent_grow", **place) is None:
-            await tx.all("extent_put", **place)
-            pieces += 1
-        at += size_bytes
-    if await tx.one("blob_extend", id=placed.blob_id, uses=pieces, recorded_to=placed.at + placed.size_bytes) is None:
-        raise LostRace(f"{placed.blob_id} was condemned before its lines were recorded")
-    usage = Usage()
-    for entry in entries:
-        if entry.number in new:
-            usage = usage.plus(entry.usage)
-    return _Added(new, at - base, usage)
-
-
-async def _close_gaps(
-    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int]], base: int, new: frozenset[int]
-) -> None:
-    """Some lines were not new: those behind them stand earlier in the file than first thought."""
-    moved, at = [], base
-    for _, number, _, thought_at, size_bytes in rows:
-        if number in new:
-            if thought_at != at:
-                moved.append((at, job_id, number))
-            at += size_bytes
-    if moved:
-        await tx.many("outcome_move", moved)
-
-
-def _runs(entries: list[Finished], placed: Placed, new: frozenset[int]) -> Iterator[tuple[int, int]]:
-    """The byte ranges of the log that hold new lines, neighbours joined. An entry whose number came twice counts once."""
-    start, size_bytes, at = placed.at, 0, placed.at
-    seen: set[int] = set()
-    for entry in entries:
-        if entry.number in new and entry.number not in seen:
-            seen.add(entry.number)
-            if not size_bytes:
-                start = at
-            size_bytes += entry.size_bytes
-        elif size_bytes:
-            yield start, size_bytes
-            size_bytes = 0
-        at += entry.size_bytes
-    if size_bytes:
-        yield start, size_bytes
+def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> bool:
+    return any(low <= number < high for low, high in held.get(token, ()))
 
 
 async def _append_rest(tx: Tx, job: Job, rest: Rest) -> None:
@@ -267,6 +193,7 @@ async def _append_rest(tx: Tx, job: Job, rest: Rest) -> None:
 
 
 async def _replace_file(tx: Tx, job_id: str, file_id: str, rewrite: Rewrite) -> None:
+    await tx.one("file_lock", id=file_id)
     await release_extents(tx, file_id)
     if await tx.one("blob_keep", id=rewrite.placed.blob_id, size_bytes=rewrite.placed.size_bytes, uses=1) is None:
         raise LostRace(f"{rewrite.placed.blob_id} was collected before {job_id} was published")

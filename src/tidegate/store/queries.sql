@@ -19,7 +19,8 @@ select id from tenants where id = :tenant_id /*! for update */;
 
 -- key_put --
 insert into keys (id, tenant_id, secret_hash, label, team, user_name, scopes, models, created_at, expires_at)
-values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at);
+values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at)
+on conflict (id) do nothing;
 
 -- key_get --
 select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, now_ms() as now
@@ -99,6 +100,10 @@ set uses = uses + :uses,
     recorded_to = case when recorded_to > :recorded_to then recorded_to else :recorded_to end
 where id = :id and state in ('writing', 'kept')
 returning id;
+
+-- blob_recorded_to --
+-- How far a log was recorded: what lies before is a replay.
+select recorded_to from blobs where id = :id;
 
 -- blob_release --
 -- Something that needed these bytes is gone.
@@ -183,6 +188,10 @@ update files set state = 'deleted', deleted_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'ready'
 returning id;
 
+-- file_lock --
+-- Held by whoever exchanges the pieces of a file, so that nobody else lets go of the same pieces meanwhile.
+select id from files where id = :id and state <> 'deleted' /*! for update */;
+
 -- file_show --
 -- moves: files: growing -> ready
 update files set state = 'ready', size_bytes = :size_bytes, line_count = :line_count, created_at = now_ms(),
@@ -227,11 +236,8 @@ where file_id = :file_id and at + size_bytes > :from_at
 order by at
 limit :count_max;
 
--- extent_blobs --
-select blob_id, count(*) as uses from extents where file_id = :file_id group by blob_id order by blob_id;
-
 -- extent_delete --
-delete from extents where file_id = :file_id and at >= :from_at and at < :to_at returning blob_id;
+delete from extents where file_id = :file_id and at >= :from_at and at < :to_at returning at, size_bytes, blob_id, blob_at;
 
 -- extent_crowded --
 -- Files in more pieces than is good for readers.
@@ -282,17 +288,17 @@ limit :count_max;
 -- job_pending --
 -- What a tenant has waiting or running, for its limits: jobs, and items not yet done (an input that was not ingested counts its lines).
 select count(*) as jobs,
-    coalesce(sum(case when j.state = 'validating' then f.line_count
+    coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0)
         else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
 from jobs j
-join files f on f.id = j.input_file_id
+left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 
 -- job_created_since --
 -- What a user created lately, for the limits per period.
 select count(*) as jobs, coalesce(sum(f.size_bytes), 0) as bytes
 from jobs j
-join files f on f.id = j.input_file_id
+left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
@@ -405,9 +411,14 @@ order by j.created_at, j.id, m.model
 limit :count_max;
 
 -- job_open_for_lease --
--- Held until the lease commits, so that no job is closed between the look and the lease.
+-- Held until the lease commits, so that no job is closed between the look and the lease. Shared: leases do not wait for each other.
 select id from jobs
-where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() /*! for share */;
+where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() and begun_at is not null /*! for share */;
+
+-- job_open_to_begin --
+-- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
+select id from jobs
+where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() /*! for no key update */;
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
@@ -459,10 +470,11 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
 returning first;
 
 -- slices_reclaim --
--- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner.
+-- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner. The living keep theirs.
 -- moves: slices: leased -> ready
 update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms(), lost_count = lost_count + 1
 where state = 'leased' and worker_id = :worker_id
+    and not exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
 returning job_id, first, count, lost_count;
 
 -- slices_stranded --
@@ -491,8 +503,8 @@ select state, count(*) as slices from slices where job_id = :job_id group by sta
 select first, count, read_first, work_at, work_bytes from slices where job_id = :job_id and state <> 'done' order by first;
 
 -- slice_tokens --
--- Which of a job's slices a token still holds: the verdicts of anyone else are refused.
-select first, count from slices where job_id = :job_id and lease_token = :token and state = 'leased';
+-- Which of a job's slices a token still holds: the verdicts of anyone else are refused. Held, so that no slice changes hands meanwhile.
+select first, count from slices where job_id = :job_id and lease_token = :token and state = 'leased' order by first /*! for update */;
 
 -- job_lock --
 -- Record begins here: the job's row serialises everyone who adds to it. No row: the job closed, and the answer is paid but unused.
@@ -541,9 +553,6 @@ on conflict (job_id, number) do update set
     count = case when attempts.count > excluded.count then attempts.count else excluded.count end,
     not_before = case when attempts.not_before > excluded.not_before then attempts.not_before else excluded.not_before end,
     reason = excluded.reason;
-
--- attempts_of_job --
-select number, count, not_before, reason from attempts where job_id = :job_id order by number;
 
 -- jobs_draining --
 -- Jobs that close, and of which nothing is leased any more or the grace has passed.

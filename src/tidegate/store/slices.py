@@ -30,14 +30,16 @@ class Slices(Table):
         async def body(tx: Tx) -> list[LeasedSlice]:
             held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
             if not held:
-                if await tx.one("job_open_for_lease", job_id=job_id) is None:
+                begun = await tx.one("job_open_for_lease", job_id=job_id) is not None
+                if not begun and await tx.one("job_open_to_begin", job_id=job_id) is None:
                     return []
                 taken = await tx.all(
                     "slices_lease", job_id=job_id, model=model, count_max=count_max, token=token, worker_id=worker_id
                 )
                 if not taken:
                     return []
-                await tx.all("job_begin", job_id=job_id)
+                if not begun:
+                    await tx.all("job_begin", job_id=job_id)
                 held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
             return [await _leased(tx, row) for row in held]
 
@@ -76,7 +78,9 @@ class Slices(Table):
         """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
 
         async def body(tx: Tx) -> list[tuple[int, int, int, int, int]]:
-            return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
+            return [
+                (row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)
+            ]
 
         return await self._driver.read(body)
 

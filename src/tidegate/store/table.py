@@ -47,6 +47,16 @@ async def remember_object(tx: Tx, tenant_id: str, route: str, idempotency: Idemp
     )
 
 
+def refuse_forgotten() -> NoReturn:
+    """Making it again could pay for the same work twice, and there is nothing left to show."""
+    raise ApiProblem(
+        409,
+        "idempotency_key_reused",
+        "What this Idempotency-Key made in the last 24 hours is deleted. Send a new key to make it again.",
+        param="Idempotency-Key",
+    )
+
+
 def _refuse_reuse() -> NoReturn:
     raise ApiProblem(
         409,

@@ -1,0 +1,125 @@
+"""Takes the finished lines of a log into a job's file: outcome rows, extents and the log's place, only from what was new.
+
+It relies on the job's row being locked by the caller, and knows nothing of counters, tokens or states.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tidegate.core.errors import LostRace
+from tidegate.core.nouns import Finished, Placed, Usage
+from tidegate.store.driver import Tx
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one log's part of a flush added to one file."""
+
+    numbers: frozenset[int]
+    size_bytes: int
+    usage: Usage
+
+
+NOTHING = Added(frozenset(), 0, Usage())
+
+
+def end_of(placed: Placed) -> int:
+    return placed.at + placed.size_bytes
+
+
+class Replays:
+    """Tells answers that this very call recorded before from answers that came second: only the latter were paid for in vain.
+
+    A log is recorded front to back, so how far it was recorded when the transaction first looked says it.
+    """
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._recorded_to: dict[str, int] = {}
+
+    async def includes(self, placed: Placed | None) -> bool:
+        if placed is None:
+            return False
+        if placed.blob_id not in self._recorded_to:
+            row = await self._tx.one("blob_recorded_to", id=placed.blob_id)
+            self._recorded_to[placed.blob_id] = row[0] if row else 0
+        return end_of(placed) <= self._recorded_to[placed.blob_id]
+
+
+async def add_lines(
+    tx: Tx,
+    job_id: str,
+    file_id: str,
+    base: int,
+    entries: list[Finished],
+    placed: Placed | None,
+    allowed: Callable[[Finished], bool],
+) -> Added:
+    """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
+    if not entries or placed is None:
+        return NOTHING
+    lines = list(_wanted(entries, placed, allowed))
+    if not lines:
+        return NOTHING
+    rows, at = [], base
+    for entry, _ in lines:
+        rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes))
+        at += entry.size_bytes
+    new = frozenset(row[0] for row in await tx.many_returning("outcome_put", rows))
+    added = [line for line in lines if line[0].number in new]
+    if len(added) < len(lines):
+        await _close_gaps(tx, job_id, rows, base, new)
+    pieces, at = 0, base
+    for blob_at, size_bytes in _runs(added):
+        place = {"file_id": file_id, "at": at, "size_bytes": size_bytes, "blob_id": placed.blob_id, "blob_at": blob_at}
+        if await tx.one("extent_grow", **place) is None:
+            await tx.all("extent_put", **place)
+            pieces += 1
+        at += size_bytes
+    if await tx.one("blob_extend", id=placed.blob_id, uses=pieces, recorded_to=end_of(placed)) is None:
+        raise LostRace(f"{placed.blob_id} was condemned before its lines were recorded")
+    usage = Usage()
+    for entry, _ in added:
+        usage = usage.plus(entry.usage)
+    return Added(new, at - base, usage)
+
+
+def _wanted(
+    entries: list[Finished], placed: Placed, allowed: Callable[[Finished], bool]
+) -> Iterator[tuple[Finished, int]]:
+    """The allowed lines and where each lies in the log. Of an item that comes twice, the first."""
+    seen: set[int] = set()
+    at = placed.at
+    for entry in entries:
+        if entry.number not in seen and allowed(entry):
+            seen.add(entry.number)
+            yield entry, at
+        at += entry.size_bytes
+
+
+async def _close_gaps(
+    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int]], base: int, new: frozenset[int]
+) -> None:
+    """Some lines were not new: those behind them stand earlier in the file than first thought."""
+    moved, at = [], base
+    for _, number, _, thought_at, size_bytes in rows:
+        if number in new:
+            if thought_at != at:
+                moved.append((at, job_id, number))
+            at += size_bytes
+    if moved:
+        await tx.many("outcome_move", moved)
+
+
+def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:
+    """The byte ranges of the log that hold these lines, neighbours joined."""
+    start, size_bytes = 0, 0
+    for entry, at in added:
+        if size_bytes and at != start + size_bytes:
+            yield start, size_bytes
+            size_bytes = 0
+        if not size_bytes:
+            start = at
+        size_bytes += entry.size_bytes
+    if size_bytes:
+        yield start, size_bytes
