@@ -1,6 +1,7 @@
 """PostgreSQL through asyncpg: a pool, a reserved connection for heartbeats, time-outs on everything, and reconnects.
 
-No session state is relied on, so a transaction-mode pooler may stand between.
+No session state is relied on, and everything happens inside transactions, so a transaction-mode pooler may stand between. The server
+has time-outs too: a process that is paused or cut off in the middle of a transaction must not hold a job's row for ever.
 """
 
 import asyncio
@@ -60,14 +61,20 @@ class PostgresDriver:
     def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
+        limits = {
+            "statement_timeout": str(max(statement_timeout_ms, _BULK_TIMEOUT_S * 1000)),
+            "idle_in_transaction_session_timeout": str(statement_timeout_ms),
+        }
+        self._prelude = ""
         self._options: dict[str, Any] = {
             "dsn": url,
             "command_timeout": self._timeout_s,
             "timeout": self._timeout_s,
-            "server_settings": {"application_name": "tidegate"},
+            "server_settings": {"application_name": "tidegate", **limits},
         }
         if pooler == "transaction":
             self._options |= {"statement_cache_size": 0, "server_settings": {}}
+            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in limits.items())
         self._pool: Any = None
         self._heart: Any = None
         self._opening = asyncio.Lock()
@@ -86,6 +93,7 @@ class PostgresDriver:
                     self._heart = await asyncpg.connect(**self._options)
                 try:
                     async with self._heart.transaction():
+                        await self._begin(self._heart)
                         return await body(PostgresTx(self._heart))
                 except BaseException:
                     self._heart.terminate()
@@ -96,7 +104,7 @@ class PostgresDriver:
     async def schema_version(self) -> int:
         async def run() -> int:
             pool = await self._opened()
-            async with pool.acquire(timeout=self._timeout_s) as connection:
+            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction(readonly=True):
                 return await _version(connection)
 
         return await self._retried(run)
@@ -118,7 +126,13 @@ class PostgresDriver:
         async with pool.acquire(timeout=self._timeout_s) as connection:
             isolation = "repeatable_read" if read_only else "read_committed"
             async with connection.transaction(isolation=isolation, readonly=read_only):
+                await self._begin(connection)
                 return await body(PostgresTx(connection))
+
+    async def _begin(self, connection: Any) -> None:
+        """Behind a pooler the server's time-outs go with each transaction; otherwise the connection was opened with them."""
+        if self._prelude:
+            await connection.execute(self._prelude)
 
     async def _opened(self) -> Any:
         if self._pool is None:
@@ -134,16 +148,20 @@ class PostgresDriver:
         return self._pool
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
-        """A deadlock or a serialisation failure has rolled back for certain: run again. Anything else is for the caller to replay."""
+        """A deadlock, a serialisation failure or a plan that a migration outdated has rolled back for certain: run again.
+        Anything else is for the caller to replay."""
         for attempt in range(_RETRIES_MAX):
             try:
                 return await run()
-            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            except _ROLLED_BACK:
                 if attempt == _RETRIES_MAX - 1:
                     raise StoreUnavailable(
                         "the database keeps refusing a transaction that collides with others"
                     ) from None
             except _PASSING as error:
+                if isinstance(error, ValueError):
+                    # A value that no such column can hold: a mistake of ours, which waiting does not mend.
+                    raise
                 raise StoreUnavailable(
                     f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
                 ) from error
@@ -159,6 +177,7 @@ class PostgresDriver:
                 self._pool.terminate()
 
 
+_ROLLED_BACK = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -171,6 +190,8 @@ _PASSING = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.LockNotAvailableError,
     ConnectionError,
     OSError,
     TimeoutError,
@@ -185,9 +206,9 @@ async def _version(connection: Any) -> int:
 
 async def _refuse_unsafe(pool: Any) -> None:
     """A database that may forget what it said it committed cannot keep our promises."""
-    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-        value = await pool.fetchval("select current_setting($1)", setting)
-        if value == "off":
-            raise StoreRefused(
-                f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
-            )
+    async with pool.acquire() as connection, connection.transaction(readonly=True):
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            if await connection.fetchval("select current_setting($1)", setting) == "off":
+                raise StoreRefused(
+                    f"PostgreSQL runs with {setting} = off and may lose committed work in a crash. Turn it on."
+                )
