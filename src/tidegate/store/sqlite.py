@@ -72,14 +72,17 @@ class SqliteDriver:
         if path is None:
             self._writer = self._reader = self._open(":memory:", apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             return
-        if not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = _lock_out_other_writers(path)
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         try:
+            if not read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock_fd = _lock_out_other_writers(path)
             self._writer = self._open(str(path), flags)
             self._reader = self._open(str(path), flags)
-        except apsw.Error as error:
+        except StoreRefused:
+            self._unlock()
+            raise
+        except (apsw.Error, OSError) as error:
             self._unlock()
             raise StoreRefused(
                 f"cannot open the store at {path}: {error}. Check that the path is right and writable."
@@ -94,7 +97,11 @@ class SqliteDriver:
         connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
         connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
         if not self._read_only:
-            connection.execute("pragma journal_mode = wal")
+            mode = connection.pragma("journal_mode", "wal")
+            if mode != "wal" and self._path is not None:
+                raise StoreRefused(
+                    f"the directory of {self._path} cannot keep a write-ahead log (SQLite says {mode!r}). Use a local disk."
+                )
             connection.execute("pragma synchronous = full")
             connection.execute("pragma journal_size_limit = 67108864")
         connection.execute("pragma temp_store = memory")
