@@ -1,0 +1,89 @@
+"""The store of every driver, for the suites in this directory. A new driver is one word in `DRIVERS` and one branch here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, World
+from tests.support.postgres import PostgresServer
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """A migrated database with a clock that stands still; `world` empties it before each test."""
+    url = postgres_server.create_database()
+
+    async def prepare() -> None:
+        store = open_postgres(url)
+        await store.migrate()
+        await store.close()
+        connection = await asyncpg.connect(url)
+        await connection.execute(FAKE_CLOCK)
+        await connection.close()
+
+    asyncio.run(prepare())
+    yield url
+    postgres_server.drop_database(url)
+
+
+def open_postgres(url: str) -> Store:
+    return Store(PostgresDriver(url, pool_size=10, statement_timeout_ms=20_000, pooler="none"))
+
+
+@pytest.fixture(params=DRIVERS)
+def store_place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path | None:
+    """Where the store is: a database's url, a file, or nowhere but in memory."""
+    if request.param == "postgresql":
+        url: str = request.getfixturevalue("shared_database")
+        return url
+    return tmp_path / "store.db" if request.param == "sqlite" else None
+
+
+@pytest.fixture
+async def world(store_place: str | Path | None) -> AsyncIterator[World]:
+    """An empty store of each driver."""
+    if isinstance(store_place, str):
+        async for made in _postgres_world(store_place):
+            yield made
+        return
+    clock = Clock()
+    store = Store(SqliteDriver(store_place, clock))
+    await store.migrate()
+
+    async def same() -> Store:
+        return store
+
+    yield World(store, clock, same)
+    await store.close()
+
+
+@pytest.fixture
+async def postgres_world(shared_database: str) -> AsyncIterator[World]:
+    """For what only several processes can do to each other."""
+    async for made in _postgres_world(shared_database):
+        yield made
+
+
+async def _postgres_world(url: str) -> AsyncIterator[World]:
+    connection = await asyncpg.connect(url)
+    await connection.execute(WIPE)
+    opened: list[Store] = []
+
+    async def another() -> Store:
+        opened.append(open_postgres(url))
+        return opened[-1]
+
+    clock = DatabaseClock(connection)
+    await clock.advance(0)
+    yield World(await another(), clock, another)
+    for store in opened:
+        await store.close()
+    await connection.close()

@@ -1,0 +1,308 @@
+"""What every store does with blobs and files."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.contracts.store_world import DAY_MS, START_MS, World
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.core.states import FileState
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_file_shows_a_durable_blob(world: World) -> None:
+    caller = await world.caller()
+    file = await world.file(caller, size_bytes=1 << 40, line_count=7, expires_after_ms=5_000)
+    assert (file.size_bytes, file.line_count, file.state) == (1 << 40, 7, FileState.READY)
+    assert (file.created_at, file.expires_at) == (START_MS, START_MS + 5_000)
+    assert await world.store.get_file(caller.tenant_id, file.id) == file
+    assert await world.store.any_file(file.id) == file
+    [extent] = await world.extents(file.id)
+    assert (extent.at, extent.size_bytes, extent.blob_at) == (0, 1 << 40, 0)
+    assert await world.store.knows_blob(extent.blob_id)
+
+
+async def test_creating_a_file_may_be_replayed(world: World) -> None:
+    caller, blob, file_id = await world.caller(), await world.log("upload"), world.id("file")
+    wishes = {"purpose": "batch", "filename": "a", "line_count": 1, "expires_after_ms": None}
+    first = await world.store.create_file(caller, file_id, blob.blob_id, Stamp(10, "aa"), **wishes)  # type: ignore[arg-type]
+    again = await world.store.create_file(caller, file_id, blob.blob_id, Stamp(10, "aa"), **wishes)  # type: ignore[arg-type]
+    assert first == again
+    assert len(await world.extents(file_id)) == 1
+    await world.store.delete_file(caller.tenant_id, file_id)
+    assert await world.store.condemn_unused_blobs(-1, 10) == 1
+
+
+async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> None:
+    caller, blob = await world.caller(), await world.log("upload")
+    for _ in range(2):
+        await world.store.give_up_blob(blob.blob_id)
+    with pytest.raises(LostRace):
+        await world.store.create_file(
+            caller, world.id("file"), blob.blob_id, Stamp(1, "aa"),
+            purpose="batch", filename="a", line_count=1, expires_after_ms=None,
+        )  # fmt: skip
+    assert await world.store.list_files(caller.tenant_id, after=None, count_max=10) == []
+    assert await world.store.condemned_blobs(-1, 10) == [blob.blob_id]
+    for _ in range(2):
+        await world.store.forget_blob(blob.blob_id)
+    assert not await world.store.knows_blob(blob.blob_id)
+
+
+async def test_another_tenants_file_is_like_an_absent_one(world: World) -> None:
+    ours, theirs = await world.caller("ours"), await world.caller("theirs")
+    file, absent = await world.file(theirs), world.id("file")
+    for file_id in (file.id, absent):
+        assert await world.store.get_file(ours.tenant_id, file_id) is None
+        assert await world.store.delete_file(ours.tenant_id, file_id) is False
+        assert await world.store.list_files(ours.tenant_id, after=file_id, count_max=10) is None
+        with pytest.raises(ApiProblem) as problem:
+            await world.job(ours, replace(file, id=file_id))
+        assert (problem.value.status, problem.value.param) == (404, "input_file_id")
+        assert file_id not in problem.value.message
+    assert await world.store.list_files(ours.tenant_id, after=None, count_max=10) == []
+    assert await world.store.get_file(theirs.tenant_id, file.id) == file
+
+
+@pytest.mark.parametrize("order", ["desc", "asc"])
+async def test_pages_meet_files_of_the_same_moment_once_each(world: World, order: str) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    made = []
+    for count in (4, 3):
+        made += [await world.file(caller, purpose="batch" if n % 2 else "other") for n in range(count)]
+        await world.file(stranger)
+        await world.clock.advance(1)
+    expected = sorted(((file.created_at, file.id) for file in made), reverse=order == "desc")
+    seen: list[tuple[int, str]] = []
+    after = None
+    while page := await world.store.list_files(caller.tenant_id, after=after, count_max=2, order=order):
+        seen += [(file.created_at, file.id) for file in page]
+        after = page[-1].id
+    assert seen == expected
+    batch = await world.store.list_files(caller.tenant_id, after=None, count_max=100, order=order, purpose="batch")
+    assert batch is not None
+    wanted = {file.id for file in made if file.purpose == "batch"}
+    assert [file.id for file in batch] == [id for _, id in expected if id in wanted]
+
+
+async def test_a_deleted_file_still_marks_a_place_in_a_list(world: World) -> None:
+    caller = await world.caller()
+    for _ in range(3):
+        await world.file(caller)
+    page = await world.store.list_files(caller.tenant_id, after=None, count_max=10)
+    assert page is not None
+    assert await world.store.delete_file(caller.tenant_id, page[1].id)
+    rest = await world.store.list_files(caller.tenant_id, after=page[1].id, count_max=10)
+    assert rest == page[2:]
+
+
+async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: World) -> None:
+    caller = await world.caller()
+    file = await world.file(caller)
+    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    assert await world.store.delete_file(caller.tenant_id, file.id) is True
+    assert await world.store.delete_file(caller.tenant_id, file.id) is False
+    assert await world.store.get_file(caller.tenant_id, file.id) is None
+    assert await world.extents(file.id) == []
+    assert await world.store.condemn_unused_blobs(1, 10) == 0, "too young"
+    assert await world.store.condemn_unused_blobs(-1, 10) == 1
+    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    assert len(await world.store.condemned_blobs(-1, 10)) == 1
+    assert await world.store.condemned_blobs(1, 10) == []
+
+
+async def test_an_input_that_ingest_needs_is_not_deleted(world: World) -> None:
+    caller = await world.caller()
+    file = await world.file(caller, expires_after_ms=1_000)
+    job = await world.job(caller, file)
+    with pytest.raises(ApiProblem) as problem:
+        await world.store.delete_file(caller.tenant_id, file.id)
+    assert (problem.value.status, problem.value.code) == (409, "file_in_use")
+    assert await world.store.get_file(caller.tenant_id, file.id) == file
+    await world.clock.advance(2_000)
+    assert await world.store.expired_files(10) == []
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    await world.store.end_unstarted(job.id)
+    assert await world.store.expired_files(10) == [(caller.tenant_id, file.id)]
+    assert await world.store.delete_file(caller.tenant_id, file.id)
+
+
+async def test_an_expired_file_is_seen_by_nobody_before_it_is_swept(world: World) -> None:
+    caller = await world.caller()
+    file, kept = await world.file(caller, expires_after_ms=1_000), await world.file(caller)
+    await world.clock.advance(999)
+    assert await world.store.get_file(caller.tenant_id, file.id) == file
+    assert await world.store.expired_files(10) == []
+    await world.clock.advance(1)
+    assert await world.store.get_file(caller.tenant_id, file.id) is None
+    assert await world.store.list_files(caller.tenant_id, after=None, count_max=10) == [kept]
+    with pytest.raises(ApiProblem):
+        await world.job(caller, file)
+    assert await world.store.expired_files(10) == [(caller.tenant_id, file.id)]
+
+
+async def test_the_same_key_and_body_make_one_file_for_a_day(world: World) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    key = Idempotency("k", "body")
+    first = await world.file(caller, idempotency=key)
+    assert await world.file(caller, idempotency=key) == first
+    assert (await world.file(stranger, idempotency=key)).id != first.id
+    with pytest.raises(ApiProblem) as problem:
+        await world.file(caller, idempotency=Idempotency("k", "other body"))
+    assert (problem.value.status, problem.value.code) == (409, "idempotency_key_reused")
+    job = await world.job(caller, first, idempotency=key)
+    assert job.id, "a key speaks of one route only"
+    await world.clock.advance(DAY_MS - 1)
+    assert await world.file(caller, idempotency=key) == first
+    await world.clock.advance(1)
+    later = await world.file(caller, idempotency=Idempotency("k", "other body"))
+    assert later.id != first.id
+    assert await world.file(caller, idempotency=Idempotency("k", "other body")) == later
+
+
+async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: World) -> None:
+    caller, key = await world.caller(), Idempotency("k", "body")
+    file = await world.file(caller, idempotency=key)
+    await world.store.delete_file(caller.tenant_id, file.id)
+    await world.clock.advance(2)
+    await world.store.prune_files(1)
+    assert await world.store.any_file(file.id) is None
+    with pytest.raises(ApiProblem, match="Send a new key"):
+        await world.file(caller, idempotency=key)
+
+
+async def test_two_uploads_with_one_key_at_once_make_one_file(world: World) -> None:
+    caller, other = await world.caller(), await world.open_another()
+    key = Idempotency("k", "body")
+    made = await asyncio.gather(*(world.file(caller, idempotency=key, store=other) for _ in range(6)))
+    assert len({file.id for file in made}) == 1
+    listed = await world.store.list_files(caller.tenant_id, after=None, count_max=10)
+    assert listed == made[:1]
+
+
+async def test_stored_bytes_stop_at_their_limit(world: World) -> None:
+    caller, quotas = await world.caller(), Quotas(stored_bytes_max=1_000)
+    first = await world.file(caller, size_bytes=600, quotas=quotas)
+    with pytest.raises(ApiProblem) as problem:
+        await world.file(caller, size_bytes=401, quotas=quotas)
+    assert (problem.value.status, problem.value.code) == (429, "storage_quota_exceeded")
+    assert problem.value.retry_after_s
+    await world.file(caller, size_bytes=400, quotas=quotas)
+    await world.file(await world.caller("stranger"), size_bytes=1_000, quotas=quotas)
+    with pytest.raises(ApiProblem):
+        await world.file(caller, size_bytes=1, quotas=quotas)
+    await world.store.delete_file(caller.tenant_id, first.id)
+    await world.file(caller, size_bytes=600, quotas=quotas)
+    await world.file(caller, size_bytes=1, quotas=Quotas())
+
+
+async def test_racing_uploads_cannot_pass_the_limit_together(world: World) -> None:
+    caller, other = await world.caller(), await world.open_another()
+    quotas = Quotas(stored_bytes_max=300)
+    tries = [world.file(caller, size_bytes=100, quotas=quotas, store=other) for _ in range(8)]
+    done = await asyncio.gather(*tries, return_exceptions=True)
+    assert sum(isinstance(one, File) for one in done) == 3
+    assert all(isinstance(one, File | ApiProblem) for one in done)
+
+
+async def test_replacing_extents_keeps_every_byte_and_frees_the_old_blobs(world: World) -> None:
+    job = await world.running(await world.caller(), 6)
+    logs = [await world.log() for _ in range(3)]
+    for number in range(6):
+        await world.answer(logs[number % 3], job, number)
+    before, old = await world.content(job.output_file_id), await world.extents(job.output_file_id)
+    assert len(old) == 6
+    assert [(job.output_file_id, 6)] == await world.store.crowded_files(5)
+    assert await world.store.crowded_files(6) == []
+    copy = await world.log("compacted")
+    placed = copy.append([before[old[1].at : old[4].at]])
+    assert job.output_file_id is not None
+    for _ in range(2):
+        await world.store.replace_extents(job.output_file_id, old[1:4], placed)
+    assert len(await world.extents(job.output_file_id)) == 4
+    assert await world.content(job.output_file_id) == before
+    await world.judge(job)
+    for log in logs:
+        await world.store.settle_blob(log.blob_id)
+    assert await world.store.condemn_unused_blobs(-1, 10) == 0, "each log is still needed by one piece"
+
+
+async def test_replacing_pieces_that_changed_is_a_lost_race(world: World) -> None:
+    """A piece that grew meanwhile has bytes that the copy lacks."""
+    job = await world.running(await world.caller(), 6)
+    first, second = await world.log(), await world.log()
+    await world.answer(first, job, 0)
+    await world.answer(second, job, 1)
+    old, before = await world.extents(job.output_file_id), await world.content(job.output_file_id)
+    await world.answer(second, job, 2)
+    copy = await world.log("compacted")
+    placed = copy.append([before])
+    assert job.output_file_id is not None
+    with pytest.raises(LostRace):
+        await world.store.replace_extents(job.output_file_id, old, placed)
+    with pytest.raises(LostRace):
+        await world.store.replace_extents(world.id("file"), old, placed)
+    await world.judge(job)
+    grown = await world.extents(job.output_file_id)
+    await world.store.give_up_blob(copy.blob_id)
+    with pytest.raises(LostRace):
+        await world.store.replace_extents(job.output_file_id, grown, Placed(copy.blob_id, 0, placed.size_bytes))
+    assert await world.extents(job.output_file_id) == grown
+    await world.judge(job)
+
+
+async def test_extents_are_listed_from_the_one_that_holds_a_place(world: World) -> None:
+    job = await world.running(await world.caller(), 6)
+    for number in range(3):
+        await world.answer(await world.log(), job, number)
+    every = await world.extents(job.output_file_id)
+    assert job.output_file_id is not None
+    middle: Extent = every[1]
+    assert await world.store.list_extents(job.output_file_id, middle.at, 10) == every[1:]
+    assert await world.store.list_extents(job.output_file_id, middle.at - 1, 10) == every
+    assert await world.store.list_extents(job.output_file_id, middle.at, 1) == [middle]
+    assert await world.store.list_extents(job.output_file_id, every[2].at + every[2].size_bytes, 10) == []
+
+
+async def test_only_blobs_without_a_living_owner_are_abandoned(world: World) -> None:
+    alive, dead = await world.worker(60_000), await world.worker(1_000)
+    await world.log("answers", alive)
+    lost = await world.log("answers", dead)
+    work = world.id("blob")
+    await world.store.begin_blobs([work, work], "work", dead)
+    assert await world.store.abandoned_blobs(10) == []
+    await world.clock.advance(1_001)
+    assert await world.store.declare_gone(dead)
+    assert sorted(await world.store.abandoned_blobs(10)) == sorted([(lost.blob_id, "answers", 0), (work, "work", 0)])
+    for _ in range(2):
+        await world.store.settle_blob(lost.blob_id)
+        await world.store.give_up_blob(work)
+    assert await world.store.abandoned_blobs(10) == []
+    assert await world.store.condemn_unused_blobs(0, 10) == 1
+    assert sorted(await world.store.condemned_blobs(-1, 10)) == sorted([lost.blob_id, work])
+
+
+async def test_a_settled_log_that_is_in_use_is_kept(world: World) -> None:
+    job, log = await world.running(await world.caller(), 2), await world.log()
+    await world.answer(log, job, 0)
+    await world.store.give_up_blob(log.blob_id)
+    await world.store.settle_blob(log.blob_id)
+    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    await world.answer(log, job, 1)
+    await world.judge(job)
+
+
+async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: World) -> None:
+    caller, key = await world.caller(), Idempotency("k", "body")
+    first = await world.file(caller, idempotency=key)
+    await world.clock.advance(DAY_MS - 1)
+    await world.store.prune_files(1)
+    assert await world.file(caller, idempotency=key) == first
+    await world.clock.advance(DAY_MS + 2)
+    await world.store.prune_files(1)
+    assert (await world.file(caller, idempotency=key)).id != first.id

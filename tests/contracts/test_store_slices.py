@@ -1,0 +1,202 @@
+"""What every store does with slices and leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
+from tidegate.core.nouns import IngestPlan, JobFlush, LeasedSlice, LineError
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+
+def spans(leased: list[LeasedSlice]) -> list[tuple[int, int]]:
+    return [(piece.first, piece.count) for piece in leased]
+
+
+async def lose(world: World, worker_id: str, split_after: int = 2) -> int:
+    """Let a worker miss its heartbeat, and free what it held."""
+    await world.clock.advance(LEASE_MS + 1)
+    assert await world.store.declare_gone(worker_id)
+    return await world.store.reclaim_slices(worker_id, split_after)
+
+
+async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 3, 2)
+    await world.clock.advance(10)
+    [first] = await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    assert first == LeasedSlice(
+        job.id, caller.tenant_id, "/v1/chat/completions", MODEL, 0, 3, 0, str(job.work_blob_id), 0, 300, 150, 0, "t",
+        job.expires_at - world.clock.now,
+    )  # fmt: skip
+    assert await world.store.slice_counts(job.id) == {"leased": 1, "ready": 1}
+    [second] = await world.lease(worker, job)
+    assert (second.first, second.work_at, second.work_bytes) == (3, 300, 200)
+    assert await world.lease(worker, job) == []
+    assert await world.store.candidates(10) == []
+
+
+async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 1, 1, 1)
+    taken = await world.store.lease_slices(worker, job.id, MODEL, 2, "t")
+    assert await world.store.lease_slices(worker, job.id, MODEL, 2, "t") == taken
+    assert await world.store.slice_counts(job.id) == {"leased": 2, "ready": 1}
+    other = await world.worker()
+    assert spans(await world.store.lease_slices(other, job.id, MODEL, 2, "t")) == [(2, 1)], "a token is its worker's"
+
+
+async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: World) -> None:
+    job = await world.running(await world.caller())
+    late, left = await world.worker(1_000), await world.worker()
+    await world.store.declare_gone(left, leaving=True)
+    await world.clock.advance(1_000)
+    for worker in (late, left, world.id("worker")):
+        assert await world.lease(worker, job) == []
+    assert await world.store.beat(late, LEASE_MS) == []
+    assert len(await world.lease(late, job)) == 1
+
+
+async def test_a_lease_is_for_one_model_of_one_open_job(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
+    job = await world.ingested(await world.job(caller), plan)
+    assert spans(await world.store.lease_slices(worker, job.id, "other", 10, "t")) == [(1, 1)]
+    assert await world.store.lease_slices(worker, job.id, "nobody's", 10, "u") == []
+    assert await world.store.lease_slices(worker, world.id("batch"), MODEL, 10, "v") == []
+    assert await world.lease(worker, await world.job(caller)) == []
+    await world.store.fail_job(job.id, LineError("stopped", "by hand"))
+    assert await world.lease(worker, job) == []
+
+
+async def test_candidates_are_oldest_first_bounded_and_only_those_with_something_ready(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    jobs = []
+    for _ in range(3):
+        jobs.append(await world.running(caller, 1))
+        await world.clock.advance(1)
+    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs]
+    assert [c.job_id for c in await world.store.candidates(2)] == [job.id for job in jobs[:2]]
+    [held] = await world.lease(worker, jobs[0])
+    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs[1:]]
+    await world.store.release_slice(jobs[0].id, held.first, held.token, 500)
+    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs[1:]]
+    assert await world.lease(worker, jobs[0]) == []
+    await world.clock.advance(500)
+    assert len(await world.store.candidates(10)) == 3
+    assert spans(await world.lease(worker, jobs[0])) == [(0, 1)]
+
+
+async def test_only_the_token_that_holds_a_slice_gives_it_back(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 2)
+    [held] = await world.lease(worker, job)
+    assert not await world.store.release_slice(job.id, 0, "someone else's", 0)
+    assert not await world.store.release_slice(job.id, 1, held.token, 0)
+    await world.store.record_outcomes([], [(job.id, 0, "someone else's")], [(job.id, 0, "someone else's", 0)])
+    assert await world.store.slice_counts(job.id) == {"leased": 1}
+    assert await world.store.release_slice(job.id, 0, held.token, 0)
+    assert not await world.store.release_slice(job.id, 0, held.token, 0)
+    assert await world.store.slice_counts(job.id) == {"ready": 1}
+    [again] = await world.lease(worker, job)
+    assert not await world.store.release_slice(job.id, 0, held.token, 0), "the old token means nothing now"
+    assert again.lost_count == 0, "what was given back was not lost"
+
+
+async def test_a_slice_that_comes_back_is_not_run_from_its_start(world: World) -> None:
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 4)
+    [held] = await world.lease(worker, job)
+    await world.record(world.answers(log, job, 0, 2, token=held.token))
+    await world.record(JobFlush(job.id, attempts=[(held.token, tries(1, 2, 700, "upstream_throttled"))]))
+    await world.store.record_outcomes([], [], [(job.id, 0, held.token, 100)])
+    await world.clock.advance(100)
+    [again] = await world.lease(worker, job)
+    assert again.done == {0, 2}
+    assert again.attempts == {1: tries(1, 2, 600, "upstream_throttled")}
+
+
+async def test_a_finished_slice_never_comes_back(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 2, 1)
+    [held] = await world.lease(worker, job, 1)
+    for _ in range(2):
+        await world.store.record_outcomes([], [(job.id, 0, held.token)], [])
+    assert await world.store.slice_counts(job.id) == {"done": 1, "ready": 1}
+    assert not await world.store.release_slice(job.id, 0, held.token, 0)
+    assert await lose(world, worker) == 0
+    assert await world.store.unfinished_slices(job.id) == [(2, 1, 2, 200, 100)]
+
+
+async def test_the_slices_of_the_living_are_not_reclaimed(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 1, 1)
+    await world.lease(worker, job)
+    assert await world.store.reclaim_slices(worker, 2) == 0
+    assert await world.store.stranded_workers(10) == []
+    assert await world.store.slice_counts(job.id) == {"leased": 2}
+
+
+async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 2, 2)
+    held = await world.lease(worker, job)
+    await world.clock.advance(LEASE_MS + 1)
+    assert await world.store.declare_gone(worker)
+    assert await world.store.stranded_workers(10) == [worker]
+    assert await world.store.reclaim_slices(worker, 2) == 2
+    assert await world.store.reclaim_slices(worker, 2) == 0
+    assert await world.store.stranded_workers(10) == []
+    taken = await world.lease(await world.worker(), job)
+    assert spans(taken) == spans(held)
+    assert {piece.lost_count for piece in taken} == {1}
+
+
+async def test_a_slice_that_lost_two_owners_becomes_single_items(world: World) -> None:
+    log = await world.log()
+    job = await world.running(await world.caller(), 2, 4)
+    first = await world.worker()
+    await world.lease(first, job)
+    await lose(world, first)
+    second = await world.worker()
+    [_, held] = await world.lease(second, job)
+    await world.record(world.answers(log, job, 3, token=held.token))
+    await world.record(JobFlush(job.id, attempts=[(held.token, tries(4, 1, 10))]))
+    assert await lose(world, second) == 2
+    third = await world.worker()
+    singles = await world.lease(third, job)
+    assert spans(singles) == [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1)], "one for each item without an outcome"
+    assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first >= 2} == {(2, 200, 400)}
+    assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first < 2} == {(0, 0, 200)}
+    assert {s.lost_count for s in singles} == {2}
+    assert {s.work_units for s in singles} == {50}
+    assert singles[3].attempts[4].count == 1
+    assert await lose(world, third) == 5
+    again = await world.lease(await world.worker(), job)
+    assert spans(again) == spans(singles), "a single item is not split again"
+    assert {s.lost_count for s in again} == {3}
+
+
+async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_split(world: World) -> None:
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 2, 2)
+    await world.lease(worker, job, 1)
+    await world.answer(log, job, 0, 1)
+    await lose(world, worker, split_after=1)
+    assert await world.store.slice_counts(job.id) == {"ready": 1}
+    assert [span[0] for span in await world.store.unfinished_slices(job.id)] == [2]
+
+
+async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: World) -> None:
+    caller, worker, log = await world.caller(), await world.worker(), await world.log()
+    job = await world.running(caller, 3, 3, 3)
+    [held] = await world.lease(worker, job, 1)
+    await world.answer(log, job, 0, 1, 2, 4)
+    await world.store.record_outcomes([], [(job.id, 0, held.token)], [])
+    await world.lease(worker, job, 1)
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    await world.store.close_job(job.id, -1)
+    assert (await world.look(job)).state is JobState.FINALIZING
+    assert await world.store.unfinished_slices(job.id) == [(3, 3, 3, 300, 300), (6, 3, 6, 600, 300)]
