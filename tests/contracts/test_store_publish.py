@@ -1,0 +1,239 @@
+"""What every store does at the end of a job: publishing, and forgetting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contracts.store_world import World, line
+from tidegate.core.errors import LostRace
+from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
+from tidegate.core.states import FileState, JobState, Outcome
+
+pytestmark = pytest.mark.anyio
+
+
+async def closed(world: World, *, answered: int, failed: int, rest: int, **wishes: Any) -> tuple[Job, str, str]:
+    """A cancelled job in `finalizing` with so many items of each kind; says who may publish it and with which token."""
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, answered + failed + rest, **wishes)
+    [held] = await world.lease(worker, job)
+    if answered:
+        await world.answer(await world.log(), job, *range(answered))
+    if failed:
+        numbers = range(answered, answered + failed)
+        await world.record(world.errors(await world.log("errors"), job, *numbers, token=held.token))
+    if rest:
+        await world.store.cancel_job(caller.tenant_id, job.id)
+        await world.store.release_slice(job.id, held.first, held.token, 0)
+        assert await world.store.close_job(job.id, 0)
+    token = world.token()
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, token)
+    return await world.look(job), worker, token
+
+
+async def rest_of(world: World, job: Job, *numbers: int, outcome: Outcome = Outcome.CANCELLED) -> Rest:
+    lines = [line(job.id, number, "batch_cancelled") for number in numbers]
+    placed = (await world.log("rest")).append(lines)
+    return Rest(outcome, placed, [(number, len(text)) for number, text in zip(numbers, lines, strict=True)])
+
+
+async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
+    parts = {"rest": None, "output": None, "errors": None, "expires_after_ms": None} | parts
+    await world.store.publish_job(job, token, **parts)
+
+
+async def unused_blobs(world: World) -> int:
+    """How many kept blobs nothing needs any more."""
+    return await world.store.condemn_unused_blobs(-1, 100)
+
+
+async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) -> None:
+    job, _, token = await closed(world, answered=3, failed=0, rest=0)
+    await world.clock.advance(7)
+    await publish(world, job, token, expires_after_ms=500)
+    ended = await world.judge(job)
+    assert (ended.state, ended.completed_at, ended.error_file_id) == (JobState.COMPLETED, world.clock.now, None)
+    assert ended.output_file_id == job.output_file_id
+    file = await world.store.get_file(job.tenant_id, str(job.output_file_id))
+    assert file is not None
+    assert (file.size_bytes, file.line_count, file.purpose) == (ended.output_bytes, 3, "batch_output")
+    assert (file.created_at, file.expires_at) == (world.clock.now, world.clock.now + 500)
+    empty = await world.store.any_file(str(job.error_file_id))
+    assert empty is not None
+    assert empty.state is FileState.DELETED
+    assert await world.store.slice_counts(job.id) == {}
+    assert await unused_blobs(world) == 1, "the work file is needed no more"
+
+
+async def test_an_all_failed_job_is_completed_without_an_output_file(world: World) -> None:
+    job, _, token = await closed(world, answered=0, failed=2, rest=0)
+    await publish(world, job, token)
+    ended = await world.judge(job)
+    assert (ended.state, ended.output_file_id, ended.error_file_id) == (
+        JobState.COMPLETED, None, job.error_file_id,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+async def test_what_never_ran_gets_its_lines_behind_the_errors(world: World, failed: int) -> None:
+    job, _, token = await closed(world, answered=2, failed=failed, rest=3)
+    numbers = range(2 + failed, 5 + failed)
+    await publish(world, job, token, rest=await rest_of(world, job, *numbers))
+    ended = await world.judge(job)
+    assert (ended.state, ended.answered_count, ended.failed_count, ended.cancelled_count) == (
+        JobState.CANCELLED, 2, failed, 3,
+    )  # fmt: skip
+    assert ended.done_count == ended.item_count
+    file = await world.store.get_file(job.tenant_id, str(job.error_file_id))
+    assert file is not None
+    assert (file.line_count, file.size_bytes) == (3 + failed, ended.error_bytes)
+
+
+@pytest.mark.parametrize(("outcome", "state"), [(Outcome.FAILED, JobState.FAILED), (Outcome.EXPIRED, JobState.EXPIRED)])
+async def test_the_end_is_what_closed_the_job(world: World, outcome: Outcome, state: JobState) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 2, window_ms=1_000)
+    if state is JobState.FAILED:
+        await world.store.fail_job(job.id, LineError("stopped", "by hand"))
+    else:
+        await world.clock.advance(1_000)
+        await world.store.expire_job(job.id)
+    await world.store.close_job(job.id, 0)
+    await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
+    job = await world.look(job)
+    await publish(world, job, "t", rest=await rest_of(world, job, 0, 1, outcome=outcome))
+    ended = await world.judge(job)
+    assert ended.state is state
+    assert (ended.output_file_id, ended.error_file_id) == (None, job.error_file_id)
+    assert {ended.failed_at, ended.expired_at, ended.completed_at, ended.cancelled_at} == {None, world.clock.now}
+
+
+async def test_publishing_may_be_replayed(world: World) -> None:
+    job, _, token = await closed(world, answered=1, failed=1, rest=1)
+    rest = await rest_of(world, job, 2)
+    await publish(world, job, token, rest=rest)
+    ended = await world.judge(job)
+    await world.clock.advance(5)
+    await publish(world, job, token, rest=rest)
+    assert await world.judge(job) == ended, "a terminal state, its times and its files never change"
+    assert await unused_blobs(world) == 1
+    assert await world.store.jobs_to_publish(10) == []
+    assert not await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), "t")
+
+
+async def test_whoever_lost_the_step_publishes_nothing(world: World) -> None:
+    job, worker, token = await closed(world, answered=1, failed=0, rest=1)
+    rest = await rest_of(world, job, 1)
+    await world.store.drop_step(job.id, token, 0)
+    with pytest.raises(LostRace):
+        await publish(world, job, token, rest=rest)
+    assert await world.judge(job) == job
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, "next")
+    with pytest.raises(LostRace):
+        await publish(world, job, token, rest=rest)
+    await publish(world, job, "next", rest=rest)
+    assert (await world.judge(job)).state is JobState.CANCELLED
+
+
+async def test_a_dead_publisher_is_followed_by_another(world: World) -> None:
+    job, worker, token = await closed(world, answered=1, failed=0, rest=0)
+    other = await world.worker(10 * 60_000)
+    assert await world.store.jobs_to_publish(10) == []
+    assert not await world.store.take_step(job.id, JobState.FINALIZING, other, "next")
+    await world.clock.advance(60_000)
+    assert await world.store.declare_gone(worker)
+    assert await world.store.jobs_to_publish(10) == [job.id]
+    assert await world.store.take_step(job.id, JobState.FINALIZING, other, "next")
+    with pytest.raises(LostRace):
+        await publish(world, job, token)
+    await publish(world, job, "next")
+    assert (await world.judge(job)).state is JobState.COMPLETED
+
+
+async def test_a_rest_that_was_collected_publishes_nothing(world: World) -> None:
+    job, _, token = await closed(world, answered=1, failed=0, rest=1)
+    rest = await rest_of(world, job, 1)
+    await world.store.give_up_blob(rest.placed.blob_id)
+    with pytest.raises(LostRace):
+        await publish(world, job, token, rest=rest)
+    assert await world.judge(job) == job
+    await publish(world, job, token, rest=await rest_of(world, job, 1))
+    assert (await world.judge(job)).done_count == 2
+
+
+async def test_a_rewrite_puts_the_lines_in_order_and_frees_the_old_ones(world: World) -> None:
+    worker, log = await world.worker(), await world.log()
+    errors = await world.log("errors")
+    job = await world.running(await world.caller(), 6, ordered=True)
+    [held] = await world.lease(worker, job)
+    await world.record(world.errors(errors, job, 4, 1, token=held.token))
+    await world.answer(log, job, 5, 0, 2)
+    await world.store.cancel_job(job.tenant_id, job.id)
+    await world.store.release_slice(job.id, 0, held.token, 0)
+    await world.store.close_job(job.id, 0)
+    await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
+    job = await world.look(job)
+
+    async def rewrite(kind: str, lines: dict[int, bytes]) -> Rewrite:
+        places, at = [], 0
+        for number, text in lines.items():
+            places.append((number, at))
+            at += len(text)
+        return Rewrite((await world.log(kind)).append(list(lines.values())), places)
+
+    output = await rewrite("compacted", {number: line(job.id, number) for number in (0, 2, 5)})
+    word = {1: "error", 3: "batch_cancelled", 4: "error"}
+    bad = await rewrite("compacted", {number: line(job.id, number, word[number]) for number in word})
+    await publish(world, job, "t", rest=await rest_of(world, job, 3), output=output, errors=bad)
+    ended = await world.judge(job)
+    texts = [text.split()[1] for text in (await world.content(ended.output_file_id)).splitlines()]
+    assert texts == [b"0", b"2", b"5"]
+    texts = [text.split()[1] for text in (await world.content(ended.error_file_id)).splitlines()]
+    assert texts == [b"1", b"3", b"4"]
+    for blob in (log, errors):
+        await world.store.settle_blob(blob.blob_id)
+    assert await unused_blobs(world) == 4, "both logs, the rest and the work file"
+
+
+async def test_a_job_that_ended_long_ago_is_forgotten_with_its_files(world: World) -> None:
+    caller, key = await world.caller(), Idempotency("k", "body")
+    job, _, token = await closed(world, answered=2, failed=1, rest=0, idempotency=key)
+    await world.clock.advance(10)
+    await publish(world, job, token)
+    await world.clock.advance(100)
+    assert await world.store.ended_jobs(100, 10) == []
+    assert await world.store.ended_jobs(99, 10) == [job.id]
+    for _ in range(2):
+        await world.store.forget_job(job.id)
+    assert await world.store.any_job(job.id) is None
+    assert await world.outcomes(job) == {}
+    assert await world.extents(job.output_file_id) == []
+    assert await world.store.get_file(caller.tenant_id, str(job.output_file_id)) is None
+    assert await world.store.get_file(caller.tenant_id, job.input_file_id) is not None, "an input is its owner's"
+    with pytest.raises(Exception, match="Send a new key"):
+        await world.job(caller, idempotency=key)
+
+
+async def test_an_open_job_is_never_forgotten(world: World) -> None:
+    job, _, _ = await closed(world, answered=1, failed=0, rest=1)
+    running = await world.running(await world.caller(), 2)
+    await world.clock.advance(1_000_000)
+    assert await world.store.ended_jobs(0, 10) == []
+    for one in (job, running):
+        await world.store.forget_job(one.id)
+        assert await world.look(one) == one
+
+
+async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: World) -> None:
+    job, _, token = await closed(world, answered=2, failed=0, rest=0)
+    await publish(world, job, token)
+    assert await world.store.delete_file(job.tenant_id, str(job.output_file_id))
+    ended = await world.look(job)
+    assert ended.output_file_id == job.output_file_id
+    await world.clock.advance(10)
+    await world.store.forget_job(job.id)
+    assert await world.store.any_job(job.id) is None
+    await world.store.prune_files(1)
+    assert await world.store.any_file(str(job.error_file_id)) is None

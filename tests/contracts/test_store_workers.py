@@ -1,0 +1,104 @@
+"""What every store does with incarnations and their heartbeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, START_MS, World
+from tidegate.core.nouns import Holding
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_heartbeat_brings_back_what_is_held_and_how_the_jobs_stand(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job, stopped = await world.running(caller, 1), await world.running(caller, 1)
+    [one], [two] = await world.lease(worker, job), await world.lease(worker, stopped)
+    assert await world.lease(await world.worker(), job) == []
+    await world.store.cancel_job(caller.tenant_id, stopped.id)
+    await world.clock.advance(40)
+    held = await world.store.beat(worker, LEASE_MS)
+    assert held is not None
+    assert sorted(held, key=lambda one: one.token) == [
+        Holding(job.id, 0, one.token, JobState.IN_PROGRESS, None, 0),
+        Holding(stopped.id, 0, two.token, JobState.CANCELLING, JobState.CANCELLED, 40),
+    ]
+
+
+async def test_a_heartbeat_keeps_a_worker_alive_by_the_databases_clock(world: World) -> None:
+    worker = await world.worker(1_000)
+    for _ in range(3):
+        await world.clock.advance(999)
+        assert await world.store.beat(worker, 1_000) == []
+    await world.clock.advance(1_000)
+    assert await world.store.overdue_workers(10) == []
+    assert not await world.store.declare_gone(worker)
+    await world.clock.advance(1)
+    assert await world.store.overdue_workers(10) == [worker]
+    assert await world.store.beat(worker, 1_000) == [], "late, but nobody declared it gone"
+    assert not await world.store.declare_gone(worker)
+
+
+async def test_an_incarnation_that_is_gone_stays_gone(world: World) -> None:
+    worker = await world.worker(1_000)
+    await world.clock.advance(1_001)
+    assert await world.store.declare_gone(worker)
+    assert not await world.store.declare_gone(worker)
+    assert await world.store.beat(worker, LEASE_MS) is None
+    await world.store.enlist_worker(worker, "host", "1", LEASE_MS)
+    assert await world.store.beat(worker, LEASE_MS) is None
+    assert await world.store.overdue_workers(10) == []
+    assert await world.store.beat(world.id("worker"), LEASE_MS) is None
+
+
+async def test_a_worker_may_leave_before_its_time(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 1)
+    await world.lease(worker, job)
+    assert await world.store.declare_gone(worker, leaving=True)
+    assert not await world.store.declare_gone(worker, leaving=True)
+    assert await world.store.stranded_workers(10) == [worker]
+    assert await world.store.reclaim_slices(worker, 2) == 1
+
+
+async def test_enlisting_may_be_replayed(world: World) -> None:
+    worker = await world.worker()
+    await world.clock.advance(5)
+    await world.store.enlist_worker(worker, "elsewhere", "2", 1)
+    [row] = await world.store.list_workers(10)
+    assert (row["id"], row["host"], row["state"], row["started_at"]) == (worker, "host", "alive", START_MS)
+    assert (row["alive_until"], row["now"]) == (START_MS + LEASE_MS, START_MS + 5)
+
+
+async def test_sweeps_are_bounded(world: World) -> None:
+    workers = [await world.worker(1_000) for _ in range(3)]
+    await world.clock.advance(1_001)
+    assert len(await world.store.overdue_workers(2)) == 2
+    assert sorted(await world.store.overdue_workers(10)) == sorted(workers)
+    assert len(await world.store.list_workers(2)) == 2
+
+
+async def test_the_gone_are_forgotten_once_they_own_nothing(world: World) -> None:
+    alive, writer, idle = await world.worker(10**9), await world.worker(1_000), await world.worker(1_000)
+    log = await world.log("answers", writer)
+    await world.clock.advance(2_000)
+    for worker in (writer, idle):
+        await world.store.declare_gone(worker)
+
+    async def known() -> set[object]:
+        return {row["id"] for row in await world.store.list_workers(10)}
+
+    await world.store.prune_workers(2_000)
+    assert await known() == {alive, writer, idle}, "too young"
+    await world.store.prune_workers(1_999)
+    assert await known() == {alive, writer}, "a log of its own is not settled yet"
+    await world.store.settle_blob(log.blob_id)
+    await world.store.prune_workers(1_999)
+    assert await known() == {alive}
+
+
+async def test_the_clock_is_the_databases(world: World) -> None:
+    assert await world.store.now_ms() == START_MS
+    await world.clock.advance(3)
+    assert await world.store.now_ms() == START_MS + 3
