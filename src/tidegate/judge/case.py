@@ -26,7 +26,11 @@ _PAGE_COUNT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an operator's settings allow, and what the caller of the judge expects."""
+    """What an operator's settings allow, and what the caller of the judge expects.
+
+    `attempts_max` is the larger of the settings' two; `grace_ms` is what calls in flight get when a job closes. `cancel_ms` is how
+    soon sending must stop, `travel_ms` how long a call may take to arrive.
+    """
 
     attempts_max: int = 3
     grace_ms: int = 60_000

@@ -87,9 +87,11 @@ def outcome_places(case: Case, found: Finding) -> None:
                 f"its line is at {line.at} with {line.size_bytes} ({line.where})"
             )
     recorded = {row["number"] for row in case.outcomes}
-    for number, line in lines.items():
-        if number not in recorded:
-            found.wrong(f"{line.where} is the line of item {number}, which has no outcome on record")
+    for line in case.result_lines:
+        if line.number not in recorded:
+            found.wrong(f"{line.where} belongs to no outcome on record")
+        elif lines.get(line.number) is not line:
+            found.wrong(f"{line.where} is a second line of item {line.number}")
 
 
 @rule("never_ran", "P8 P9", "Lines of items that never ran carry the code of the job's end, and no other lines do")

@@ -91,7 +91,7 @@ def _items_once_by_number(case: Case, found: Finding) -> None:
         )
 
 
-@rule("item_order", "", "An ordered job's files are in the order of the input")
+@rule("item_order", "-", "An ordered job's files are in the order of the input")
 def item_order(case: Case, found: Finding) -> None:
     if not case.job["ordered"]:
         found.skip("the caller asked for no order")

@@ -1,0 +1,31 @@
+"""One world for all tests of the judge; each test that damages something takes a copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.judge.world import World, build
+from tests.support.engine import Engine
+from tests.support.processes import Processes
+from tests.support.run_directory import RunDirectory
+
+
+@pytest.fixture(scope="session")
+def judged_world(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Nobody may damage this one."""
+    directory = tmp_path_factory.mktemp("judged")
+    processes = Processes(directory / "logs", run_directory.process_registry())
+    try:
+        yield asyncio.run(build(directory / "data", Engine(processes, directory / "engine")))
+    finally:
+        processes.close()
+
+
+@pytest.fixture
+def world(judged_world: World, tmp_path: Path) -> World:
+    """A copy to damage."""
+    return judged_world.copy(tmp_path / "world")

@@ -1,0 +1,108 @@
+"""Jobs that kept every promise: the judge finds nothing, and looks at what there is to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.judge.world import MIXED, World, create, has_ended, line, on_postgres_and_s3, run_to_end, settings, until
+from tests.support.engine import Engine
+from tests.support.s3 import S3Server
+from tidegate import judge, service
+from tidegate.judge.report import Verdict
+
+JOBS = ("plain", "mixed", "ordered", "lenient", "refused", "expired", "cancelled", "running", "early")
+STATES = {
+    "plain": "completed",
+    "mixed": "completed",
+    "ordered": "completed",
+    "lenient": "completed",
+    "refused": "failed",
+    "expired": "expired",
+    "cancelled": "cancelled",
+    "running": "in_progress",
+}
+
+
+def applied(report: judge.Report) -> set[str]:
+    return {check.id for check in report.checks if check.verdict is not Verdict.NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_healthy_job_is_all_ok(judged_world: World, name: str) -> None:
+    report = judged_world.judged_now(name, witness=True)
+    assert report.ok, report.to_text()
+    assert report.state == STATES.get(name, report.state)
+
+
+def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_world: World) -> None:
+    report = judged_world.judged_now("plain", witness=True, expect_no_repeats=True)
+    assert report.ok, report.to_text()
+    assert {rule.id for rule in judge.RULES} - applied(report) == {"item_order", "refusal"}
+
+
+def test_rules_of_special_jobs_are_applied_to_those(judged_world: World) -> None:
+    assert "item_order" in applied(judged_world.judged_now("ordered"))
+    assert "refusal" in applied(judged_world.judged_now("refused"))
+    assert "answers_kept" not in applied(judged_world.judged_now("running", witness=True))
+
+
+def test_a_report_is_text_for_people_and_json_for_programs(judged_world: World) -> None:
+    report = judged_world.judged_now("mixed")
+    lines = report.to_text().splitlines()
+    assert len(lines) == len(report.checks) + 1
+    assert lines[-1].startswith(f"{report.job_id} (completed): ")
+    assert all(text.startswith(("ok ", "n-a ")) for text in lines[:-1])
+    said = json.loads(json.dumps(report.to_json()))
+    assert said["ok"] is True
+    assert said["counts"]["violated"] == 0
+    assert {check["id"] for check in said["checks"]} == {rule.id for rule in judge.RULES}
+
+
+@pytest.mark.anyio
+async def test_a_sweep_judges_every_job(judged_world: World) -> None:
+    async with judged_world.opened() as (records, blobs):
+        reports = [report async for report in judge.sweep(records, blobs)]
+    judged = [report.job_id for report in reports]
+    assert set(judged) >= set(judged_world.jobs.values())
+    assert judged == sorted(set(judged))
+    assert all(report.ok for report in reports)
+
+
+@pytest.mark.anyio
+async def test_a_job_is_judged_while_it_runs(engine: Engine, tmp_path: Path) -> None:
+    async with service.working(settings(tmp_path / "data", engine)) as working:
+        parts = working.parts
+        job = await create(working, b"".join(line(f"s{n}", "latency=30") for n in range(60)))
+        await until(working, job, lambda job: job.answered_count >= 3)
+        seen = set()
+        async with judge.sqlite_records(tmp_path / "data" / "tidegate.db") as records:
+            while not has_ended(job):
+                report = await judge.judge(records, parts.blobs, job.id, engine.calls_log)
+                assert report.ok, report.to_text()
+                seen.add(report.state)
+                found = await parts.store.any_job(job.id)
+                assert found is not None
+                job = found
+    assert "in_progress" in seen
+
+
+@pytest.mark.anyio
+async def test_a_healthy_job_on_postgresql_and_s3(
+    engine: Engine, postgres_url: str, s3_server: S3Server, s3_bucket: str, tmp_path: Path
+) -> None:
+    chosen = on_postgres_and_s3(tmp_path / "data", engine, postgres_url, s3_server, s3_bucket)
+    async with service.working(chosen) as working, judge.postgres_records(postgres_url) as records:
+        parts = working.parts
+        job = await run_to_end(working, b"".join(MIXED))
+        report = await judge.judge(records, parts.blobs, job.id, engine.calls_log)
+        assert report.ok, report.to_text()
+        assert report.state == "completed"
+        # It is the same judge: what is broken here is seen here.
+        stored = await records.rows("select blob_id from extents where file_id = $1", (job.output_file_id,))
+        await parts.blobs.delete(stored[0]["blob_id"])
+        report = await judge.judge(records, parts.blobs, job.id)
+        assert "bytes_kept" in report.violated
+        assert "items_once" in report.violated
