@@ -36,7 +36,7 @@ LINES = b"".join(b'{"line":%d}\n' % number for number in range(1_000))
 
 
 def faults(rules: str) -> None:
-    control = Path(os.environ["TIDEGATE_SHIM_DISK_CONTROL"])
+    control = Path(os.environ["SHIM_DISK_CONTROL"])
     partial = control.with_name(control.name + ".partial")
     partial.write_text(rules)
     partial.replace(control)

@@ -67,7 +67,7 @@ CLOCK = """
 import os, sys, time
 previous = None
 while True:
-    offset = open(os.environ["TIDEGATE_SHIM_CLOCK_OFFSET"]).read()
+    offset = open(os.environ["SHIM_CLOCK_OFFSET"]).read()
     if offset != previous:
         previous = offset
         print("at", offset, time.time(), int(time.clock_gettime(time.CLOCK_REALTIME)), time.monotonic(), flush=True)
@@ -124,7 +124,7 @@ def test_shims_stand_together_and_keep_what_was_preloaded(shims: Shims, tmp_path
     env = preload_env(disk, clock, base={"LD_PRELOAD": "/lib/other.so", "HOME": "/"})
     assert env["LD_PRELOAD"] == f"{disk.library}:{clock.library}:/lib/other.so"
     assert env["HOME"] == "/"
-    assert env["TIDEGATE_SHIM_DISK_PREFIX"] == str(tmp_path.resolve())
+    assert env["SHIM_DISK_PREFIX"] == str(tmp_path.resolve())
 
 
 def test_sqlite_sees_the_full_disk(processes: Processes, shims: Shims, tmp_path: Path) -> None:

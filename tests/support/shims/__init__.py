@@ -42,7 +42,7 @@ class DiskFault:
         _replace(self.control, "")
 
     def variables(self) -> dict[str, str]:
-        return {"TIDEGATE_SHIM_DISK_CONTROL": str(self.control), "TIDEGATE_SHIM_DISK_PREFIX": str(self.prefix)}
+        return {"SHIM_DISK_CONTROL": str(self.control), "SHIM_DISK_PREFIX": str(self.prefix)}
 
 
 class ClockShift:
@@ -58,7 +58,7 @@ class ClockShift:
         _replace(self.control, repr(float(offset_s)))
 
     def variables(self) -> dict[str, str]:
-        return {"TIDEGATE_SHIM_CLOCK_OFFSET": str(self.control)}
+        return {"SHIM_CLOCK_OFFSET": str(self.control)}
 
 
 class Shims:

@@ -1,6 +1,6 @@
 /* A wall clock that can jump while the process runs: preloaded, it adds an offset to CLOCK_REALTIME and to nothing else.
  *
- * TIDEGATE_SHIM_CLOCK_OFFSET  a file that holds the offset in seconds (it may be negative or have a fraction), read again
+ * SHIM_CLOCK_OFFSET  a file that holds the offset in seconds (it may be negative or have a fraction), read again
  *                             on every call
  *
  * Monotonic clocks and every wait of the kernel stay true, as they do when an operator sets the time of a machine.
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static long long offset_ns(void) {
-    const char *path = getenv("TIDEGATE_SHIM_CLOCK_OFFSET");
+    const char *path = getenv("SHIM_CLOCK_OFFSET");
     char text[64];
     int saved = errno;
     ssize_t got = -1;

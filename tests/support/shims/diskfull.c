@@ -1,7 +1,7 @@
 /* A disk that fails, for one directory of one process: preloaded, it stands before the libc calls that change files.
  *
- * TIDEGATE_SHIM_DISK_PREFIX   only this directory and what lies under it are touched
- * TIDEGATE_SHIM_DISK_CONTROL  a file, read again on every call, so that a test can change it while the process runs
+ * SHIM_DISK_PREFIX   only this directory and what lies under it are touched
+ * SHIM_DISK_CONTROL  a file, read again on every call, so that a test can change it while the process runs
  *
  * The control file holds rules, separated by blanks; an empty file means a healthy disk:
  *     ERROR[-OPERATION][:SKIP]
@@ -37,7 +37,7 @@ static long calls[OP_COUNT];
 
 /* Raw system calls, because the wrappers are the very functions this file replaces. */
 static ssize_t read_control(char *into, size_t size) {
-    const char *path = getenv("TIDEGATE_SHIM_DISK_CONTROL");
+    const char *path = getenv("SHIM_DISK_CONTROL");
     if (path == NULL) return 0;
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
@@ -65,7 +65,7 @@ static int judge(char *rule, int op) {
 }
 
 static int verdict(int op, const char *path) {
-    const char *prefix = getenv("TIDEGATE_SHIM_DISK_PREFIX");
+    const char *prefix = getenv("SHIM_DISK_PREFIX");
     if (prefix == NULL || strncmp(path, prefix, strlen(prefix)) != 0) return 0;
     /* A directory beside it whose name only begins the same is another directory. */
     if (path[strlen(prefix)] != '/' && path[strlen(prefix)] != 0) return 0;

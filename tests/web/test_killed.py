@@ -1,0 +1,112 @@
+"""The API as a process that dies or whose disk fills up: what was acknowledged stays, what was not can be sent again."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.processes import Processes
+from tests.support.shims import Shims, preload_env
+from tests.web.calls import LINES, create, upload
+
+KEY = {"Idempotency-Key": "once"}
+
+
+class Api:
+    """`tidegate api` over one data directory, as often as it is started."""
+
+    def __init__(self, processes: Processes, data: Path) -> None:
+        self._processes = processes
+        self._data = data
+
+    def start(self, failpoints: str = "", env: dict[str, str] | None = None) -> httpx2.Client:
+        env = {**(env or os.environ), "TIDEGATE_FAILPOINTS": failpoints}
+        command = [sys.executable, "-m", "tidegate", "api", "--data", str(self._data), "--port", "0"]
+        self.proc = self._processes.start(command, name="api", env=env)
+        url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
+        return httpx2.Client(base_url=url, timeout=30)
+
+
+@pytest.fixture
+def api(processes: Processes, tmp_path: Path) -> Api:
+    return Api(processes, tmp_path / "data")
+
+
+def test_acknowledged_is_durable(api: Api) -> None:
+    with api.start() as client:
+        file_id = upload(client, LINES * 5_000)
+        batch = create(client, file_id)
+        api.proc.kill()
+    with api.start() as client:
+        assert client.get(f"/v1/files/{file_id}/content").content == LINES * 5_000
+        assert client.get(f"/v1/batches/{batch['id']}").json() == batch
+
+
+@pytest.mark.parametrize(("failpoint", "survives"), [("upload_blob_durable=kill", 0), ("upload_committed=kill", 1)])
+def test_killed_in_an_upload(api: Api, failpoint: str, survives: int) -> None:
+    with api.start(failpoint) as client, pytest.raises(httpx2.TransportError):
+        upload(client, **KEY)
+    assert api.proc.wait() == -9
+    with api.start() as client:
+        before = [file["id"] for file in client.get("/v1/files").json()["data"]]
+        assert len(before) == survives
+        file_id = upload(client, **KEY)
+        assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [file_id]
+        assert client.get(f"/v1/files/{file_id}/content").content == LINES
+
+
+def test_create_crash_after_store(api: Api) -> None:
+    def post(client: httpx2.Client, file_id: str) -> dict[str, Any]:
+        body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
+        return dict(client.post("/v1/batches", json=body, headers=KEY).json())
+
+    with api.start("create_committed=kill") as client:
+        file_id = upload(client)
+        with pytest.raises(httpx2.TransportError):
+            post(client, file_id)
+    assert api.proc.wait() == -9
+    with api.start() as client:
+        (found,) = client.get("/v1/batches").json()["data"]
+        assert found["status"] == "validating"
+        assert post(client, file_id)["id"] == found["id"]
+        assert len(client.get("/v1/batches").json()["data"]) == 1
+
+
+def test_a_full_disk_refuses_and_recovers(api: Api, shims: Shims, tmp_path: Path) -> None:
+    blobs = tmp_path / "data" / "blobs"
+    disk = shims.disk(blobs)
+    with api.start(env=preload_env(disk)) as client:
+        file_id = upload(client)
+        for rule in ("enospc", "enospc-write", "enospc-fsync"):
+            disk.fail(rule)
+            answer = client.post("/v1/files", files={"file": ("a", LINES * 10_000)}, data={"purpose": "batch"})
+            assert answer.status_code == 507, answer.text
+            assert answer.json()["error"]["code"] == "storage_full"
+            assert answer.json()["error"]["type"] == "server_error"
+            disk.heal()
+        assert client.get(f"/v1/files/{file_id}/content").content == LINES
+        assert upload(client)
+        assert len(client.get("/v1/files").json()["data"]) == 2
+        stored = [path.name for path in blobs.rglob("blob_*")]
+        assert len(stored) == 2
+        assert all(re.fullmatch(r"blob_[0-9A-Za-z]{22}", name) for name in stored)
+
+
+def test_a_full_disk_under_the_store_is_a_503(api: Api, shims: Shims, tmp_path: Path) -> None:
+    disk = shims.disk(tmp_path / "data" / "tidegate.db-wal")
+    with api.start(env=preload_env(disk)) as client:
+        file_id = upload(client)
+        disk.fail("enospc")
+        body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
+        answer = client.post("/v1/batches", json=body)
+        assert answer.status_code == 503, answer.text
+        assert answer.headers["retry-after"] == "5"
+        disk.heal()
+        assert create(client, file_id)["status"] == "validating"
+        assert len(client.get("/v1/batches").json()["data"]) == 1
