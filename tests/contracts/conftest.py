@@ -35,6 +35,8 @@ def shared_database(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 def open_postgres(url: str) -> Store:
+    """A deadlock would hide behind a second of waiting and a retry: here it is not noticed before the statement's time-out."""
+    url += "?deadlock_timeout=10min"
     return Store(PostgresDriver(url, pool_size=10, statement_timeout_ms=20_000, pooler="none"))
 
 

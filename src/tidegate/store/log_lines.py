@@ -27,27 +27,41 @@ def end_of(placed: Placed) -> int:
     return placed.at + placed.size_bytes
 
 
-class Replays:
-    """Tells answers that this very call recorded before from answers that came second: only the latter were paid for in vain.
-
-    A log is recorded front to back, so how far it was recorded when the transaction first looked says it.
-    """
+class Logs:
+    """The logs that one transaction takes lines from. Their rows are written last, so nobody waits for a job while holding a log."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._recorded_to: dict[str, int] = {}
+        self._uses: dict[str, int] = {}
+        self._needed: set[str] = set()
 
-    async def includes(self, placed: Placed | None) -> bool:
-        if placed is None:
-            return False
-        if placed.blob_id not in self._recorded_to:
-            row = await self._tx.one("blob_recorded_to", id=placed.blob_id)
-            self._recorded_to[placed.blob_id] = row[0] if row else 0
-        return end_of(placed) <= self._recorded_to[placed.blob_id]
+    async def was_recorded(self, placed: Placed) -> bool:
+        """Whether this very call was committed before: its second answers are its own first ones, and were not paid for in vain.
+
+        A log is recorded front to back, so how far it was recorded says it.
+        """
+        row = await self._tx.one("blob_recorded_to", id=placed.blob_id)
+        return row is not None and end_of(placed) <= row[0]
+
+    def look_through(self, placed: Placed, *, uses: int, needed: bool) -> None:
+        """Everything up to the end of this range is dealt with, and so many more extents stand on the log."""
+        self._recorded_to[placed.blob_id] = max(end_of(placed), self._recorded_to.get(placed.blob_id, 0))
+        self._uses[placed.blob_id] = self._uses.get(placed.blob_id, 0) + uses
+        if needed:
+            self._needed.add(placed.blob_id)
+
+    async def settle(self) -> None:
+        for blob_id, recorded_to in sorted(self._recorded_to.items()):
+            uses = self._uses[blob_id]
+            found = await self._tx.one("blob_extend", id=blob_id, uses=uses, recorded_to=recorded_to)
+            if found is None and blob_id in self._needed:
+                raise LostRace(f"{blob_id} was condemned before its lines were recorded")
 
 
 async def add_lines(
     tx: Tx,
+    logs: Logs,
     job_id: str,
     file_id: str,
     base: int,
@@ -76,8 +90,7 @@ async def add_lines(
             await tx.all("extent_put", **place)
             pieces += 1
         at += size_bytes
-    if await tx.one("blob_extend", id=placed.blob_id, uses=pieces, recorded_to=end_of(placed)) is None:
-        raise LostRace(f"{placed.blob_id} was condemned before its lines were recorded")
+    logs.look_through(placed, uses=pieces, needed=bool(added))
     usage = Usage()
     for entry, _ in added:
         usage = usage.plus(entry.usage)

@@ -8,7 +8,7 @@ from tidegate.core.nouns import Job, JobFlush, Recorded, Rest, Rewrite
 from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
-from tidegate.store.log_lines import Replays, add_lines, end_of
+from tidegate.store.log_lines import Logs, add_lines
 from tidegate.store.rows import job_from
 from tidegate.store.table import Table
 
@@ -29,15 +29,15 @@ class Outcomes(Table):
 
         async def body(tx: Tx) -> list[Recorded]:
             recorded = []
-            replays = Replays(tx)
+            logs = Logs(tx)
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
                 row = await tx.one("job_lock", id=flush.job_id)
-                replayed = await replays.includes(flush.answers_placed)
-                recorded.append(await _record_job(tx, flush, row, replayed=replayed))
+                recorded.append(await _record_job(tx, logs, flush, row))
             for job_id, first, token in sorted(finished_slices):
                 await tx.all("slice_finish", job_id=job_id, first=first, token=token)
             for job_id, first, token, delay_ms in sorted(released_slices):
                 await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
+            await logs.settle()
             return recorded
 
         return await self._driver.write(body)
@@ -108,23 +108,21 @@ class Outcomes(Table):
         return await self._driver.read(body)
 
 
-async def _record_job(tx: Tx, flush: JobFlush, row: Row | None, *, replayed: bool) -> Recorded:
+async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> Recorded:
     if row is None:
-        unused = 0 if replayed else len(flush.answers)
+        unused = await _count_unused(logs, flush, len(flush.answers))
         if unused and flush.answers_placed:
             await tx.all("job_add_unused", id=flush.job_id, unused=unused)
-            # Whether or not the log is still wanted: what was counted is not counted again.
-            await tx.one(
-                "blob_extend", id=flush.answers_placed.blob_id, uses=0, recorded_to=end_of(flush.answers_placed)
-            )
+            logs.look_through(flush.answers_placed, uses=0, needed=False)
         return Recorded(flush.job_id, 0, unused, closed=True, complete=False)
     output_file_id, error_file_id, output_bytes, error_bytes = row
     held = await _held_tokens(tx, flush)
     answers = await add_lines(
-        tx, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
+        tx, logs, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
     )
     errors = await add_lines(
         tx,
+        logs,
         flush.job_id,
         error_file_id,
         error_bytes,
@@ -139,7 +137,7 @@ async def _record_job(tx: Tx, flush: JobFlush, row: Row | None, *, replayed: boo
     ]
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
-    unused = 0 if replayed else len(flush.answers) - len(answers.numbers)
+    unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.numbers))
     usage = answers.usage.plus(errors.usage)
     state = await tx.one(
         "job_add",
@@ -156,6 +154,13 @@ async def _record_job(tx: Tx, flush: JobFlush, row: Row | None, *, replayed: boo
     )
     complete = state is not None and state[0] == "finalizing"
     return Recorded(flush.job_id, len(answers.numbers) + len(errors.numbers), unused, closed=False, complete=complete)
+
+
+async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:
+    """Answers that came second or too late were paid for in vain, unless they are a replay of those that were first."""
+    if not second or flush.answers_placed is None or await logs.was_recorded(flush.answers_placed):
+        return 0
+    return second
 
 
 async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:

@@ -470,11 +470,17 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
 returning first;
 
 -- slices_reclaim --
--- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner. The living keep theirs.
+-- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner. The living keep theirs. What a late
+-- owner is recording at this moment is left for the next sweep.
 -- moves: slices: leased -> ready
+with picked as (
+    select s.job_id as picked_job, s.first as picked_first from slices s
+    where s.state = 'leased' and s.worker_id = :worker_id
+        and not exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive') /*! for update skip locked */
+)
 update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms(), lost_count = lost_count + 1
-where state = 'leased' and worker_id = :worker_id
-    and not exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
+from picked
+where job_id = picked_job and first = picked_first and state = 'leased'
 returning job_id, first, count, lost_count;
 
 -- slices_stranded --
