@@ -41,7 +41,9 @@ def free_port() -> int:
     raise RuntimeError(f"no free TCP port between {PORT_FIRST} and {PORT_LAST}; stop whatever holds them all")
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition") -> T:
+def wait_until(
+    predicate: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition", poll_s: float = POLL_S
+) -> T:
     """Poll until the predicate is true and return what it said; after the deadline fail with `what` was awaited."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -50,7 +52,7 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = 30.0, what: str = 
             return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}; the last answer was {answer!r}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 @overload

@@ -1,0 +1,58 @@
+"""Sites for the fault tests: the same test on both stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine import Engine
+from tests.support.processes import Processes
+from tests.support.tidegate import Site, s3_env
+
+LATENCY_MS = 100
+
+MakeSite = Callable[[str], Site]
+
+
+@pytest.fixture
+def slow_engine(processes: Processes, tmp_path: Path) -> Engine:
+    """An engine whose every answer takes a little, so that something is always in flight."""
+    return Engine(processes, tmp_path / "engine", "--latency-ms", str(LATENCY_MS), mode="fixed")
+
+
+@pytest.fixture
+def make_site(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, slow_engine: Engine
+) -> Iterator[MakeSite]:
+    """Make a site of a kind; its database and bucket are fetched only when it has some, and outlive its processes."""
+    sites: list[Site] = []
+
+    def make(kind: str) -> Site:
+        env = {}
+        if kind == "cluster":
+            env["TIDEGATE_STORE_URL"] = request.getfixturevalue("postgres_url")
+            env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
+        sites.append(Site(kind, processes, tmp_path, slow_engine, env))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.processes.close()
+
+
+@pytest.fixture(params=["embedded", "cluster"])
+def site(request: pytest.FixtureRequest, make_site: MakeSite) -> Site:
+    """The same test on both stores."""
+    return make_site(request.param)
+
+
+@pytest.fixture
+def embedded(make_site: MakeSite) -> Site:
+    return make_site("embedded")
+
+
+@pytest.fixture
+def cluster(make_site: MakeSite) -> Site:
+    return make_site("cluster")

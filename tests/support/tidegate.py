@@ -1,0 +1,296 @@
+"""Tidegate as its users run it: processes of the command line over one store, asked through HTTP, judged from outside.
+
+A `Site` is one installation. Embedded: SQLite and local files, one `tidegate serve`. Cluster: PostgreSQL and S3, one `tidegate api` and as many
+`tidegate worker` processes as a test starts. Leases and polls are short, so that a lost process is missed within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.support.engine import Engine
+from tests.support.processes import Proc, Processes, wait_until
+from tests.support.s3 import S3Server
+from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
+from tidegate.service import opened
+from tidegate.settings import load, local_path
+
+LEASE_MS = 2_400
+IN_FLIGHT = 4
+TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+QUICK = {
+    "TIDEGATE_WORKER_LEASE_MS": str(LEASE_MS),
+    "TIDEGATE_WORKER_HEARTBEAT_MS": "400",
+    "TIDEGATE_WORKER_SWEEP_MS": "400",
+    "TIDEGATE_WORKER_POLL_MS": "200",
+    "TIDEGATE_WORKER_GRACE_MS": "5000",
+    "TIDEGATE_WORKER_IN_FLIGHT_MAX": str(IN_FLIGHT),
+    "TIDEGATE_WORKER_RECORD_FLUSH_MS": "10",
+    "TIDEGATE_INGEST_SLICE_COUNT_MAX": "4",
+    "TIDEGATE_STORE_STATEMENT_TIMEOUT_MS": "5000",
+    "TIDEGATE_SERVER_PORT": "0",
+}
+# One item may hold a whole call of the slowest test, and a lost worker is missed only after its lease.
+END_S = 60.0
+ASK_S = 0.05
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def chat_line(custom_id: str, text: str, model: str = "m") -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+def behaving(behaviour: str) -> str:
+    """A prompt that scripts how the simulated engine treats its call."""
+    return json.dumps({"behave": behaviour})
+
+
+def requests(count: int, text: Callable[[int], str] = lambda number: f"say {number}") -> list[str]:
+    """Lines with custom ids c0, c1, …"""
+    return [chat_line(f"c{number}", text(number)) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A batch that ended, and the lines of its two files."""
+
+    batch: dict[str, Any]
+    output: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+
+    def error_codes(self) -> Counter[str]:
+        return Counter(_code(line) for line in self.errors)
+
+
+@dataclass
+class Site:
+    """One installation; `env` is what all its processes share."""
+
+    kind: str
+    processes: Processes
+    directory: Path
+    engine: Engine
+    env: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    front: Proc | None = None
+    workers: list[Proc] = field(default_factory=list)
+    _client: httpx2.Client | None = None
+
+    @property
+    def embedded(self) -> bool:
+        return self.kind == "embedded"
+
+    @property
+    def data(self) -> Path:
+        """The data directory of the front, and of every worker that was given no other."""
+        return self.directory / "data"
+
+    def command(self, *args: str, data: Path | None = None) -> list[str]:
+        return [TIDEGATE, *args, "--data", str(data or self.data)]
+
+    def environment(self, failpoints: str = "", more: Mapping[str, str] | None = None) -> dict[str, str]:
+        upstream = {"TIDEGATE_UPSTREAM_URL": self.engine.url}
+        armed = {"TIDEGATE_FAILPOINTS": failpoints} if failpoints else {}
+        return {**os.environ, **QUICK, **upstream, **self.env, **armed, **(more or {})}
+
+    # ---- processes
+
+    def serve(self, failpoints: str = "", more: Mapping[str, str] | None = None) -> Proc:
+        """The one process of an embedded site."""
+        proc = self.processes.start(self.command("serve"), name="serve", env=self.environment(failpoints, more))
+        self._listens(proc)
+        self.workers.append(proc)
+        return proc
+
+    def api(self, failpoints: str = "", more: Mapping[str, str] | None = None) -> Proc:
+        proc = self.processes.start(self.command("api"), name="api", env=self.environment(failpoints, more))
+        self._listens(proc)
+        return proc
+
+    def worker(
+        self,
+        failpoints: str = "",
+        more: Mapping[str, str] | None = None,
+        data: Path | None = None,
+        name: str = "worker",
+    ) -> Proc:
+        proc = self.processes.start(
+            self.command("worker", data=data), name=name, env=self.environment(failpoints, more)
+        )
+        proc.wait_for_line(r"tidegate worker_\w+ at work")
+        self.workers.append(proc)
+        return proc
+
+    def begin(self, failpoints: str = "", more: Mapping[str, str] | None = None) -> Proc:
+        """Start everything with one process that runs items, which is returned: the one that a fault will meet."""
+        if self.embedded:
+            return self.serve(failpoints, more)
+        self.api()
+        return self.worker(failpoints, more)
+
+    def relieve(self, more: Mapping[str, str] | None = None) -> Proc:
+        """Start who goes on where the first one was lost: the same again, or another worker."""
+        return self.serve(more=more) if self.embedded else self.worker(more=more, name="relief")
+
+    def _listens(self, proc: Proc) -> None:
+        self.url = proc.wait_for_line(r"tidegate listening on (http://\S+)").group(1)
+        self.front = proc
+
+    # ---- what a caller does
+
+    def client(self) -> httpx2.Client:
+        """One for each address: making a client costs more than all its calls."""
+        if self._client is None or str(self._client.base_url).rstrip("/") != self.url:
+            self._client = httpx2.Client(base_url=self.url, timeout=30, verify=False, trust_env=False)
+        return self._client
+
+    def upload(self, lines: Sequence[str], key: str | None = None) -> httpx2.Response:
+        headers = {"Idempotency-Key": key} if key else {}
+        data = "\n".join(lines).encode() + b"\n"
+        files = {"file": ("in.jsonl", data)}
+        return self.client().post("/v1/files", files=files, data={"purpose": "batch"}, headers=headers)
+
+    def create(self, file_id: str, key: str | None = None, **more: Any) -> httpx2.Response:
+        headers = {"Idempotency-Key": key} if key else {}
+        body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
+        return self.client().post("/v1/batches", json=body, headers=headers)
+
+    def submit(self, lines: Sequence[str], **more: Any) -> str:
+        """Upload and create; returns the batch's id."""
+        file = self.upload(lines)
+        assert file.status_code == 200, file.text
+        batch = self.create(file.json()["id"], **more)
+        assert batch.status_code == 200, batch.text
+        return str(batch.json()["id"])
+
+    def get(self, path: str) -> Any:
+        answer = self.client().get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def batch(self, batch_id: str) -> dict[str, Any]:
+        return dict(self.get(f"/v1/batches/{batch_id}"))
+
+    def done_count(self, batch_id: str) -> int:
+        counts = self.batch(batch_id)["request_counts"]
+        return int(counts["completed"] + counts["failed"])
+
+    def cancel(self, batch_id: str) -> httpx2.Response:
+        return self.client().post(f"/v1/batches/{batch_id}/cancel")
+
+    def content(self, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        answer = self.client().get(f"/v1/files/{file_id}/content")
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    def until_status(self, batch_id: str, *statuses: str, timeout_s: float = END_S) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            found = self.batch(batch_id)
+            return found if found["status"] in statuses else None
+
+        found = wait_until(there, timeout_s, f"{batch_id} to be {' or '.join(statuses)}", poll_s=ASK_S)
+        assert found is not None
+        return found
+
+    def ended(self, batch_id: str, timeout_s: float = END_S) -> Results:
+        batch = self.until_status(batch_id, *ENDED, timeout_s=timeout_s)
+        return Results(batch, self.content(batch["output_file_id"]), self.content(batch["error_file_id"]))
+
+    # ---- what was really called
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [call for call in self.engine.calls() if call["path"].endswith("/chat/completions")]
+
+    def repeated(self) -> Counter[str]:
+        """Items by how often they were called again after a call that may have been billed."""
+        keys = Counter(call["idempotency_key"] for call in self.calls() if call["status"] not in (401, 403, 429))
+        return Counter({key.partition("-")[0]: count - 1 for key, count in keys.items() if count > 1})
+
+    def durable(self) -> set[str]:
+        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not."""
+        found = set()
+        for directory in (self.data / "blobs", self.data / "spool"):
+            for path in directory.rglob("blob_*"):
+                whole, _, _ = path.read_bytes().rpartition(b"\n")
+                lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"id":"batch_req_')]
+                found |= {str(line["id"]) for line in lines}
+        return found
+
+    # ---- the judge
+
+    def judge(
+        self,
+        batch_id: str,
+        lines: Sequence[str],
+        status: str = "completed",
+        repeats_max: int = 0,
+        kept: Set[str] = frozenset(),
+    ) -> Results:
+        """Wait for the end; then nothing may be lost or twice, the counts must be right and the repeats within bounds.
+
+        `kept` are items whose answers were durable before the fault: none of them may have been called again."""
+        results = self.ended(batch_id)
+        batch = results.batch
+        assert batch["status"] == status, batch
+        wanted = Counter(json.loads(line)["custom_id"] for line in lines)
+        got = Counter(line["custom_id"] for line in results.output + results.errors)
+        assert got == wanted, f"lost {wanted - got}, twice or foreign {got - wanted}"
+        counts = batch["request_counts"]
+        assert counts["total"] == len(lines)
+        assert counts["completed"] == len(results.output)
+        assert all(line["response"]["status_code"] == 200 for line in results.output)
+        if status == "completed":
+            assert counts["failed"] == len(results.errors), results.errors[:3]
+        repeated = self.repeated()
+        assert repeated.total() <= repeats_max, f"{repeated} were called again, at most {repeats_max} calls may be"
+        twice = kept & set(repeated)
+        assert not twice, f"{twice} were called again although their answers were durable"
+        self.verify(batch_id)
+        return results
+
+    def verify(self, batch_id: str) -> None:
+        """What `tidegate verify` says, with the witness; asked without a process of its own, which would cost a second of CPU."""
+        report = asyncio.run(self._verdict(batch_id))
+        assert report.ok, report.to_text()
+
+    async def _verdict(self, batch_id: str) -> Report:
+        settings = load(None, self.data, {}, self.environment()).settings
+        worker = settings.worker
+        allowance = Allowance(attempts_max=settings.retry.attempts_max, grace_ms=worker.grace_ms + worker.lease_ms)
+        witness = self.engine.calls_log
+        async with opened(settings, read_only=True) as parts:
+            if settings.store.is_postgresql:
+                async with postgres_records(settings.store.location) as records:
+                    return await judge(records, parts.blobs, batch_id, witness, allowance)
+            async with sqlite_records(local_path(settings.store.location)) as embedded_records:
+                return await judge(embedded_records, parts.blobs, batch_id, witness, allowance)
+
+
+def s3_env(server: S3Server, bucket: str, endpoint: str | None = None) -> dict[str, str]:
+    return {
+        "TIDEGATE_BLOBS_URL": f"s3://{bucket}/tg",
+        "TIDEGATE_BLOBS_ENDPOINT": endpoint or server.endpoint,
+        "TIDEGATE_BLOBS_REGION": server.region,
+        "TIDEGATE_BLOBS_ACCESS_KEY_ID": server.access_key,
+        "TIDEGATE_BLOBS_SECRET_ACCESS_KEY": server.secret_key,
+        "TIDEGATE_BLOBS_ALLOW_HTTP": "true",
+    }
+
+
+def _code(line: dict[str, Any]) -> str:
+    if line.get("error"):
+        return str(line["error"]["code"])
+    return str(line["response"]["status_code"])
