@@ -31,6 +31,7 @@ from tidegate.flow.ingest import RunPass, ingest_next
 from tidegate.flow.perform import Again, Answered, Failed, perform
 from tidegate.flow.record import FlushLimits, Recorder
 from tidegate.flow.ship import Ship
+from tidegate.flow.steps import Steps
 from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
 from tidegate.flow.tend.garbage import Garbage
 from tidegate.store.store import Store
@@ -91,6 +92,7 @@ class Worker:
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
+        self._ingest_steps = Steps(store, entropy)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, options.garbage_safety_ms)
         self._lease_ear = wake.listen()
@@ -332,6 +334,7 @@ class Worker:
                     self._store,
                     self._blobs,
                     self._entropy,
+                    self._ingest_steps,
                     self._me.id,
                     self._options.scratch,
                     self._rules_for,

@@ -9,12 +9,13 @@ from pathlib import Path
 import structlog
 
 from tidegate.core import ids
-from tidegate.core.errors import BlobError, BlobMissing, LostRace
+from tidegate.core.errors import BlobError, BlobMissing, IngestFailed, LostRace
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Extent, IngestPlan, Job, LineError
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobState
 from tidegate.failpoints import hit
+from tidegate.flow.steps import Steps
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -29,17 +30,20 @@ async def ingest_next(
     store: Store,
     blobs: Blobs,
     entropy: Entropy,
+    steps: Steps,
     worker_id: str,
     scratch: Path,
     rules_for: Callable[[Job], LineRules],
     run_pass: RunPass,
 ) -> bool:
     """Ingest the oldest job that waits for it; False when none does."""
+    await steps.give_back_leftovers()
     for job_id in await store.jobs_waiting_ingest(4):
-        token = entropy.token_bytes(16).hex()
-        if await store.take_step(job_id, JobState.VALIDATING, worker_id, token):
+        token = await steps.take(job_id, JobState.VALIDATING, worker_id)
+        if token is not None:
             await hit("ingest_taken")
-            await _ingest(store, blobs, entropy, worker_id, scratch, rules_for, run_pass, job_id, token)
+            if await _ingest(store, blobs, entropy, worker_id, scratch, rules_for, run_pass, job_id, token):
+                steps.end(token)
             return True
     return False
 
@@ -54,26 +58,25 @@ async def _ingest(
     run_pass: RunPass,
     job_id: str,
     token: str,
-) -> None:
+) -> bool:
+    """True when the step ended here, however it ended; False when it must still be given back."""
     job = await store.any_job(job_id)
     if job is None:
-        return
+        return True
     input_path: Path | None = None
+    work_blob_id: str | None = None
     work_path = scratch / f"{job_id}-{token}.work"
     try:
         extent = await _input_extent(store, job)
         if extent is None:
-            await store.refuse_job(job_id, token, [_gone(job)])
-            return
+            return await store.refuse_job(job_id, token, [_gone(job)])
         try:
             input_path = await blobs.local_path(extent.blob_id, scratch)
         except BlobMissing:
-            await store.refuse_job(job_id, token, [_gone(job)])
-            return
+            return await store.refuse_job(job_id, token, [_gone(job)])
         plan = await run_pass(input_path, work_path, rules_for(job))
         if plan.errors:
-            await store.refuse_job(job_id, token, plan.errors)
-            return
+            return await store.refuse_job(job_id, token, plan.errors)
         work_blob_id = ids.make("blob", entropy.token_bytes(16))
         await store.begin_blob(work_blob_id, "work", worker_id)
         await blobs.adopt(work_blob_id, work_path)
@@ -87,11 +90,15 @@ async def _ingest(
             error_file_id=ids.make("file", entropy.token_bytes(16)),
         )
         await hit("ingest_committed")
+        return True
     except LostRace:
         log.info("ingest_lost", job=job_id)
-        await store.end_unstarted(job_id, token)
-    except (BlobError, OSError) as error:
+        if work_blob_id is not None:
+            await store.give_up_blob(work_blob_id)
+        return await store.end_unstarted(job_id, token)
+    except (BlobError, IngestFailed, OSError) as error:
         await _give_back(store, job_id, token, error)
+        return True
     finally:
         work_path.unlink(missing_ok=True)
         if input_path is not None and input_path.parent == scratch:

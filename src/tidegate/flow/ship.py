@@ -17,6 +17,7 @@ from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.results import never_ran_line
 from tidegate.core.states import JobState, Outcome
 from tidegate.failpoints import hit
+from tidegate.flow.steps import Steps
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class Ship:
         self._store = store
         self._blobs = blobs
         self._entropy = entropy
+        self._steps = Steps(store, entropy)
         self._scratch = scratch
         self._expires_after_ms = expires_after_ms
 
@@ -59,9 +61,10 @@ class Ship:
     async def publish_all(self, worker_id: str, count_max: int = 50) -> int:
         """Publish every closed job that nobody publishes now."""
         published = 0
+        await self._steps.give_back_leftovers()
         for job_id in await self._store.jobs_to_publish(count_max):
-            token = self._entropy.token_bytes(16).hex()
-            if await self._store.take_step(job_id, JobState.FINALIZING, worker_id, token):
+            token = await self._steps.take(job_id, JobState.FINALIZING, worker_id)
+            if token is not None:
                 published += await self._publish(job_id, worker_id, token)
         return published
 
@@ -78,12 +81,14 @@ class Ship:
             await self._store.publish_job(
                 job, token, rest=rest, output=output, errors=errors, expires_after_ms=self._expiry_ms(job)
             )
+            self._steps.end(token)
             await hit("publish_committed")
             return True
         except LostRace as error:
             log.info("publish_lost", job=job_id, error=str(error))
         except (BlobError, OSError) as error:
             await self._store.drop_step(job_id, token, _RETRY_MS)
+            self._steps.end(token)
             log.warning("publish_waits", job=job_id, error=str(error))
         return False
 
