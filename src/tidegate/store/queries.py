@@ -59,6 +59,17 @@ def for_postgres(statement: Statement) -> str:
     return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
 
 
+def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
+    """An insert of one row as an insert of many in one statement: each parameter becomes an array of this type."""
+    revealed = _REVEALED.sub(r"\1", statement.sql)
+    before, values, after = re.split(
+        r"\bvalues\s*\((.*)\)(?=\s*(?:on conflict|returning|$))", revealed, maxsplit=1, flags=re.DOTALL
+    )
+    arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, start=1))
+    named = _PARAMETER.sub(lambda match: f"given.{match.group(1)}", values)
+    return f"{before}select {named} from unnest({arrays}) as given ({', '.join(statement.parameters)}){after}"  # noqa: S608 - our own text
+
+
 def schema_for(dialect: str, text: str) -> str:
     """A schema or migration text in one dialect: SQLite's table options, PostgreSQL's collation."""
     if dialect == "sqlite":

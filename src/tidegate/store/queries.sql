@@ -560,6 +560,12 @@ on conflict (job_id, number) do update set
     not_before = case when attempts.not_before > excluded.not_before then attempts.not_before else excluded.not_before end,
     reason = excluded.reason;
 
+-- attempt_lost --
+-- An item whose owner was lost may have been called already: whoever finds it called again finds the reason here.
+insert into attempts (job_id, number, count, not_before, reason)
+values (:job_id, :number, 0, now_ms(), 'owner_lost')
+on conflict (job_id, number) do update set reason = excluded.reason;
+
 -- jobs_draining --
 -- Jobs that close, and of which nothing is leased any more or the grace has passed.
 select j.id from jobs j

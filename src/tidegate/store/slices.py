@@ -60,6 +60,7 @@ class Slices(Table):
         async def body(tx: Tx) -> int:
             freed = await tx.all("slices_reclaim", worker_id=worker_id)
             for job_id, first, count, lost_count in freed:
+                await _remember_loss(tx, job_id, first, count)
                 if lost_count >= split_after and count > 1:
                     await _split(tx, job_id, first, count)
             return len(freed)
@@ -100,6 +101,12 @@ async def _leased(tx: Tx, row: Row) -> LeasedSlice:
     done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
     attempts = {found[0]: Attempts(*found) for found in await tx.all("slice_attempts", **span)}
     return replace(piece, done=done, attempts=attempts)
+
+
+async def _remember_loss(tx: Tx, job_id: str, first: int, count: int) -> None:
+    """Each open item of a slice that lost its owner may have been called: that is the reason of a repeat."""
+    done = {row[0] for row in await tx.all("slice_outcomes", job_id=job_id, first=first, count=count)}
+    await tx.many("attempt_lost", [(job_id, number) for number in range(first, first + count) if number not in done])
 
 
 async def _split(tx: Tx, job_id: str, first: int, count: int) -> None:
