@@ -7,6 +7,7 @@ items, are somebody else's business.
 
 from array import array
 from hashlib import blake2b
+from itertools import pairwise
 from operator import sub
 
 from tidegate.core.line_faults import LineFault, strange_file
@@ -29,9 +30,9 @@ class Scan:
         self.errors: list[LineError] = []
         self.stopped = False
         self.line_count = 0
-        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, its family, the tokens that its answer
-        # may have, the size of what stands before its prompt, the prompt's place in the line and its size, and the prompt's first bytes
-        # that may be its own.
+        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, its family, the
+        # tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place in the
+        # line and its size, and the prompt's first bytes that may be its own.
         self.at = array("Q")
         self.size = array("I")
         self.line = array("I")
@@ -117,7 +118,6 @@ class Scan:
                 if at >= end:
                     return
             stop = data.index(b"\n", at)
-            self.line_count += 1
             self._take_line(data[at:stop], self._rest_at + at, utf8)
             at = stop + 1
 
@@ -132,9 +132,12 @@ class Scan:
                 self._shapes.insert(0, shape)
             alike = shape.gather(data, at)
             room = self.rules.item_count_max - self.item_count - len(self.errors)
-            if not 0 < len(alike.ids) <= room or not alike.good(self.rules):
-                break
-            self._keep_alike(alike)
+            if len(alike.ids) <= room and alike.good(self.rules):
+                self._keep_alike(alike)
+            else:
+                # Something is wrong with one of them, or they are too many: find out which, one by one.
+                for start, stop in pairwise(alike.starts):
+                    self._take_line(data[start : stop - 1], self._rest_at + start, True)
             at = alike.starts[-1]
         return at
 
@@ -160,6 +163,9 @@ class Scan:
 
     def _take_line(self, line: bytes, at: int, utf8: bool) -> None:
         """Check one line by itself."""
+        if self.stopped:
+            return
+        self.line_count += 1
         if not line.strip(b" \t\r"):
             return
         rules = self.rules

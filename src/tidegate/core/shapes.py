@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.line_faults import LineFault, check_exactly
-from tidegate.core.lines import Line, LineRules, count_openers, decode_request, endpoint_of
+from tidegate.core.lines import Line, LineRules, check_depth, count_openers, decode_request, endpoint_of
 from tidegate.core.prefix import Family
 
 # The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
@@ -49,8 +49,15 @@ class Shape:
         self.bridge = family.opening
 
     def fits(self, data: bytes, at: int) -> bool:
-        """Whether the line at `at` begins like this shape up to where prompts differ; its end is looked at later."""
-        return data.startswith(self.opening, at) and data.startswith(self.head, data.find(b'"', at + len(self.opening)))
+        """Whether the line at `at` is this frame around anything."""
+        id_end = data.find(b'"', at + len(self.opening))
+        text_end = data.find(b"\n", at) - len(self.tail)
+        return (
+            data.startswith(self.opening, at)
+            and data.startswith(self.head, id_end)
+            and id_end + len(self.head) <= text_end
+            and data.startswith(self.tail, text_end)
+        )
 
     def gather(self, data: bytes, at: int) -> "Alike":
         """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits."""
@@ -106,11 +113,12 @@ class Alike:
         if max(map(len, texts)) + rules.custom_id_bytes_max + frame_size > rules.line_bytes_max:
             return False
         room = rules.depth_max - LINE_DEPTH - count_openers(bridge)
-        if count_openers(b"".join(texts)) > room and max(map(count_openers, texts)) > room:
-            return False
         try:
+            if count_openers(b"".join(texts)) > room:
+                for text in texts:
+                    check_depth(bridge + text, rules.depth_max - LINE_DEPTH)
             prompts = _decode_lines((b"\n" + bridge).join([b"", *texts]))
-        except ValueError:
+        except (ValueError, LineFault):
             return False
         # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
         bridge_size = len(bridge)

@@ -1,0 +1,240 @@
+"""What must hold for any input: every line arrives once and unchanged, slices tile the work, order follows the prompts."""
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidegate.core import scan as scan_module
+from tidegate.core.line_faults import LineFault
+from tidegate.core.lines import LineRules, check_line
+from tidegate.core.nouns import IngestPlan
+from tidegate.core.prefix import KEY_BYTES, Family, common_prefix, order_family, resume
+from tidegate.core.scan import Scan
+from tidegate.flow.ingest_file import ingest_file
+
+RULES = LineRules("/v1/chat/completions", slice_count_max=5, slice_bytes_max=700, slice_units_max=2000)
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+beginnings = st.sampled_from(
+    ["", "You are kind. ", "You are kind. Be brief. ", "[{\\", 'say "no" \\', "\u20ac\U0001f600", "x" * 90]
+)
+texts = st.builds("".join, st.lists(st.one_of(beginnings, st.text(max_size=8)), max_size=4)).filter(
+    lambda text: not any(0xD800 <= ord(character) < 0xE000 for character in text)
+)
+
+
+@st.composite
+def good_lines(draw: st.DrawFn) -> list[bytes]:
+    lines = []
+    style: dict[str, Any] = draw(
+        st.sampled_from(
+            [{}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"ensure_ascii": False, "indent": None}]
+        )
+    )
+    for number in range(draw(st.integers(1, 25))):
+        body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
+        if draw(st.integers(0, 5)) == 0:
+            body["tools"] = [{"type": "function", "function": {"name": draw(st.sampled_from("fg"))}}]
+        system, user = draw(beginnings), draw(texts)
+        body["messages"] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        if draw(st.integers(0, 5)) == 0:
+            body["max_tokens"] = draw(st.sampled_from([1, 10, 5000]))
+        line = {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        text = json.dumps(line, **style).encode()
+        lines.append(text + draw(st.sampled_from([b"", b"", b"", b"\r", b" "])))
+    return lines
+
+
+def ingest(data: bytes, rules: LineRules) -> tuple[IngestPlan, bytes]:
+    with TemporaryDirectory() as directory:
+        path, work = Path(directory, "in"), Path(directory, "work")
+        path.write_bytes(data)
+        plan = ingest_file(path, work, rules)
+        return plan, work.read_bytes() if work.exists() else b""
+
+
+def trailer_of(plan: IngestPlan, work: bytes) -> list[int]:
+    packed = work[plan.work_bytes :]
+    assert len(packed) == 4 * plan.item_count
+    return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
+
+
+@QUICK
+@given(good_lines(), st.booleans(), st.booleans())
+def test_every_line_arrives_once_and_unchanged(lines: list[bytes], prefix_order: bool, final_newline: bool) -> None:
+    rules = LineRules(**{**{name: getattr(RULES, name) for name in LineRules.__slots__}, "prefix_order": prefix_order})
+    plan, work = ingest(b"\n".join(lines) + (b"\n" if final_newline else b""), rules)
+    assert plan.errors == []
+    numbers = trailer_of(plan, work)
+    assert sorted(numbers) == list(range(1, len(lines) + 1))
+    assert work[: plan.work_bytes] == b"".join(lines[number - 1] + b"\n" for number in numbers)
+    check_slices(plan, work, rules)
+    checked = [check_line(lines[number - 1], rules) for number in numbers]
+    prompts = [lines[n - 1][c.prompt_at : c.prompt_at + c.prompt_size] for n, c in zip(numbers, checked, strict=True)]
+    assert plan.prompt_bytes == sum(c.prompt_size + len(c.fixed) for c in checked)
+    shared = 0
+    for (one, before), (other, after) in pairwise(zip(checked, prompts, strict=True)):
+        if (one.model, one.fixed) == (other.model, other.fixed):
+            shared += len(one.fixed) + plain_common_prefix(before, after)
+    assert plan.shared_prefix_bytes == shared
+    models = [c.model for c in checked]
+    assert models == sorted(models, key=[check_line(line, rules).model for line in lines].index)
+    assert plan.model == check_line(lines[0], rules).model
+    if not prefix_order:
+        for model in set(models):
+            of_model = [number for number, m in zip(numbers, models, strict=True) if m == model]
+            assert of_model == sorted(of_model)
+
+
+def check_slices(plan: IngestPlan, work: bytes, rules: LineRules) -> None:
+    number = at = 0
+    for one in plan.slices:
+        assert (one.first, one.work_at) == (number, at)
+        lines = work[at : at + one.work_bytes].split(b"\n")
+        assert lines.pop() == b""
+        assert len(lines) == one.count >= 1
+        assert one.count <= rules.slice_count_max
+        assert one.count == 1 or (one.work_bytes <= rules.slice_bytes_max and one.work_units <= rules.slice_units_max)
+        for line in lines:
+            assert check_line(line, rules).model == one.model
+        number += one.count
+        at += one.work_bytes
+    assert (number, at) == (plan.item_count, plan.work_bytes)
+
+
+def plain_common_prefix(one: bytes, other: bytes) -> int:
+    size = 0
+    while size < min(len(one), len(other)) and one[size] == other[size]:
+        size += 1
+    return size
+
+
+@QUICK
+@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=50), st.integers(0, 400))
+def test_common_prefix(start: bytes, one: bytes, other: bytes, guess: int) -> None:
+    assert common_prefix(start + one, start + other, guess) == plain_common_prefix(start + one, start + other)
+
+
+@QUICK
+@given(good_lines(), st.integers(1, 400), st.booleans())
+def test_pieces_of_any_size_say_the_same(lines: list[bytes], size: int, broken: bool) -> None:
+    """Shapes and pieces are shortcuts: a scan that takes every line by itself must agree."""
+    if broken:
+        lines[len(lines) // 2] = lines[len(lines) // 2][:-4]
+    data = b"\n".join(lines)
+
+    def scan_in(size: int, *, shapes: bool) -> Scan:
+        scan = Scan(RULES)
+        if not shapes:
+            scan._make_shape = lambda *_: None  # type: ignore[method-assign]
+        scan.begin(data[:size])
+        for at in range(size, len(data), size):
+            scan.feed(data[at : at + size])
+        scan.finish()
+        return scan
+
+    whole, pieces, plain = (
+        scan_in(10**6, shapes=True),
+        scan_in(max(size, len(lines[0]) + 9), shapes=True),
+        scan_in(10**6, shapes=False),
+    )
+    for name in ("at", "size", "line", "id_hash", "family", "output_tokens", "fixed_size", "prompt_at", "prompt_size"):
+        assert getattr(whole, name) == getattr(plain, name), name
+        assert getattr(pieces, name) == getattr(plain, name), name
+    assert whole.errors == plain.errors == pieces.errors
+    assert bytes(whole.keys) == bytes(plain.keys) == bytes(pieces.keys)
+
+
+@QUICK
+@given(good_lines(), st.data())
+def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataObject) -> None:
+    """A line that was changed in one place is good exactly when it is good by itself."""
+    at = data.draw(st.integers(0, len(lines) - 1))
+    line = lines[at]
+    place = data.draw(st.integers(0, len(line) - 1))
+    piece = data.draw(
+        st.sampled_from([b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\0", b"\xff", b" ", b'"}', b"}]"])
+    )
+    changed = line[:place] + piece + line[place + data.draw(st.integers(0, 3)) :]
+    lines = [*lines[:at], changed, *lines[at + 1 :]]
+    scan = Scan(RULES)
+    scan.begin(b"\n".join(lines))
+    scan.finish()
+    try:
+        check_line(changed, RULES)
+        expected = None
+    except LineFault as fault:
+        expected = fault.at(at + 1)
+    if at > 0 and changed.strip():
+        assert scan.errors == ([expected] if expected else [])
+
+
+json_texts = st.recursive(
+    texts, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=8
+)
+
+
+@QUICK
+@given(json_texts, st.integers(0, 200), st.booleans())
+def test_a_prompt_can_be_read_on_from_any_cut(value: Any, agreed: int, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    cut, opening = resume(text, min(agreed, len(text)))
+    assert cut <= min(agreed, len(text))
+    if opening:
+        json.loads((opening + text[cut:]).decode(errors="replace"))
+    else:
+        assert cut == 0
+
+
+def reference_order(family: Family, prompts: list[bytes]) -> list[int]:
+    """Kin, in the order of their first member, each in the order of their bytes."""
+    kin: dict[bytes, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        kin.setdefault(prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"), []).append(number)
+    return [number for group in kin.values() for number in sorted(group, key=lambda number: (prompts[number], number))]
+
+
+@QUICK
+@given(st.lists(texts, min_size=1, max_size=30), st.sampled_from([1, 64, 1 << 22]))
+def test_order_is_the_reference_order(contents: list[str], windows_bytes: int) -> None:
+    prompts = [json.dumps([{"role": "user", "content": text}]).encode() for text in contents]
+    family = Family(prompts[0], 0)
+    keys = bytearray()
+    for number, prompt in enumerate(prompts):
+        family.take(prompt, number)
+        keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
+    module = sys.modules["tidegate.core.prefix"]
+    before = module.WINDOWS_BYTES
+    module.WINDOWS_BYTES = windows_bytes  # type: ignore[attr-defined]
+    try:
+        ordered, shared = order_family(
+            family,
+            range(len(prompts)),
+            bytes(keys),
+            [len(prompt) for prompt in prompts],
+            lambda n, at, count: prompts[n][at : at + count],
+        )
+    finally:
+        module.WINDOWS_BYTES = before  # type: ignore[attr-defined]
+    assert list(ordered) == reference_order(family, prompts)
+    assert shared == sum(plain_common_prefix(prompts[a], prompts[b]) for a, b in pairwise(ordered))
+    assert all(prompt.startswith(prompts[0][: family.cut]) for prompt in prompts)
+
+
+def test_many_families_stay_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(scan_module, "FAMILIES_MAX", 3)
+    scan = Scan(LineRules("/v1/responses"))
+    lines = [
+        json.dumps({"custom_id": str(n), "body": {"model": "m", "instructions": f"do {n}", "input": f"text {n}"}})
+        for n in range(20)
+    ]
+    scan.begin("\n".join(lines).encode())
+    scan.finish()
+    assert scan.errors == []
+    assert len(scan.families) == 4
