@@ -17,6 +17,7 @@ from tidegate.cli.migrate import migrate
 from tidegate.cli.run import run
 from tidegate.cli.serve import api, serve, worker
 from tidegate.cli.simulate import simulate
+from tidegate.cli.verify import verify
 from tidegate.core.errors import TidegateError
 
 UNUSABLE = 2
@@ -49,7 +50,7 @@ def tidegate_command(
     """
 
 
-for command in (run, serve, api, worker, simulate, doctor, migrate, config):
+for command in (run, serve, api, worker, simulate, verify, doctor, migrate, config):
     app.command()(command)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")

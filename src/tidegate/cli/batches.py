@@ -12,7 +12,6 @@ import uvloop
 
 from tidegate.cli import beside, options, progress, results, screen
 from tidegate.cli.stopping import Stopping
-from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
@@ -190,7 +189,7 @@ async def _follow(settings: Settings, org: str | None, batch: str, *, as_json: b
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
 
-    _check_id(batch)
+    options.check_batch_id(batch)
     if (server := beside.server(settings)) is not None:
         answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
@@ -239,18 +238,11 @@ async def tenant(parts: "Parts", org: str | None) -> str:
 
 
 async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
-    _check_id(batch)
+    options.check_batch_id(batch)
     job = await parts.store.get_job(await tenant(parts, org), batch)
     if job is None:
         raise _absent(batch, org)
     return job
-
-
-def _check_id(batch: str) -> None:
-    if not ids.is_valid("batch", batch):
-        raise SettingsError(
-            "That is no batch id; ids look like batch_0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate batches list`."
-        )
 
 
 def _absent(batch: str, org: str | None) -> SettingsError:

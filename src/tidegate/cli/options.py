@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import screen
+from tidegate.core import ids
+from tidegate.core.errors import SettingsError
 from tidegate.settings import Loaded, load
 
 Data = Annotated[
@@ -32,6 +34,14 @@ Org = Annotated[
     str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")
 ]
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch_…).", show_default=False)]
+
+
+def check_batch_id(batch: str) -> None:
+    """Refuse what cannot be an id before anything is opened."""
+    if not ids.is_valid("batch", batch):
+        raise SettingsError(
+            "That is no batch id; ids look like batch_0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate batches list`."
+        )
 
 
 def said_again(config: Path | None, data: Path | None) -> str:

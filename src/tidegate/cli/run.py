@@ -24,6 +24,7 @@ LOOK_EVERY_S = 0.2
 # A run has no deadline of its own: whoever comes back after a holiday finds the work where it was.
 WINDOW_TEXT, WINDOW_MS = "365d", 365 * 86_400_000
 NAME_CHARS_MAX = 255
+GAVE_UP = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED, JobState.CANCELLING)
 
 
 class InvalidLines(StrEnum):
@@ -177,11 +178,11 @@ async def _refuse_silence(errand: Errand) -> None:
 
 
 async def _known_job(errand: Errand, working: "Working") -> Job | None:
-    """The batch that this very run began before. One that ended early does not count: it is begun again."""
+    """The batch that this very run began before. One that ended or is ending early does not count: it is begun again."""
     last: Job | None = None
     async for job in _turns(errand, working):
         last = job
-    if last is None or errand.fresh or last.state in (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED):
+    if last is None or errand.fresh or (last.closing or last.state) in GAVE_UP:
         return None
     return last
 

@@ -1,0 +1,171 @@
+"""Commands beside a running server: they read the store, write through its API, and only a second writer is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Desk, behaving, chat
+from tests.support.processes import Proc, wait_until
+
+
+class Serving:
+    """`tidegate serve` on this desk, and a caller of its API."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.proc: Proc = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
+        self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
+
+    def call(
+        self, method: str, path: str, body: bytes | None = None, key: str | None = None, kind: str = ""
+    ) -> tuple[int, Any]:
+        headers = {"Content-Type": kind or "application/json"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url + path, body, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as refused:
+            return refused.code, json.loads(refused.read())
+
+    def submit(self, lines: list[str], key: str | None = None) -> str:
+        content = "".join(line + "\n" for line in lines)
+        parts = (
+            '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--x\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n{content}\r\n--x--\r\n'
+        )
+        _, file = self.call("POST", "/v1/files", parts.encode(), key, "multipart/form-data; boundary=x")
+        wish = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        status, batch = self.call("POST", "/v1/batches", json.dumps(wish).encode(), key)
+        assert status == 200, batch
+        return str(batch["id"])
+
+
+@pytest.fixture
+def serving(desk: Desk) -> Serving:
+    return Serving(desk)
+
+
+def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat(f"c{number}", "hi") for number in range(12)] + [chat("bad", behaving("400"))])
+    followed = desk.done("batches", "watch", batch, "--json", code=1)
+    assert [json.loads(line)["status"] for line in followed.stdout().splitlines()][-1] == "completed"
+    listed = json.loads(desk.done("batches", "list", "--json").stdout())
+    assert [(one["id"], one["completed"], one["failed"]) for one in listed] == [(batch, 12, 1)]
+    desk.done("batches", "output", batch, "-o", "got.jsonl")
+    assert {line["custom_id"] for line in desk.results("got.jsonl")} == {f"c{number}" for number in range(12)}
+    failed = desk.done("batches", "output", batch, "--errors").stdout()
+    assert json.loads(failed)["custom_id"] == "bad"
+    shown = desk.done("batches", "show", batch).stdout()
+    assert "completed" in shown
+    desk.verified(batch)
+
+
+def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)])
+    wait_until(lambda: len(desk.called()) >= 8, what="some calls")
+    assert "cancelling" in desk.done("batches", "cancel", batch).stderr()
+    assert desk.done("batches", "output", batch, "--follow").stdout().count("\n") >= 8
+    known = json.loads(desk.done("batches", "show", batch, "--json").stdout())
+    assert known["status"] == "cancelled"
+    assert known["completed"] + known["failed"] == 200
+    assert "is cancelled" in desk.done("batches", "cancel", batch).stderr()
+
+
+def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
+    desk = serving.desk
+    assert serving.call("GET", "/v1/batches")[0] == 200
+    made = json.loads(
+        desk.done("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json").stdout()
+    )
+    wait_until(lambda: serving.call("GET", "/v1/batches")[0] == 401, what="keys to be needed")
+    assert serving.call("GET", "/v1/batches", key=made["key"])[0] == 200
+    batch = serving.submit([chat("a", "hi")], made["key"])
+    assert "There is no batch" in desk.done("batches", "show", batch, code=2).stderr()
+    assert desk.done("batches", "watch", batch, "--org", "acme").returncode == 0
+    listed = desk.done("keys", "list", "--json")
+    (key,) = json.loads(listed.stdout())
+    assert (key["id"], key["org"], key["label"], key["state"]) == (made["id"], "acme", "ci", "live")
+    assert made["key"] not in listed.logs()
+    desk.done("keys", "revoke", made["id"])
+    wait_until(lambda: serving.call("GET", "/v1/batches", key=made["key"])[0] == 401, what="the key to be useless")
+    assert "no key" in desk.done("keys", "revoke", made["id"], code=2).stderr()
+    assert json.loads(desk.done("keys", "list", "--json").stdout())[0]["state"] == "revoked"
+
+
+def test_the_operators_routes_are_not_there_for_anyone_else(serving: Serving) -> None:
+    wish = b'{"org": "mallory"}'
+    assert serving.call("POST", "/control/keys", wish)[0] == 404
+    made = json.loads(serving.desk.done("keys", "create", "--org", "acme", "--json").stdout())
+    assert serving.call("POST", "/control/keys", wish, made["key"])[0] == 404
+    assert serving.call("POST", f"/control/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 404
+    assert serving.call("POST", "/control/keys", wish, "tg_live_nonsense")[0] == 401
+
+
+def test_a_second_writer_is_refused_and_a_stop_is_clean(serving: Serving) -> None:
+    desk = serving.desk
+    data = desk.here / ".tidegate"
+    control = data / "control.json"
+    assert stat.S_IMODE(os.stat(data).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(control).st_mode) == 0o600
+    token = json.loads(control.read_text())["token"]
+    desk.write_requests(1)
+    second = desk.run()
+    assert second.wait() == 2, second.logs()
+    assert f"another process (pid {serving.proc.pid}) already writes" in second.stderr()
+    examined = desk.done("doctor", "--upstream", desk.engine.url)
+    assert f"pid {serving.proc.pid} serves this data at {serving.url}" in examined.stdout()
+    serving.proc.terminate()
+    assert serving.proc.wait() == 0, serving.proc.logs()
+    assert not control.exists()
+    assert token not in serving.proc.logs() + examined.logs()
+
+
+def test_a_server_that_died_does_not_stand_in_the_way(serving: Serving) -> None:
+    serving.proc.kill()
+    made = serving.desk.done("keys", "create", "--org", "acme")
+    assert made.stdout().startswith("tg_live_")
+    assert "only time" in made.stderr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--org", ""], "`org` needs 1 to 255 printable characters"),
+        (["--org", "a\x1b[2Jb"], "`org` needs 1 to 255 printable characters"),
+        (["--org", "a", "--scopes", "files:read,root"], "there is no scope 'root'"),
+        (["--org", "a", "--expires", "90"], "a duration with a unit"),
+    ],
+)
+def test_keys_that_cannot_be_made(desk: Desk, arguments: list[str], says: str) -> None:
+    refused = desk.done("keys", "create", *arguments, code=2)
+    assert says in refused.stderr()
+    assert not (desk.here / ".tidegate").exists()
+
+
+def test_doctor_finds_what_is_wrong_and_says_what_to_do(desk: Desk) -> None:
+    healthy = desk.done("doctor", "--upstream", desk.engine.url, "--json")
+    assert {finding["grade"] for finding in json.loads(healthy.stdout())} <= {"ok", "warning"}
+    (desk.here / "c.yaml").write_text("server: {port: many, host: 0.0.0.0}\nstor: {}\n")
+    broken = desk.done("doctor", "--config", "c.yaml", "--json", code=1)
+    assert [finding["grade"] for finding in json.loads(broken.stdout())] == ["wrong", "wrong"]
+    (desk.here / "file").write_text("")
+    blocked = desk.done("doctor", "--data", "file", code=1)
+    assert "is not a directory" in blocked.stdout()
+    assert "-> " in blocked.stdout()
+
+
+def test_serve_without_a_model_server_says_so(desk: Desk) -> None:
+    assert "No model server is known" in desk.done("serve", code=2).stderr()
+    exposed = desk.done("serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0", code=2)
+    assert "no API key yet" in exposed.stderr()

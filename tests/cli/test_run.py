@@ -1,0 +1,254 @@
+"""`tidegate run` as a process: what goes where, what the exit code says, and that whatever stops it, the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
+from tests.support.engine import Engine
+from tests.support.processes import Proc, free_port, wait_until
+
+SLOW = behaving("latency=150").replace("{", "{{").replace("}", "}}")
+
+
+def custom_ids(lines: list[dict[str, object]]) -> Counter[object]:
+    return Counter(line["custom_id"] for line in lines)
+
+
+def said_summary(proc: Proc) -> dict[str, object]:
+    summary = json.loads(proc.stdout())
+    assert isinstance(summary, dict)
+    return summary
+
+
+def test_a_file_becomes_results_and_a_second_run_finds_the_work_done(desk: Desk) -> None:
+    desk.write_requests(40)
+    first = desk.run()
+    assert first.wait() == 0, first.logs()
+    assert custom_ids(desk.results()) == Counter(f"c{number}" for number in range(40))
+    assert first.stdout() == ""
+    assert "\x1b" not in first.stderr()
+    assert "done     40 of 40 items succeeded" in first.stderr()
+    assert "results  results.jsonl" in first.stderr()
+    assert not (desk.here / "results.errors.jsonl").exists()
+    called = len(desk.called())
+    desk.engine.proc.kill()
+    (desk.here / "results.jsonl").unlink()
+    second = desk.run("--json")
+    assert second.wait() == 0, second.logs()
+    assert len(desk.results()) == 40
+    assert said_summary(second)["found_done"] == 40
+    assert len(desk.called()) == called == 40
+
+
+def test_failed_lines_go_to_their_own_file_and_the_exit_code_says_so(desk: Desk) -> None:
+    desk.write([chat("good", "hello"), chat("bad", behaving("400"))])
+    (desk.here / "results.errors.jsonl").write_text("stale\n")
+    proc = desk.run("--json")
+    assert proc.wait() == 1, proc.logs()
+    summary = said_summary(proc)
+    assert (summary["total"], summary["succeeded"], summary["failed"], summary["exit_code"]) == (2, 1, 1, 1)
+    assert (summary["results"], summary["errors_file"]) == ("results.jsonl", "results.errors.jsonl")
+    assert custom_ids(desk.results()) == Counter(["good"])
+    assert custom_ids(desk.results("results.errors.jsonl")) == Counter(["bad"])
+    desk.verified(str(summary["batch"]))
+
+
+def test_an_error_file_does_not_outlive_its_errors(desk: Desk) -> None:
+    desk.write_requests(2)
+    (desk.here / "results.errors.jsonl").write_text("stale\n")
+    assert desk.run().wait() == 0
+    assert not (desk.here / "results.errors.jsonl").exists()
+
+
+def test_stdin_to_stdout_and_nothing_else_on_it(desk: Desk) -> None:
+    lines = "".join(chat(f"c{number}", "hi") + "\n" for number in range(5))
+    done = subprocess.run(
+        [TIDEGATE, "run", "-", "--upstream", desk.engine.url], input=lines, cwd=desk.here, text=True,
+        capture_output=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert custom_ids([json.loads(line) for line in done.stdout.splitlines()]) == Counter(f"c{n}" for n in range(5))
+    assert list((desk.here / ".tidegate" / "scratch").iterdir()) == []
+
+
+def test_a_bad_input_is_refused_with_line_numbers_before_anything_is_sent(desk: Desk) -> None:
+    desk.write([chat("a", "hi"), "not json", chat("a", "twice")])
+    proc = desk.run()
+    assert proc.wait() == 2, proc.logs()
+    assert "nothing was sent" in proc.stderr()
+    assert "line 2: " in proc.stderr()
+    assert "line 3: " in proc.stderr()
+    assert not (desk.here / "results.jsonl").exists()
+    assert desk.called() == []
+    desk.write([chat("a", "hi"), chat("b", "mended")])
+    assert desk.run().wait() == 0
+
+
+def test_bad_lines_may_go_to_the_error_file_instead(desk: Desk) -> None:
+    desk.write([chat("a", "hi"), "not json"])
+    proc = desk.run("--invalid-lines", "error_file")
+    assert proc.wait() == 1, proc.logs()
+    assert len(desk.results()) == len(desk.results("results.errors.jsonl")) == 1
+
+
+def test_results_in_the_order_of_the_input(desk: Desk) -> None:
+    desk.write_requests(40)
+    assert desk.run("--ordered").wait() == 0
+    assert [line["custom_id"] for line in desk.results()] == [f"c{number}" for number in range(40)]
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_repeats_nothing(desk: Desk) -> None:
+    desk.write_requests(60, SLOW)
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 16, what="some calls")
+    first.interrupt()
+    assert first.wait() == 130, first.logs()
+    assert "run the same command again to go on" in first.stderr()
+    assert "Traceback" not in first.stderr()
+    assert not (desk.here / "results.jsonl").exists()
+    second = desk.run("--json")
+    assert second.wait(60) == 0, second.logs()
+    assert "Going on: " in second.stderr()
+    assert len(desk.results()) == 60
+    assert len(desk.called()) == 60
+    desk.verified(str(said_summary(second)["batch"]))
+
+
+def test_kill_9_and_the_same_command_goes_on_at_once(desk: Desk) -> None:
+    desk.write_requests(60, SLOW)
+    for wanted in (12, 28):
+        proc = desk.run()
+        wait_until(lambda wanted=wanted: len(desk.called()) >= wanted, what="some calls")  # type: ignore[misc]
+        proc.kill()
+    last = desk.run("--json")
+    assert last.wait(60) == 0, last.logs()
+    assert custom_ids(desk.results()) == Counter(f"c{number}" for number in range(60))
+    # What was in flight, and what was answered but neither recorded nor durable yet, is called again after each kill.
+    assert len(desk.called()) <= 60 + 2 * 3 * 8
+    desk.verified(str(said_summary(last)["batch"]))
+
+
+@pytest.mark.parametrize("border", ["upload_committed", "create_committed", "publish_committed"])
+def test_killed_at_a_border_it_is_still_one_batch(desk: Desk, border: str) -> None:
+    desk.write_requests(10)
+    assert desk.run(TIDEGATE_FAILPOINTS=f"{border}=kill").wait() == -signal.SIGKILL
+    proc = desk.run("--json")
+    assert proc.wait() == 0, proc.logs()
+    assert len(desk.called()) == 10
+    listed = json.loads(desk.done("batches", "list", "--json").stdout())
+    assert [batch["id"] for batch in listed] == [said_summary(proc)["batch"]]
+
+
+def test_a_second_signal_leaves_at_once(desk: Desk) -> None:
+    desk.write_requests(8, behaving("hang").replace("{", "{{").replace("}", "}}"))
+    proc = desk.run(TIDEGATE_WORKER_GRACE_MS="600000")
+    wait_until(lambda: len(desk.called()) >= 8, what="calls that hang")
+    proc.interrupt()
+    proc.wait_for_line("once more leaves at once")
+    proc.interrupt()
+    assert proc.wait(10) == 130
+
+
+def test_another_option_is_another_batch_and_fresh_begins_anew(desk: Desk) -> None:
+    desk.write_requests(3)
+    batches = []
+    for more in ([], ["--ordered"], ["--fresh"], []):
+        proc = desk.run("--json", *more)
+        assert proc.wait() == 0, proc.logs()
+        batches.append(said_summary(proc)["batch"])
+    assert len(set(batches)) == 3
+    assert batches[3] == batches[2]
+    assert len(desk.called()) == 9
+
+
+def test_a_cancelled_batch_is_begun_again(desk: Desk) -> None:
+    desk.write_requests(30, SLOW)
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 8, what="some calls")
+    first.interrupt()
+    assert first.wait() == 130
+    batch = json.loads(desk.done("batches", "list", "--json").stdout())[0]["id"]
+    desk.done("batches", "cancel", batch)
+    second = desk.run("--json")
+    assert second.wait(60) == 0, second.logs()
+    assert said_summary(second)["batch"] != batch
+    assert len(desk.results()) == 30
+
+
+def test_a_model_server_that_is_not_there(desk: Desk) -> None:
+    desk.write_requests(1)
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    proc = desk.done("run", "requests.jsonl", "--upstream", url, code=2)
+    assert f"Nothing answers at {url}" in proc.stderr()
+    assert "--wait" in proc.stderr()
+
+
+def test_waiting_for_a_model_server_says_what_it_waits_for(desk: Desk, tmp_path: Path) -> None:
+    desk.write_requests(4)
+    port = free_port()
+    proc = desk.start("run", "requests.jsonl", "--upstream", f"http://127.0.0.1:{port}/v1", "-o", "r.jsonl", "--wait")
+    proc.wait_for_line(f"waiting: http://127.0.0.1:{port}/v1: ")
+    Engine(desk.processes, tmp_path / "late", port=port)
+    assert proc.wait(60) == 0, proc.logs()
+    assert len(desk.results("r.jsonl")) == 4
+
+
+def test_a_key_that_is_refused_is_told_before_anything_begins(desk: Desk, tmp_path: Path) -> None:
+    guarded = Engine(desk.processes, tmp_path / "guarded", "--api-key", "right-key")
+    desk.write_requests(2)
+    usual = ("run", "requests.jsonl", "--upstream", guarded.url, "-o", "r.jsonl")
+    refused = desk.done(*usual, "--api-key", "env:K", code=2, K="wrong-canary")
+    assert "refuses us" in refused.stderr()
+    assert "wrong-canary" not in refused.logs()
+    literal = desk.done(*usual, "--api-key", "right-key")
+    assert "plain text" in literal.stderr()
+    assert "right-key" not in literal.stderr()
+    assert desk.done(*usual, "--api-key", "env:K", K="right-key").stdout() == ""
+
+
+def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:
+    desk.write([chat("a", behaving("hang"))])
+    first = desk.run()
+    wait_until(lambda: len(desk.called()) >= 1, what="the first call")
+    second = desk.run()
+    assert second.wait() == 2, second.logs()
+    assert f"another process (pid {first.pid}) already writes" in second.stderr()
+    assert first.running
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "requests.jsonl"], "No model server is known"),
+        (["run", "absent.jsonl", "--upstream", "http://h/v1"], "There is no file absent.jsonl"),
+        (["run", "requests.jsonl", "--upstream", "h:1"], "is not an http(s) address"),
+        (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "no/r.jsonl"], "There is no directory no"),
+        (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "requests.jsonl"], "is the input itself"),
+        (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "-", "--json"], "would mix"),
+        (["run", "empty.jsonl", "--upstream", "http://h/v1"], "is empty"),
+        (["run", "noise.jsonl", "--upstream", "http://h/v1"], "names no endpoint"),
+        (["verify", "batch_nonsense"], "That is no batch id"),
+        (["batches", "show", "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"], "Nothing is kept in"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "requests.jsonl").write_text(chat("a", "hi") + "\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "noise.jsonl").write_bytes(os.urandom(100))
+    done = subprocess.run(
+        [TIDEGATE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / ".tidegate").exists()
