@@ -1,0 +1,46 @@
+"""A setting that nobody reads is a lie to whoever sets it: each is held to a reader here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tidegate
+from tidegate.settings import catalog
+
+ROOT = Path(tidegate.__file__).parent
+SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py") if path.parent.name != "settings"}
+
+# Values that are read as a whole: the method or function that hands them on, which must itself have a caller.
+HANDED_ON = {
+    "data": r"settings\.data_dir\b",
+    "store.url": r"settings\.store\.location\b",
+    "upstream": r"\bdeployments\((?:self\.)?\w*\.?settings\)",
+    "models": r"\bdeployments\((?:self\.)?\w*\.?settings\)",
+    "http": r"\.http\.limits\(\)",
+    "retry": r"\.retry\.policy\(\)",
+    **dict.fromkeys(
+        (
+            "limits.pending_jobs_max",
+            "limits.queued_items_max",
+            "limits.stored_bytes_max",
+            "limits.jobs_per_hour_max",
+            "limits.bytes_per_day_max",
+        ),
+        r"\.quotas\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", catalog.by_key())
+def test_every_setting_is_read_by_something(key: str) -> None:
+    group, _, name = key.partition(".")
+    direct = rf"\b_?{group}\.{name}\b" if name else rf"settings\.{group}\b"
+    pattern = HANDED_ON.get(key) or HANDED_ON.get(group) or direct
+    readers = [path for path, text in SOURCES.items() if re.search(pattern, text)]
+    assert readers, f"nothing reads {key}: give it a reader, or take it away"
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    reading = re.compile(r"\bos\.(environ|getenv)\b|\bfrom os import .*(environ|getenv)")
+    assert [path for path, text in SOURCES.items() if reading.search(text)] == []
