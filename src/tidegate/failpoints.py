@@ -1,7 +1,8 @@
 """Places where a test may make a process die, stop, fail or wait: every phase border has one.
 
 Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
-`kill`, `stop`, `raise` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.
+`kill`, `stop`, `raise` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`. `name@TEXT=action` acts only
+where what passes bears that text: `before_send@poison=kill`.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ class FailpointRaised(TidegateError):
 class _Armed:
     action: str
     passes_left: int
+    text: bytes
 
 
 ARMED: dict[str, _Armed] = {}
@@ -47,22 +49,23 @@ def arm(text: str) -> None:
     """Read the arming text; an unknown name or action is refused, so that a test cannot pass by a typing mistake."""
     ARMED.clear()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, _, action = part.partition("=")
+        place, _, action = part.partition("=")
+        name, _, text = place.partition("@")
         passes, star, rest = action.partition("*")
         passes_left, action = (int(passes), rest) if star and passes.isdigit() else (0, action)
         if name not in NAMES or action.partition(":")[0] not in ("kill", "stop", "raise", "sleep"):
             raise SettingsError(
                 f"unknown failpoint {part!r}: names are {', '.join(NAMES)}; actions kill, stop, raise, sleep:S"
             )
-        ARMED[name] = _Armed(action, passes_left)
+        ARMED[name] = _Armed(action, passes_left, text.encode())
 
 
-async def hit(name: str) -> None:
-    """Pass this place."""
+async def hit(name: str, bears: bytes = b"") -> None:
+    """Pass this place with something that bears this text."""
     if not ARMED:
         return
     armed = ARMED.get(name)
-    if armed is None:
+    if armed is None or armed.text not in bears:
         return
     if armed.passes_left:
         armed.passes_left -= 1

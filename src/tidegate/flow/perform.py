@@ -69,7 +69,7 @@ async def perform(
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
     if failpoints.ARMED:
-        await failpoints.hit("before_send")
+        await failpoints.hit("before_send", item.custom_id)
     try:
         answer = await upstream.send(
             Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, item.attempt_count)
