@@ -1,0 +1,37 @@
+"""The same commands over PostgreSQL, and `migrate` over both stores."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Desk
+
+
+def test_a_run_and_its_verdict_over_postgresql(desk: Desk, postgres_url: str) -> None:
+    password = postgres_url.partition("://")[2].partition("@")[0].partition(":")[2]
+    env = {"TIDEGATE_STORE_URL": postgres_url}
+    assert json.loads(desk.done("migrate", "--json", **env).stdout())["ran"]
+    assert json.loads(desk.done("migrate", "--json", **env).stdout())["ran"] == []
+    desk.write_requests(20)
+    proc = desk.run("--json", **env)
+    assert proc.wait(60) == 0, proc.logs()
+    assert len(desk.results()) == 20
+    batch = json.loads(proc.stdout())["batch"]
+    desk.done("verify", batch, "--witness", str(desk.engine.calls_log), **env)
+    examined = desk.done("doctor", "--upstream", desk.engine.url, **env)
+    assert "1 completed" in examined.stdout()
+    if password:
+        assert password not in proc.logs() + examined.logs()
+
+
+def test_a_database_that_is_not_there_is_one_sentence(desk: Desk) -> None:
+    proc = desk.done("batches", "list", code=2, TIDEGATE_STORE_URL="postgresql://u:canary@127.0.0.1:1/d")
+    assert proc.stderr().splitlines()[-1].startswith("tidegate: ")
+    assert "Traceback" not in proc.stderr()
+    assert "canary" not in proc.logs()
+
+
+def test_migrate_makes_an_embedded_store_ready(desk: Desk) -> None:
+    assert "is now at version" in desk.done("migrate").stderr()
+    assert "is at this program's version already" in desk.done("migrate").stderr()
+    assert json.loads(desk.done("batches", "list", "--json").stdout()) == []
