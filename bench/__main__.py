@@ -1,0 +1,19 @@
+"""`make bench`: every benchmark in turn, or those that are named. `--quick` for a look instead of a measurement."""
+
+import argparse
+import importlib
+
+NAMES = ("ingest", "prefix", "throughput", "cluster", "publish", "memory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help=f"which ones: {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small inputs and few rounds")
+    chosen = parser.parse_args()
+    for name in chosen.names or NAMES:
+        importlib.import_module(f"bench.{name}").main(quick=chosen.quick)
+
+
+if __name__ == "__main__":
+    main()
