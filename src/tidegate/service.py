@@ -30,6 +30,7 @@ from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.probe import Probe
+from tidegate.upstream.connections import make_room_for_connections
 from tidegate.upstream.router import Router, open_router
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
@@ -216,6 +217,7 @@ def _incarnation(parts: Parts) -> Incarnation:
 @asynccontextmanager
 async def _router(parts: Parts) -> AsyncIterator[Router]:
     settings = parts.settings
+    make_room_for_connections(settings.http.limits())
     router = open_router(deployments(settings), settings.http.limits(), parts.clock, parts.entropy)
     try:
         yield router

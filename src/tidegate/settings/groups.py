@@ -53,7 +53,7 @@ class Store(Group, frozen=True):
     ] = 8
     statement_timeout_ms: Annotated[
         int, _int(100, 600_000, "How long one SQL statement may take before it is given up.")
-    ] = 30_000
+    ] = 5_000
     pooler: Annotated[
         Literal["none", "transaction"],
         _about(
