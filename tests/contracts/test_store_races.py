@@ -1,0 +1,302 @@
+"""What several processes do to each other on PostgreSQL. Deadlocks are not resolved here: one would fail its test by time-out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World
+from tests.support.processes import wait_until_async
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Job, JobFlush, LeasedSlice
+from tidegate.core.states import JobState
+from tidegate.store.postgres import PostgresTx
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = 12
+FOREVER_MS = 10**12
+
+
+@pytest.fixture
+async def world(postgres_world: World) -> World:
+    return postgres_world
+
+
+async def several(world: World, count: int) -> list[Store]:
+    """Stores with connections that are open already, so that what follows is truly at once."""
+    stores = [await world.open_another() for _ in range(count)]
+    await asyncio.gather(*(store.now_ms() for store in stores))
+    return stores
+
+
+async def test_eight_leasers_at_once_get_slices_of_their_own(world: World) -> None:
+    job = await world.running(await world.caller(), *([1] * 40))
+    stores = await several(world, 8)
+    workers = [await world.worker() for _ in stores]
+
+    async def take(turn: int) -> list[list[LeasedSlice]]:
+        calls = [
+            store.lease_slices(worker, job.id, MODEL, 2, f"{turn}-{worker}")
+            for store, worker in zip(stores, workers, strict=True)
+        ]
+        return await asyncio.gather(*calls)
+
+    taken: list[int] = []
+    for turn in range(2):
+        for pieces in await take(turn):
+            assert len(pieces) == 2, "a leaser that meets locked slices takes the next ones"
+            taken += [piece.first for piece in pieces]
+    assert len(set(taken)) == 32
+    assert await world.store.slice_counts(job.id) == {"leased": 32, "ready": 8}
+
+
+async def test_the_last_slice_goes_to_one_of_many(world: World) -> None:
+    stores = await several(world, 6)
+    worker = await world.worker()
+    job = await world.running(await world.caller(), *([1] * 3))
+    calls = [store.lease_slices(worker, job.id, MODEL, 1, f"t{n}") for n, store in enumerate(stores)]
+    taken = [piece.first for pieces in await asyncio.gather(*calls) for piece in pieces]
+    assert len(taken) == len(set(taken)) <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_recorders_at_once_neither_deadlock_nor_count_twice(world: World, seed: int) -> None:
+    rng = random.Random(seed)
+    caller = await world.caller()
+    jobs = [await world.running(caller, *([10] * 3)) for _ in range(3)]
+    stores = await several(world, 5)
+    sent: dict[str, int] = {job.id: 0 for job in jobs}
+
+    async def recorder(store: Store, worker: str) -> None:
+        log, errors = await world.log("answers", worker), await world.log("errors", worker)
+        held = [(job, piece) for job in jobs for piece in await store.lease_slices(worker, job.id, MODEL, 1, worker)]
+        for turn in range(6):
+            flushes: list[JobFlush] = []
+            for job in rng.choices(jobs, k=rng.randint(1, 4)):
+                numbers = [rng.randrange(30) for _ in range(rng.randint(1, 8))]
+                flushes.append(world.answers(log, job, *numbers))
+                sent[job.id] += len(numbers)
+            for job, piece in held:
+                number = rng.randrange(piece.first, piece.first + piece.count)
+                flushes.append(world.errors(errors, job, number, token=piece.token))
+            done = [(job.id, piece.first, piece.token) for job, piece in held] if turn == 5 else []
+            rng.shuffle(flushes)
+            for _ in range(rng.choice((1, 1, 2))):
+                await store.record_outcomes(flushes, done, [])
+
+    await asyncio.gather(*[recorder(store, await world.worker()) for store in stores])
+    for job in jobs:
+        job = await world.judge(job)
+        assert job.answered_count + job.unused_count == sent[job.id], "every answer is in the file or counted as unused"
+        assert (job.state is JobState.FINALIZING) == (job.done_count == job.item_count)
+
+
+async def test_an_owner_and_the_sweep_that_adopts_its_log_meet(world: World) -> None:
+    """The woken owner commits what the sweep is adopting: the same lines of the same log, jobs in other combinations."""
+    caller = await world.caller()
+    owner, sweep = await several(world, 2)
+    for _ in range(ROUNDS):
+        log = await world.log()
+        jobs = [await world.running(caller, 4) for _ in range(2)]
+        first, second = [world.answers(log, job, 0, 1) for job in jobs], [world.answers(log, job, 2) for job in jobs]
+        await asyncio.gather(
+            owner.record_outcomes(first + second, [], []),
+            sweep.record_outcomes([first[0], first[1]], [], []),
+            sweep.record_outcomes([first[1]], [], []),
+        )
+        for job in jobs:
+            judged = await world.judge(job)
+            assert (judged.answered_count, judged.unused_count) == (3, 0)
+
+
+async def test_cancel_racing_completion_ends_in_exactly_one(world: World) -> None:
+    caller, worker, log = await world.caller(), await world.worker(), await world.log()
+    canceller, recorder = await several(world, 2)
+    ends = set()
+    for turn in range(ROUNDS):
+        job = await world.running(caller, 1)
+        cancelling = asyncio.create_task(canceller.cancel_job(caller.tenant_id, job.id))
+        if turn % 2:
+            await asyncio.sleep(0)
+        recording = asyncio.create_task(recorder.record_outcomes([world.answers(log, job, 0)], [], []))
+        [told, _] = await asyncio.gather(cancelling, recording, return_exceptions=True)
+        await world.store.close_job(job.id, FOREVER_MS)
+        assert await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
+        job = await world.look(job)
+        await world.store.publish_job(job, "t", rest=None, output=None, errors=None, expires_after_ms=None)
+        ended = await world.judge(job)
+        assert ended.answered_count == 1
+        assert ended.state is (JobState.CANCELLED if isinstance(told, Job) else JobState.COMPLETED)
+        assert isinstance(told, Job | ApiProblem)
+        ends.add(ended.state)
+    assert ends <= {JobState.CANCELLED, JobState.COMPLETED}
+
+
+async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
+    world: World, shared_database: str
+) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    for begun in (False, True):
+        job = await world.running(caller, 1, 1)
+        if begun:
+            await world.lease(worker, job, 1)
+            await world.store.record_outcomes([], [(job.id, 0, (await holdings(world, worker))[0])], [])
+        connection: Any = await asyncpg.connect(shared_database)
+        transaction = connection.transaction()
+        await transaction.start()
+        tx = PostgresTx(connection)
+        assert await tx.one("job_open_for_lease" if begun else "job_open_to_begin", job_id=job.id) is not None
+        wanted = {"job_id": job.id, "model": MODEL, "count_max": 1, "token": "late", "worker_id": worker}
+        assert len(await tx.all("slices_lease", **wanted)) == 1
+
+        async def stop(job: Job = job) -> bool:
+            await world.store.cancel_job(caller.tenant_id, job.id)
+            return await world.store.close_job(job.id, FOREVER_MS)
+
+        stopping = asyncio.create_task(stop())
+        await someone_waits(connection)
+        await transaction.commit()
+        assert await stopping is False
+        assert (await world.look(job)).state is JobState.CANCELLING
+        assert await world.store.release_slice(job.id, int(begun), "late", 0)
+        assert await world.store.close_job(job.id, FOREVER_MS)
+        await connection.close()
+
+
+async def holdings(world: World, worker: str) -> list[str]:
+    return [held.token for held in await world.store.beat(worker, LEASE_MS) or []]
+
+
+async def someone_waits(connection: Any) -> None:
+    """Return once another connection to this database waits for a lock."""
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+    async def look() -> bool:
+        return bool(await connection.fetchval(waiting))
+
+    await wait_until_async(look, what="another connection waiting for a lock")
+
+
+async def test_leasing_and_stopping_at_once_agree(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    leaser, stopper = await several(world, 2)
+    for turn in range(ROUNDS):
+        job = await world.running(caller, 2, 2)
+
+        async def stop(job: Job = job) -> bool:
+            await stopper.cancel_job(caller.tenant_id, job.id)
+            return await stopper.close_job(job.id, FOREVER_MS)
+
+        taken, closed = await asyncio.gather(leaser.lease_slices(worker, job.id, MODEL, 2, f"t{turn}"), stop())
+        assert closed == (not taken)
+
+
+async def test_one_of_many_gets_the_step(world: World) -> None:
+    stores, workers = await several(world, 5), [await world.worker() for _ in range(5)]
+    for _ in range(4):
+        job = await world.job(await world.caller())
+        calls = [
+            store.take_step(job.id, JobState.VALIDATING, worker, worker)
+            for store, worker in zip(stores, workers, strict=True)
+        ]
+        assert sum(await asyncio.gather(*calls)) == 1
+
+
+async def test_an_input_is_either_taken_or_deleted(world: World) -> None:
+    caller = await world.caller()
+    deleter = (await several(world, 1))[0]
+    for _ in range(ROUNDS):
+        file = await world.file(caller)
+        job, gone = await asyncio.gather(
+            world.job(caller, file), deleter.delete_file(caller.tenant_id, file.id), return_exceptions=True
+        )
+        assert isinstance(job, Job) != (gone is True), (job, gone)
+        assert isinstance(job, Job | ApiProblem)
+        assert isinstance(gone, bool | ApiProblem)
+
+
+async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    compactor, deleter = await several(world, 2)
+    for turn in range(ROUNDS):
+        job = await world.running(caller, 4)
+        logs = [await world.log() for _ in range(2)]
+        for number in range(4):
+            await world.answer(logs[number % 2], job, number)
+        old, text = await world.extents(job.output_file_id), await world.content(job.output_file_id)
+        await world.store.take_step(job.id, JobState.FINALIZING, worker, "t")
+        job = await world.look(job)
+        await world.store.publish_job(job, "t", rest=None, output=None, errors=None, expires_after_ms=None)
+        copy = await world.log("compacted")
+        placed = copy.append([text[: old[2].at]])
+        calls = [
+            compactor.replace_extents(str(job.output_file_id), old[:2], placed),
+            deleter.delete_file(caller.tenant_id, str(job.output_file_id)),
+        ]
+        done = await asyncio.gather(*(calls if turn % 2 else calls[::-1]), return_exceptions=True)
+        assert all(isinstance(one, LostRace | bool | None) for one in done)
+        assert await world.extents(job.output_file_id) == []
+        await world.store.give_up_blob(copy.blob_id)
+        for log in logs:
+            await world.store.settle_blob(log.blob_id)
+        condemned = await world.store.condemn_unused_blobs(-1, 100)
+        assert condemned + any(isinstance(one, LostRace) for one in done) == 4, "both logs, the copy and the work file"
+
+
+async def test_growing_a_file_while_it_is_compacted_loses_no_byte(world: World) -> None:
+    caller = await world.caller()
+    compactor, recorder = await several(world, 2)
+    for turn in range(ROUNDS):
+        job = await world.running(caller, 5)
+        first, second = await world.log(), await world.log()
+        await world.answer(first, job, 0)
+        await world.answer(second, job, 1)
+        old, text = await world.extents(job.output_file_id), await world.content(job.output_file_id)
+        placed = (await world.log("compacted")).append([text])
+        calls = [
+            compactor.replace_extents(str(job.output_file_id), old, placed),
+            recorder.record_outcomes([world.answers(second, job, 2, 3)], [], []),
+        ]
+        await asyncio.gather(*(calls if turn % 2 else calls[::-1]), return_exceptions=True)
+        assert (await world.judge(job)).answered_count == 4
+
+
+async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) -> None:
+    """Whichever is first: no slice has two owners, no verdict of a lost owner counts after another has the slice."""
+    caller = await world.caller()
+    late, sweep, next_one = await several(world, 3)
+    for turn in range(ROUNDS):
+        owner, heir, log = await world.worker(), await world.worker(10 * LEASE_MS), await world.log("errors")
+        jobs = sorted([await world.running(caller, 2, 2) for _ in range(2)], key=lambda job: job.id)
+        held = [piece for job in jobs for piece in await world.lease(owner, job)]
+        await world.clock.advance(LEASE_MS + 1)
+        await world.store.declare_gone(owner)
+        flushes = [
+            world.errors(log, job, piece.first, token=piece.token)
+            for job in jobs
+            for piece in held
+            if piece.job_id == job.id
+        ]
+        done = [(piece.job_id, piece.first, piece.token) for piece in held[::2]]
+        calls = [
+            late.record_outcomes(flushes, done, []),
+            sweep.reclaim_slices(owner, 2),
+            next_one.lease_slices(heir, jobs[turn % 2].id, MODEL, 9, f"t{turn}"),
+        ]
+        await asyncio.gather(*calls[turn % 3 :], *calls[: turn % 3])
+        await sweep.reclaim_slices(owner, 2)
+        for job in jobs:
+            await world.judge(job)
+            failed, open_at = (
+                await world.outcomes(job),
+                {span[0] for span in await world.store.unfinished_slices(job.id)},
+            )
+            for job_id, first, _ in done:
+                assert job_id != job.id or (first in failed) == (first not in open_at)
+        assert await world.store.stranded_workers(10) == []
