@@ -41,6 +41,7 @@ class _Part:
     released_slices: list[tuple[str, int, str, int]] = field(default_factory=list)
     size_bytes: int = 0
     line_count: int = 0
+    logs: dict[str, ResultLog] = field(default_factory=dict)
 
     def is_empty(self) -> bool:
         return not (self.line_count or self.attempts or self.finished_slices or self.released_slices)
@@ -81,6 +82,7 @@ class Recorder:
         self._held_bytes = 0
         self._appended_s = 0.0
         self._hurried = False
+        self._renewed = False
         self.failing = False
 
     @property
@@ -133,8 +135,8 @@ class Recorder:
         self._due.set()
 
     def renew(self) -> None:
-        """A new incarnation begins: its lines go to logs of its own."""
-        self._logs.clear()
+        """A new incarnation begins: its lines go to logs of its own, once what lies in the old ones is committed."""
+        self._renewed = True
 
     async def drain(self) -> None:
         """Wait until everything finished so far is committed."""
@@ -149,6 +151,9 @@ class Recorder:
             self._news.clear()
             await self._wait_until_due()
             part, self._part = self._part, _Part()
+            if self._renewed and not self._appended:
+                self._logs.clear()
+                self._renewed = False
             if not part.is_empty():
                 await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
                 self._appended.append(part)
@@ -160,7 +165,7 @@ class Recorder:
     def _seal_is_due(self) -> bool:
         """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""
         waits = [(ready.seal_after_ms, ready.seal_after_bytes) for ready in self._logs.values()]
-        if self._hurried or not waits:
+        if self._hurried or self._renewed or not waits:
             self._hurried = False
             return True
         after_ms, after_bytes = min(waits)
@@ -209,7 +214,9 @@ class Recorder:
             self._appended.append(part)
 
     async def _append(self, part: _Part) -> None:
-        """Make a part's lines durable on this host, ordered by job and number, as record wants them."""
+        """Make a part's lines durable on this host, ordered by job and number, as record wants them.
+
+        Tried again, it goes on where it failed: the same lines twice in one log would shift all lines behind them."""
         if not self._appended:
             self._appended_s = asyncio.get_running_loop().time()
         for kind in _KINDS:
@@ -218,7 +225,9 @@ class Recorder:
                 continue
             lines.sort(key=_PLACE)
             ready = await self._log(kind)
-            await ready.append(b"".join([line[2] for line in lines]))
+            if part.logs.get(kind) is not ready:
+                await ready.append(b"".join([line[2] for line in lines]))
+                part.logs[kind] = ready
         await hit("record_durable")
 
     async def _log(self, kind: str) -> ResultLog:
