@@ -38,9 +38,11 @@ async def tend(store: Store, blobs: Blobs) -> int:
     for worker_id in await store.overdue_workers(_PASS_MAX):
         if await store.declare_gone(worker_id):
             log.warning("worker_lost", worker=worker_id)
+    # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
+    stranded = await store.stranded_workers(_PASS_MAX)
     await adopt_logs(store, blobs)
     freed = 0
-    for worker_id in await store.stranded_workers(_PASS_MAX):
+    for worker_id in stranded:
         freed += await store.reclaim_slices(worker_id, SPLIT_AFTER)
     return freed
 
@@ -48,13 +50,16 @@ async def tend(store: Store, blobs: Blobs) -> int:
 async def adopt_logs(store: Store, blobs: Blobs) -> int:
     """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done."""
     adopted = 0
-    for blob_id, kind, recorded_to in await store.abandoned_blobs(_PASS_MAX):
-        if kind == "answers":
-            adopted += await _adopt(store, blobs, blob_id, recorded_to)
-        if kind in ("answers", "errors"):
-            await store.settle_blob(blob_id)
-        else:
-            await store.give_up_blob(blob_id)
+    while abandoned := await store.abandoned_blobs(_PASS_MAX):
+        for blob_id, kind, recorded_to in abandoned:
+            if kind == "answers":
+                adopted += await _adopt(store, blobs, blob_id, recorded_to)
+            if kind in ("answers", "errors"):
+                await store.settle_blob(blob_id)
+            else:
+                await store.give_up_blob(blob_id)
+        if len(abandoned) < _PASS_MAX:
+            break
     return adopted
 
 
