@@ -176,6 +176,9 @@ class Worker:
             self._settle_all()
             self._recorder.renew()
             await self._me.begin()
+            # What came into our hands while we began was leased to the life that ended.
+            self._hand.lose_lease()
+            self._settle_all()
             self._hand.extend_lease(self._me.safe_until_ms)
             return
         self._hand.extend_lease(self._me.safe_until_ms)
@@ -210,20 +213,26 @@ class Worker:
         slices_max = self._options.slice_count_max - self._hand.slice_count
         if slices_max <= 0 or self._recorder.full or self._clock.monotonic_ms() >= self._me.safe_until_ms:
             return False
+        worker_id = self._me.id
         choice = await lease.choose(self._store, self._room, self._options.slice_items, slices_max)
         took = False
         for pick in choice.picks:
             token = self._entropy.token_bytes(16).hex()
             self._pending_tokens.add(token)
             try:
-                leased = await lease.take(self._store, self._clock, self._me.id, pick, token)
+                leased = await lease.take(self._store, self._clock, worker_id, pick, token)
                 took = took or bool(leased)
-                await asyncio.gather(*[self._begin_slice(held) for held in leased])
+                # All of them, also when one fails: until then the token is on its way and no stranger.
+                begun = await asyncio.gather(
+                    *[self._begin_slice(held, worker_id) for held in leased], return_exceptions=True
+                )
+                for failure in filter(None, begun):
+                    raise failure
             finally:
                 self._pending_tokens.discard(token)
         return took
 
-    async def _begin_slice(self, held: Held) -> None:
+    async def _begin_slice(self, held: Held, worker_id: str) -> None:
         piece = held.slice
         try:
             items = await lease.read_items(self._blobs, piece)
@@ -237,8 +246,10 @@ class Worker:
             log.warning("work_file_waits", job=piece.job_id, error=str(error))
             await self._store.release_slice(piece.job_id, piece.first, piece.token, SHORT_WAIT_MS)
         else:
-            self._hand.add(held, items)
-            self._settle(held)
+            # A life that ended while the slice was read has lost it; the next one may not send under that lease.
+            if worker_id == self._me.id:
+                self._hand.add(held, items)
+                self._settle(held)
 
     def _room(self, model: str) -> int:
         """How many more items of a model are worth holding: as many as can be in flight, beside those that are."""
