@@ -212,7 +212,9 @@ _PASSING = (
 
 
 async def _version(connection: Any) -> int:
-    if await connection.fetchval("select to_regclass('meta')") is None:
+    # Read as a table: to_regclass would answer from a cache that waiting for the migration lock does not refresh.
+    present = "select 1 from pg_catalog.pg_tables where schemaname = current_schema() and tablename = 'meta'"
+    if await connection.fetchval(present) is None:
         return 0
     return int(await connection.fetchval("select value from meta where name = 'schema_version'") or 0)
 

@@ -1,0 +1,1 @@
+"""What holds the SQL text, the schema, the state tables and the two drivers together."""

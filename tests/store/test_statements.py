@@ -1,0 +1,182 @@
+"""The SQL text, the schema and the tables of legal moves say the same, and every statement is used and understood."""
+
+from __future__ import annotations
+
+import ast
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import apsw
+import asyncpg
+import pytest
+
+import tidegate.store
+from tidegate.core.states import (
+    BLOB_MOVES,
+    FILE_MOVES,
+    JOB_MOVES,
+    SLICE_MOVES,
+    WORKER_MOVES,
+    BlobState,
+    FileState,
+    JobState,
+    Outcome,
+    SliceState,
+    WorkerState,
+)
+from tidegate.store.queries import Statement, for_postgres, statements
+from tidegate.store.store import Store, fresh_schema, migration_text, migrations
+
+STATES: dict[str, type[StrEnum]] = {
+    "jobs": JobState,
+    "slices": SliceState,
+    "files": FileState,
+    "blobs": BlobState,
+    "workers": WorkerState,
+}
+MOVES = {
+    (table, source.value, target.value)
+    for table, moves in {
+        "jobs": JOB_MOVES,
+        "slices": SLICE_MOVES,
+        "files": FILE_MOVES,
+        "blobs": BLOB_MOVES,
+        "workers": WORKER_MOVES,
+    }.items()
+    for source, targets in moves.items()  # type: ignore[attr-defined]
+    for target in targets
+}
+EVERY = sorted(statements().values(), key=lambda statement: statement.name)
+CHANGES = re.compile(r"(?:with .*? \) )?update (\w+) set (.*?) (?:from picked )?where (.*)")
+LOCKS = re.compile(r"/\*!.*?\*/", re.DOTALL)
+SETS_STATE = re.compile(r"(?:^|, )state = (.*)")
+
+
+def changed(statement: Statement) -> tuple[str, str, str] | None:
+    """The table that a statement updates, what it sets and under which condition."""
+    match = CHANGES.fullmatch(" ".join(LOCKS.sub("", statement.sql).split()))
+    return (match[1], match[2], match[3]) if match else None
+
+
+def test_every_update_can_be_read_by_this_test() -> None:
+    updates = {one.name for one in EVERY if re.search(r"(?<!do )\bupdate\b", LOCKS.sub("", one.sql))}
+    assert updates == {one.name for one in EVERY if changed(one)}
+
+
+def test_every_move_that_is_told_is_legal_and_every_legal_move_is_made() -> None:
+    told = {move for statement in EVERY for move in statement.moves}
+    assert told == MOVES
+
+
+@pytest.mark.parametrize("statement", EVERY, ids=lambda statement: statement.name)
+def test_a_statement_makes_the_moves_that_its_header_tells(statement: Statement) -> None:
+    found = changed(statement)
+    set_to = SETS_STATE.search(found[1]) if found else None
+    assert (set_to is not None) == bool(statement.moves), "a move without a header, or a header without a move"
+    if found is None or set_to is None:
+        return
+    table, sets, where = found
+    assert {move[0] for move in statement.moves} == {table}
+    states = {state.value for state in STATES[table]}
+    sources = set(re.findall(r"'(\w+)'", "".join(re.findall(r"\bstate (?:= '\w+'|in \([^)]*\))", where)))) & states
+    assert sources >= {source for _, source, _ in statement.moves}, "the guard stands in the statement"
+    text = set_to.group(1)
+    if text.startswith("'"):
+        targets = set(re.findall(r"^'(\w+)'", text))
+    elif text.startswith("closing"):
+        targets = set(re.findall(r"closing = '(\w+)'", sets))
+    else:
+        targets = set(re.findall(r"then '(\w+)' else state end", text))
+    assert targets == {target for _, _, target in statement.moves}
+
+
+def test_no_statement_writes_a_state_that_does_not_exist() -> None:
+    known = {state.value for enum in STATES.values() for state in enum} | {outcome.value for outcome in Outcome}
+    for statement in EVERY:
+        for words in re.findall(
+            r"\b(?:state|closing|outcome) (?:=|<>|in) \(?('[^)\n]*?')\)?(?=[\s,;)]|$)", statement.sql
+        ):
+            assert set(re.findall(r"'(\w+)'", words)) <= known, statement.name
+
+
+def test_the_schema_checks_exactly_the_states_there_are() -> None:
+    schema = fresh_schema("sqlite")
+    tables = dict(re.findall(r"create table (\w+) \((.*?)\n\)", schema, re.DOTALL))
+    for table, enum in STATES.items():
+        found = re.search(r"check \(\s*state in \(([^)]*)\)", tables[table])
+        assert found, f"{table} has no check on its state"
+        assert set(re.findall(r"'(\w+)'", found.group(1))) == {state.value for state in enum}
+    outcome = re.search(r"check \(outcome in \(([^)]*)\)", tables["outcomes"])
+    closing = re.search(r"check \(closing in \(([^)]*)\)", tables["jobs"])
+    assert outcome
+    assert closing
+    assert set(re.findall(r"'(\w+)'", outcome.group(1))) == {state.value for state in Outcome}
+    ends = {state.value for state, moves in JOB_MOVES.items() if not moves}
+    assert set(re.findall(r"'(\w+)'", closing.group(1))) == ends
+
+
+def store_modules() -> list[tuple[str, ast.Module]]:
+    folder = Path(tidegate.store.__file__).parent
+    return [(path.name, ast.parse(path.read_text())) for path in sorted(folder.glob("*.py"))]
+
+
+def test_every_statement_is_used_and_every_used_one_exists() -> None:
+    used: set[str] = set()
+    for name, tree in store_modules():
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if method not in ("all", "one", "dicts", "many", "many_returning", "_ids") or not call.args:
+                continue
+            first = call.args[0]
+            if isinstance(first, ast.Constant):
+                assert first.value in statements(), f"{name} asks for {first.value!r}"
+                used.add(str(first.value))
+            elif isinstance(first, ast.JoinedStr):
+                assert isinstance(first.values[0], ast.Constant)
+                used |= {known for known in statements() if known.startswith(str(first.values[0].value))}
+        used |= {
+            str(element.value)
+            for loop in ast.walk(tree)
+            if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Tuple)
+            for element in loop.iter.elts
+            if isinstance(element, ast.Constant) and element.value in statements()
+        }
+    assert used == set(statements())
+
+
+def test_every_verb_of_the_store_is_in_its_behaviour_suite() -> None:
+    folder = Path(__file__).parents[1]
+    suite = "".join(
+        path.read_text() for path in [*folder.glob("contracts/*store_*.py"), *folder.glob("store/test_*.py")]
+    )
+    verbs = {name for name in dir(Store) if not name.startswith("_")}
+    assert {"lease_slices", "record_outcomes", "publish_job"} <= verbs
+    assert {verb for verb in verbs if not re.search(rf"\.{verb}\b", suite)} == set()
+
+
+def test_every_statement_prepares_on_sqlite() -> None:
+    connection = apsw.Connection(":memory:")
+    connection.create_scalar_function("now_ms", lambda *_: 0, 0)
+    connection.execute(fresh_schema("sqlite"))
+    for statement in EVERY:
+        connection.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters, 0)).fetchall()
+
+
+@pytest.mark.anyio
+async def test_every_statement_prepares_on_postgresql(postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    for number, name in enumerate(migrations(), start=1):
+        await connection.execute(migration_text("postgresql", name, number))
+    for statement in EVERY:
+        prepared = await connection.prepare(for_postgres(statement))
+        assert len(prepared.get_parameters()) == len(statement.parameters), statement.name
+    await connection.close()
+
+
+def test_a_parameter_is_found_where_it_is_and_nowhere_else() -> None:
+    assert statements()["slices_lease"].parameters == ("job_id", "model", "count_max", "token", "worker_id")
+    assert "sha256" in statements()["file_put"].parameters
+    for statement in EVERY:
+        assert "/*!" not in for_postgres(statement)
+        assert not re.search(r"(?<!:):[a-z]", for_postgres(statement)), statement.name
