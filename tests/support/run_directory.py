@@ -102,9 +102,11 @@ class RunDirectory:
         """The controller's last act: let go, and wait until the keeper, if there is one, has cleaned up."""
         if self._alive_fd is None:
             return
+        # Looked at before letting go: a quick keeper has removed everything a moment later.
+        has_keeper = (self.path / "keeper.pid").exists()
         os.close(self._alive_fd)
         self._alive_fd = None
-        if (self.path / "keeper.pid").exists():
+        if has_keeper:
             wait_until(lambda: not self.path.exists(), CLEANUP_TIMEOUT_S, f"the test servers in {self.path} to stop")
         else:
             shutil.rmtree(self.path)
