@@ -165,18 +165,33 @@ async def test_a_slice_that_lost_two_owners_becomes_single_items(world: World) -
     await world.record(world.answers(log, job, 3, token=held.token))
     await world.record(JobFlush(job.id, attempts=[(held.token, tries(4, 1, 10))]))
     assert await lose(world, second) == 2
-    third = await world.worker()
-    singles = await world.lease(third, job)
+    others = [await world.worker() for _ in range(5)]
+    singles = [single for other in others for single in await world.lease(other, job)]
     assert spans(singles) == [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1)], "one for each item without an outcome"
     assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first >= 2} == {(2, 200, 400)}
     assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first < 2} == {(0, 0, 200)}
     assert {s.lost_count for s in singles} == {2}
     assert {s.work_units for s in singles} == {50}
     assert singles[3].attempts[4].count == 1
-    assert await lose(world, third) == 5
-    again = await world.lease(await world.worker(), job)
+    assert sum([await lose(world, other) for other in others]) == 5
+    again = [single for _ in others for single in await world.lease(await world.worker(), job)]
     assert spans(again) == spans(singles), "a single item is not split again"
     assert {s.lost_count for s in again} == {3}
+
+
+async def test_a_worker_holds_one_suspect_at_a_time(world: World) -> None:
+    job = await world.running(await world.caller(), 2, 2)
+    for _ in range(2):
+        worker = await world.worker()
+        await world.lease(worker, job, 1)
+        await lose(world, worker)
+    careful = await world.worker()
+    held = await world.lease(careful, job)
+    assert spans(held) == [(0, 1), (2, 2)], "one suspect, and beside it what is above suspicion"
+    assert await world.lease(careful, job) == []
+    assert spans(await world.lease(await world.worker(), job)) == [(1, 1)], "another worker takes the next"
+    await world.store.release_slice(job.id, 0, held[0].token, 0)
+    assert spans(await world.lease(careful, job)) == [(0, 1)]
 
 
 async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_split(world: World) -> None:

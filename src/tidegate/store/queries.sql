@@ -422,11 +422,20 @@ where id = :job_id and state = 'in_progress' and closing is null and expires_at 
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
--- goes out. A worker that is gone gets nothing.
+-- goes out. A worker that is gone gets nothing. Single items that lost owners before are suspects: a worker holds one of them at a
+-- time, so that the next loss tells the poison from its neighbours.
 -- moves: slices: ready -> leased
 with picked as (
     select s.job_id as picked_job, s.first as picked_first from slices s
     where s.job_id = :job_id and s.model = :model and s.state = 'ready' and s.ready_at <= now_ms()
+        and (s.lost_count < :suspect_after
+            or s.first = (
+                select min(q.first) from slices q
+                where q.job_id = :job_id and q.model = :model and q.state = 'ready' and q.ready_at <= now_ms()
+                    and q.lost_count >= :suspect_after
+            ) and not exists (
+                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
+            ))
     order by s.first
     limit :count_max /*! for update skip locked */
 )
@@ -456,10 +465,12 @@ select number from outcomes where job_id = :job_id and number >= :first and numb
 select number, count, not_before - now_ms() as wait_ms, reason from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_finish --
--- Every item of it has an outcome.
+-- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and whoever publishes must
+-- still find the items here.
 -- moves: slices: leased -> done
 update slices set state = 'done', lease_token = null, worker_id = null
 where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
+    and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'))
 returning first;
 
 -- slice_release --

@@ -7,6 +7,9 @@ from tidegate.core.nouns import Attempts, Candidate, LeasedSlice
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table
 
+# A slice that lost so many owners is taken apart into single items, each of which is then suspected of having killed them.
+SUSPECT_AFTER = 2
+
 _SINGLE_COLUMNS = (
     "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
     "work_units",
@@ -34,7 +37,13 @@ class Slices(Table):
                 if not begun and await tx.one("job_open_to_begin", job_id=job_id) is None:
                     return []
                 taken = await tx.all(
-                    "slices_lease", job_id=job_id, model=model, count_max=count_max, token=token, worker_id=worker_id
+                    "slices_lease",
+                    job_id=job_id,
+                    model=model,
+                    count_max=count_max,
+                    token=token,
+                    worker_id=worker_id,
+                    suspect_after=SUSPECT_AFTER,
                 )
                 if not taken:
                     return []

@@ -11,11 +11,11 @@ from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Finished, JobFlush, Placed
 from tidegate.core.ports import Blobs
 from tidegate.core.states import Outcome
+from tidegate.store.slices import SUSPECT_AFTER
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-SPLIT_AFTER = 2
 _PASS_MAX = 20
 _READ_BYTES = 4 << 20
 
@@ -43,7 +43,7 @@ async def tend(store: Store, blobs: Blobs) -> int:
     await adopt_logs(store, blobs)
     freed = 0
     for worker_id in stranded:
-        freed += await store.reclaim_slices(worker_id, SPLIT_AFTER)
+        freed += await store.reclaim_slices(worker_id, SUSPECT_AFTER)
     return freed
 
 
