@@ -43,7 +43,8 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 soak: venv  ## the tests that run for long on purpose
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak
 
-docs: venv  ## check what the docs claim
+docs: venv  ## write what is generated in docs/ anew, and check what the docs claim
+	$(BIN)/python docs/generate.py
 	$(BIN)/pytest tests/docs
 
 # The resolver gets an environment of its own, so that it is never among what it locks.

@@ -1,0 +1,91 @@
+"""The commands on the README and in the quickstart run as they stand there, as real processes, in an empty directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import REPOSITORY, Block, blocks, page
+from tests.support.processes import Proc, Processes, free_port
+
+BIN = Path(sys.executable).parent
+# The ports on the pages, which may be taken on this machine.
+PORTS = ("8000", "8080")
+LISTENS = r"listening on http://"
+DONE_S = 100.0
+
+
+class Reader:
+    """Someone who follows a page from its beginning to its end, in an empty directory beside the examples."""
+
+    def __init__(self, processes: Processes, here: Path) -> None:
+        self._processes = processes
+        self._here = here
+        self._ports = {shown: str(free_port()) for shown in PORTS}
+        shutil.copytree(REPOSITORY / "examples", here / "examples")
+
+    def follow(self, block: Block) -> Proc | None:
+        text = block.text
+        for shown, free in self._ports.items():
+            text = text.replace(shown, free)
+        how = block.how or ""
+        if how.startswith("file="):
+            (self._here / how.removeprefix("file=")).write_text(text)
+            return None
+        if block.language == "python":
+            return self._done([str(BIN / "python"), "-c", text])
+        if how == "background":
+            command = text.strip() + (f" --port {self._ports['8080']}" if self._is_default_serve(text) else "")
+            started = self._start(["bash", "-c", f"exec {command}"])
+            started.wait_for_line(LISTENS)
+            return started
+        return self._done(["bash", "-euo", "pipefail", "-c", text])
+
+    @staticmethod
+    def _is_default_serve(text: str) -> bool:
+        return text.startswith("tidegate serve") and "--config" not in text and "--port" not in text
+
+    def _start(self, command: list[str]) -> Proc:
+        env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(self._here), "TIDEGATE_WORKER_POLL_MS": "200"}
+        return self._processes.start(command, name="reader", env=env, cwd=self._here)
+
+    def _done(self, command: list[str]) -> Proc:
+        proc = self._start(command)
+        assert proc.wait(DONE_S) == 0, proc.logs()
+        return proc
+
+
+@pytest.fixture
+def reader(processes: Processes, tmp_path: Path) -> Reader:
+    here = tmp_path / "reader"
+    here.mkdir()
+    return Reader(processes, here)
+
+
+@pytest.mark.parametrize("where", ["README.md", "docs/quickstart.md"])
+def test_the_commands_on_a_page_run(where: str, reader: Reader) -> None:
+    tested = [block for block in blocks(page(where)) if block.how is not None]
+    assert len(tested) >= 5
+    said = [followed.stdout() for block in tested if (followed := reader.follow(block)) is not None]
+    if where == "README.md":
+        assert any("completed 100 of 100" in text for text in said), "the SDK's batch"
+        assert any("tg_live_" in text for text in said), "a key"
+
+
+def test_make_run_finds_its_work_done_the_second_time(processes: Processes, tmp_path: Path) -> None:
+    """What `make run` calls, in a copy of the examples; the Makefile's part is to set up the environment."""
+    assert "./examples/run.sh" in page("Makefile")
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
+    env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    said = []
+    for _ in range(2):
+        proc = processes.start(["bash", "examples/run.sh"], name="make-run", env=env, cwd=tmp_path)
+        assert proc.wait(DONE_S) == 0, proc.logs()
+        said.append(proc.stdout() + proc.stderr())
+    assert "320 of 320 items succeeded" in said[0]
+    assert "done already" in said[1]
+    assert len((tmp_path / ".tidegate-demo" / "results.jsonl").read_text().splitlines()) == 320

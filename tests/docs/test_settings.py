@@ -1,0 +1,139 @@
+"""Settings: each is on the page, each is read by something, the examples on the pages load, and every old name has an answer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, SOURCE, blocks, codes, first_codes, page, rows, section
+from tidegate.settings import catalog, load
+from tidegate.settings.groups import DeploymentTls, ModelDeployment
+
+PAGE = page("docs/reference/settings.md")
+KEYS = set(catalog.by_key())
+DEPLOYMENT_KEYS = {field for field in ModelDeployment.__struct_fields__ if field != "tls"} | {
+    f"tls.{field}" for field in DeploymentTls.__struct_fields__
+}
+# Groups that are handed on whole: their values are read from what they become.
+HANDED_ON = {"http", "retry", "limits"}
+WHOLE = {"limits", "policy", "quotas"}
+OLD_NAMES = {"## Coming from DeltaLLM": "deltallm.txt", "## Coming from llm-d": "llm-d.txt"}
+
+
+def test_the_keys_of_a_deployment_are_on_the_page() -> None:
+    assert set(first_codes(section(PAGE, "## models"))) == DEPLOYMENT_KEYS
+
+
+@pytest.mark.parametrize("heading", OLD_NAMES)
+def test_every_old_name_has_an_answer(heading: str) -> None:
+    names = (Path(__file__).parent / "old_names" / OLD_NAMES[heading]).read_text().split()
+    assert sorted(first_codes(section(PAGE, heading))) == sorted(names)
+
+
+@pytest.mark.parametrize("heading", OLD_NAMES)
+def test_the_answers_are_settings_that_exist(heading: str) -> None:
+    for old, here in rows(section(PAGE, heading)):
+        named = [code for code in codes(here) if ":" not in code and " " not in code and code != "models"]
+        unknown = set(named) - KEYS - (DEPLOYMENT_KEYS if "deployment" in here else set())
+        assert not unknown, f"{old} is answered with {unknown}"
+        assert named or codes(here) == ["models"] or here.startswith(("not needed: ", "later")), old
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_settings_named_on_pages_exist(path: Path) -> None:
+    groups = {key.partition(".")[0] for key in KEYS if "." in key}
+    text = path.read_text(encoding="utf-8")
+    named = {
+        code.partition(":")[0]
+        for code in codes(text)
+        if code.partition(".")[0] in groups and " " not in code.partition(":")[0]
+    }
+    dotted = {one for one in named if one.count(".") == 1 and one.isascii() and not one.endswith((".py", ".db"))}
+    assert dotted - KEYS == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_examples_of_configuration_load(path: Path, tmp_path: Path) -> None:
+    for block in blocks(path.read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            config = tmp_path / "tidegate.yaml"
+            config.write_text(block.text)
+            named = re.findall(r"env:(\w+)", block.text)
+            secrets = {one: "postgresql://u:p@db/tidegate" if "URL" in one else "s" * 40 for one in named}
+            assert load(config, tmp_path, environ=secrets).settings
+
+
+# ---- nothing is set in vain
+
+
+@cache
+def chains() -> tuple[tuple[str, ...], ...]:
+    """Every `a.b.c` that is read in the program outside of where settings are declared and loaded, without leading underscores."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.parent.name == "settings" and path.name != "models.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                parts: list[str] = []
+                value: ast.expr = node
+                while isinstance(value, ast.Attribute):
+                    parts.append(value.attr.lstrip("_"))
+                    value = value.value
+                if isinstance(value, ast.Name):
+                    parts.append(value.id.lstrip("_"))
+                found.append(tuple(reversed(parts)))
+    return tuple(found)
+
+
+@cache
+def shortcuts() -> frozenset[tuple[str, str, str]]:
+    """(group, property, field that it reads): `store.location` is `store.url`."""
+    found = set()
+    tree = ast.parse((SOURCE / "settings" / "groups.py").read_text(encoding="utf-8"))
+    for owner in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
+        for method in [node for node in owner.body if isinstance(node, ast.FunctionDef)]:
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                    found.add((owner.name.lower(), method.name, node.attr))
+    return frozenset(found)
+
+
+def dead(keys: Iterable[str]) -> list[str]:
+    """The settings that nothing reads, neither by themselves nor through a property nor handed on in a group."""
+    read = {pair for chain in chains() for pair in zip(("", *chain), chain, strict=False)}
+    names = {last for _, last in read}
+    found = []
+    for key in keys:
+        group, _, field = key.rpartition(".")
+        owner = group or "settings"
+        ways = [way for one_owner, way, one in shortcuts() if (one_owner, one) == (owner, field)]
+        by_itself = (owner, field) in read
+        by_a_property = any((owner, way) in read for way in ways if way not in WHOLE)
+        handed_on = group in HANDED_ON and field in names
+        if not (by_itself or by_a_property or handed_on):
+            found.append(key)
+    return found
+
+
+def test_every_setting_is_read_by_something() -> None:
+    assert dead(KEYS) == []
+
+
+def test_a_setting_that_nothing_reads_would_be_seen() -> None:
+    assert dead(["worker.no_such_thing", "http.no_such_thing", "no_such_thing", "server.url"]) == [
+        "worker.no_such_thing",
+        "http.no_such_thing",
+        "no_such_thing",
+        "server.url",
+    ]
+
+
+def test_every_key_of_a_deployment_is_read_by_something() -> None:
+    names = {chain[-1] for chain in chains()}
+    assert {key for key in DEPLOYMENT_KEYS if key.rpartition(".")[2] not in names} == set()
