@@ -2,30 +2,28 @@
 
 The order of work within one model is a walk through the tree of the prompts' beginnings: first what an engine reads first
 (tools, instructions, a system text), then the prompt itself, byte by byte, so every length of shared beginning is grouped
-at once and no tokenizer is needed. Items that share nothing worth an engine's cache keep the order of the input: less
-than `KEY_BYTES` behind the last fork is a fraction of a cache block, and an input that is read in its own order is
-rewritten at a third of the cost.
+at once and no tokenizer is needed. Branches come in the order in which the input first takes them, and items that share
+less than `KEY_BYTES` behind a fork are not kin: that is a fraction of a cache block, and the nearer the work stays to the
+order of the input, the cheaper it is to rewrite.
 
 Prompts are not kept. A family (items of one model with equal tools and instructions) remembers how far all its prompts
-agree, and each item keeps the `KEY_BYTES` behind that point. Items with equal keys are kin; only they are read again, as
-many at a time as fit `WINDOWS_BYTES`. Where the bytes come from is the caller's business.
+agree, and each item keeps the `KEY_BYTES` behind that point. Only kin are read again, from where they are known to agree.
+Where the bytes come from is the caller's business.
 """
 
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from operator import itemgetter, xor
 
 KEY_BYTES = 24
 REFERENCE_BYTES_MAX = 64 << 10
-WINDOWS_BYTES = 4 << 20
-_WINDOW_BYTES_MIN = 16
-_STRIDE_BYTES = 64 << 10
 
 # Reads up to `count` bytes of item `number`'s prompt from `at` on: (number, at, count).
 Read = Callable[[int, int, int], bytes]
+# Items on one branch of the tree and how far they are known to agree; None when they need no further order.
+Branch = tuple["array[int]", int | None]
 
 
 class Family:
@@ -119,81 +117,81 @@ def _leading_bytes(one: bytes, other: bytes, width: int) -> int:
     return width - (different.bit_length() + 7) // 8
 
 
-def order_family(
-    family: Family, numbers: Sequence[int], keys: bytes, sizes: Sequence[int], read: Read
-) -> "tuple[array[int], int]":
+def order_family(family: Family, numbers: Sequence[int], keys: bytes, read: Read) -> "tuple[array[int], int]":
     """The family's items in prefix order, and the sum of what each shares with the one before it."""
     if len(family.cuts) == 1:
-        own_keys: Iterable[bytes] = [keys[at : at + KEY_BYTES] for at in map(KEY_BYTES.__mul__, numbers)]
+        own_keys = [keys[at : at + KEY_BYTES] for at in map(KEY_BYTES.__mul__, numbers)]
     else:
-        own_keys = (family.key_of(number, keys) for number in numbers)
-    leaders: dict[bytes, int] = {}
-    kin: dict[int, array[int]] = {}
-    for number, leader in zip(numbers, map(leaders.setdefault, own_keys, numbers), strict=True):
-        if leader != number:
-            kin.setdefault(leader, array("I", (leader,))).append(number)
-    shared = _between(leaders, family.cut)
-    if not kin:
-        return array("I", leaders.values()), shared
+        own_keys = [family.key_of(number, keys) for number in numbers]
     ordered = array("I")
-    for leader in leaders.values():
-        if leader in kin:
-            settled, within = _settle(kin.pop(leader), family.cut, sizes, read)
-            ordered += settled
-            shared += within
-        else:
-            ordered.append(leader)
+    branches, shared = _fork(numbers, own_keys, family.cut)
+    # The walk goes deep before it goes on: what a branch splits into is put in its place.
+    branches.reverse()
+    while branches:
+        members, at = branches.pop()
+        if at is None:
+            ordered.extend(members)
+            continue
+        cut, own_keys = _keys_behind(members, at, read)
+        inner, bytes_shared = _fork(members, own_keys, at + cut)
+        shared += bytes_shared
+        branches.extend(reversed(inner))
     return ordered, shared
 
 
-def _between(keys: Iterable[bytes], cut: int) -> int:
+def _fork(numbers: Sequence[int], keys: Sequence[bytes], at: int) -> tuple[list[Branch], int]:
+    """Split items that agree up to `at` by their keys there, in the order in which the keys appear; and what neighbours on
+    different branches, and equals on one, share."""
+    leaders: dict[bytes, int] = {}
+    kin: dict[int, array[int]] = {}
+    for number, leader in zip(numbers, map(leaders.setdefault, keys, numbers), strict=True):
+        if leader != number:
+            kin.setdefault(leader, array("I", (leader,))).append(number)
+    shared = _between(leaders, at)
+    if not kin:
+        return [(array("I", leaders.values()), None)], shared
+    branches: list[Branch] = []
+    alone = array("I")
+    for key, leader in leaders.items():
+        members = kin.pop(leader, None)
+        if members is None:
+            alone.append(leader)
+        elif key.endswith(b"\0"):
+            # Their prompts end within the key, so they are the same.
+            alone += members
+            shared += (len(members) - 1) * (at + len(key.rstrip(b"\0")))
+        else:
+            branches.append((alone, None))
+            branches.append((members, at + KEY_BYTES))
+            alone = array("I")
+    branches.append((alone, None))
+    return branches, shared
+
+
+def _between(keys: Iterable[bytes], at: int) -> int:
     """What neighbours with different keys share, in all."""
     numbers = list(map(int.from_bytes, keys))
     different_bits = Counter(map(int.bit_length, map(xor, numbers, numbers[1:])))
-    return sum((cut + KEY_BYTES - (bits + 7) // 8) * count for bits, count in different_bits.items())
+    return sum((at + KEY_BYTES - (bits + 7) // 8) * count for bits, count in different_bits.items())
 
 
-def _settle(ordered: "array[int]", at: int, sizes: Sequence[int], read: Read) -> "tuple[array[int], int]":
-    """Items that agree up to `at`, in the order of all their bytes; as many are read at a time as memory allows."""
-    shared = 0
-    groups = [(0, len(ordered), at)]
-    while groups:
-        start, stop, at = groups.pop()
-        group = ordered[start:stop]
-        width = max(map(sizes.__getitem__, group)) - at
-        if width * len(group) > WINDOWS_BYTES:
-            at = _skip(group, at, read)
-            width = max(_WINDOW_BYTES_MIN, WINDOWS_BYTES // len(group))
-        windows = sorted((read(number, at, width), number) for number in group)
-        ordered[start:stop] = array("I", [number for _, number in windows])
-        tied = 1
-        guess = 0
-        for place, ((one, _), (other, number)) in enumerate(pairwise(windows), start + 1):
-            # A window that is not full ends its prompt: there is nothing behind it to tell equals apart.
-            if one == other and len(one) == width and sizes[number] > at + width:
-                tied += 1
-                continue
-            guess = common_prefix(one, other, guess)
-            shared += at + guess
-            if tied > 1:
-                groups.append((place - tied, place, at + width))
-            tied = 1
-        if tied > 1:
-            groups.append((stop - tied, stop, at + width))
-    return ordered, shared
-
-
-def _skip(group: Sequence[int], at: int, read: Read) -> int:
-    """The place up to which a whole group agrees, found in strides by comparing each item with the first."""
-    while True:
-        first = read(group[0], at, _STRIDE_BYTES)
-        agreed = len(first)
-        for number in group:
-            piece = read(number, at, agreed)
-            if piece != first[:agreed]:
-                agreed = common_prefix(first[:agreed], piece)
-                if agreed < _WINDOW_BYTES_MIN:
-                    return at
-        at += agreed
-        if agreed < _STRIDE_BYTES:
-            return at
+def _keys_behind(numbers: Sequence[int], at: int, read: Read) -> tuple[int, list[bytes]]:
+    """How much further items agree that agree up to `at`, and their keys there."""
+    longest = reference = read(numbers[0], at, REFERENCE_BYTES_MAX)
+    cut = len(reference)
+    keys: list[bytes] = []
+    moved: list[tuple[int, int]] = []
+    for number in numbers:
+        piece = read(number, at, cut + KEY_BYTES)
+        if not piece.startswith(reference):
+            moved.append((len(keys), cut))
+            cut = common_prefix(reference, piece)
+            reference = longest[:cut]
+        keys.append(piece[cut : cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"))
+    # Items that were keyed before the cut moved agree with the reference up to where it stood.
+    start = 0
+    for stop, own_cut in moved:
+        lacking = longest[cut:own_cut]
+        keys[start:stop] = [(lacking + key)[:KEY_BYTES] for key in keys[start:stop]]
+        start = stop
+    return cut, keys

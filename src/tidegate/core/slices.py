@@ -4,7 +4,7 @@ An item that is larger than a bound by itself has a slice of its own. Items are 
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tidegate.core import estimate
 from tidegate.core.lines import LineRules
@@ -27,19 +27,29 @@ def cut_slices(model: str, numbers: "array[int]", first: int, at: int, scan: Sca
         at += size
 
 
-def _measure(numbers: Sequence[int], scan: Scan) -> tuple[int, int]:
+def consecutive(numbers: "array[int]") -> bool:
+    """Whether items stand in the work as they stand in the input."""
+    first, count = numbers[0], len(numbers)
+    return numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count))
+
+
+def _measure(numbers: "array[int]", scan: Scan) -> tuple[int, int]:
     """The bytes that items take in the work file, and their cost."""
-    size = sum(map(scan.size.__getitem__, numbers))
-    prompt_size = sum(map(scan.prompt_size.__getitem__, numbers)) + sum(map(scan.fixed_size.__getitem__, numbers))
-    return size, estimate.work_units(prompt_size, sum(map(scan.output_tokens.__getitem__, numbers)))
+    columns = (scan.size, scan.prompt_size, scan.fixed_size, scan.output_tokens)
+    if consecutive(numbers):
+        chosen = slice(numbers[0], numbers[-1] + 1)
+        size, prompt_size, fixed_size, output_tokens = (sum(column[chosen]) for column in columns)
+    else:
+        size, prompt_size, fixed_size, output_tokens = (sum(map(column.__getitem__, numbers)) for column in columns)
+    return size, estimate.work_units(prompt_size + fixed_size, output_tokens)
 
 
 def _fitting(numbers: "array[int]", scan: Scan) -> "array[int]":
     """As many of the items, from the first on, as stay within the bounds; at least one."""
     rules = scan.rules
     size = units = count = 0
-    for number in numbers:
-        one_size, one_units = _measure((number,), scan)
+    for place in range(len(numbers)):
+        one_size, one_units = _measure(numbers[place : place + 1], scan)
         size += one_size
         units += one_units
         if count and (size > rules.slice_bytes_max or units > rules.slice_units_max):

@@ -25,10 +25,12 @@ from tidegate.core.lines import LineRules, decode_request
 from tidegate.core.nouns import IngestPlan, LineError, SlicePlan
 from tidegate.core.prefix import Read, common_prefix, order_family
 from tidegate.core.scan import Scan
-from tidegate.core.slices import add_bad, cut_slices
+from tidegate.core.slices import add_bad, consecutive, cut_slices
 
 READ_BYTES = 256 << 10
-WRITE_BYTES = 1 << 20
+WRITE_BYTES = 256 << 10
+NEAR_BYTES = 4 << 10
+ROW_MIN = 8
 EXIT_BAD_REQUEST = 64
 EXIT_FILE = 74
 
@@ -71,7 +73,6 @@ def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPl
 
 
 def _scan(source: int, rules: LineRules) -> Scan:
-    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     scan = Scan(rules)
     scan.begin(os.read(source, READ_BYTES))
     while not scan.stopped and (data := os.read(source, READ_BYTES)):
@@ -128,23 +129,51 @@ def _order(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Run], i
         for number, family in enumerate(scan.family):
             if number not in twice:
                 members[family].append(number)
-
-    def read(number: int, at: int, count: int) -> bytes:
-        place = scan.at[number] + scan.prompt_at[number] + at
-        return os.pread(source, min(count, scan.prompt_size[number] - at), place)
-
+    read = _Prompts(source, scan).read
     runs: list[Run] = [(model, array("I")) for model in scan.models]
     shared = 0
     keys = bytes(scan.keys)
     for family, numbers in enumerate(members):
         if scan.rules.prefix_order:
-            numbers, bytes_shared = order_family(scan.families[family], numbers, keys, scan.prompt_size, read)
+            numbers, bytes_shared = order_family(scan.families[family], numbers, keys, read)
             shared += bytes_shared + scan.family_fixed_size[family] * max(0, len(numbers) - 1)
         runs[scan.family_model[family]][1].extend(numbers)
     if not scan.rules.prefix_order:
         runs = [(model, array("I", sorted(numbers))) for model, numbers in runs]
         shared = sum(_shared(scan, numbers, read) for _, numbers in runs)
     return runs, shared
+
+
+class _Prompts:
+    """Parts of prompts, read from the input. Neighbours that are asked for in their order come out of one larger read."""
+
+    def __init__(self, source: int, scan: Scan) -> None:
+        self._source = source
+        self._at = scan.at
+        self._prompt_at = scan.prompt_at
+        self._prompt_size = scan.prompt_size
+        self._buffer = b""
+        self._buffer_at = 0
+        self._last = 0
+        self._row = 0
+
+    def read(self, number: int, at: int, count: int) -> bytes:
+        place = self._at[number] + self._prompt_at[number] + at
+        rest = self._prompt_size[number] - at
+        if rest < count:
+            count = rest
+        start = place - self._buffer_at
+        if start < 0 or start + count > len(self._buffer):
+            # A larger read pays only after some neighbours in a row.
+            self._row = self._row + 1 if abs(place - self._last) <= NEAR_BYTES else 0
+            self._last = place
+            if self._row < ROW_MIN or count > READ_BYTES:
+                return os.pread(self._source, count, place)
+            self._buffer = os.pread(self._source, READ_BYTES, place)
+            self._buffer_at = place
+            self._last = place + READ_BYTES
+            start = 0
+        return self._buffer[start : start + count]
 
 
 def _shared(scan: Scan, numbers: "array[int]", read: Read) -> int:
@@ -195,7 +224,7 @@ def _copy(source: int, target: int, numbers: "array[int]", slices: list[SlicePla
         taken = numbers[place : place + one.count]
         place += one.count
         first, last = taken[0], taken[-1]
-        if scan.at[last] + scan.size[last] - scan.at[first] == one.work_bytes and _ascending(taken):
+        if scan.at[last] + scan.size[last] - scan.at[first] == one.work_bytes and consecutive(taken):
             places = [(scan.at[first], one.work_bytes)]
         else:
             places = [(scan.at[number], scan.size[number]) for number in taken]
@@ -208,10 +237,6 @@ def _copy(source: int, target: int, numbers: "array[int]", slices: list[SlicePla
                 raise OSError("the input became shorter while it was read")
             fill += size
     _write_all(target, view[:fill])
-
-
-def _ascending(numbers: "array[int]") -> bool:
-    return numbers == array("I", range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _write_all(target: int, view: memoryview) -> None:
