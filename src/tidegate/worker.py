@@ -94,7 +94,7 @@ class Worker:
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._ingest_steps = Steps(store, entropy)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
-        self._garbage = Garbage(store, blobs, options.garbage_safety_ms)
+        self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()

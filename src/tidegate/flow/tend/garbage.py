@@ -5,23 +5,25 @@ Record refuses extents in a condemned blob, so nothing that was condemned can co
 
 import structlog
 
-from tidegate.core.ports import Blobs
+from tidegate.core.ports import Blobs, Clock
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
 _PASS_MAX = 200
+_SUSPECTS_MAX = 10_000
 
 
 class Garbage:
     """Keeps its place in the listing of blobs between passes, so that each pass is short."""
 
-    def __init__(self, store: Store, blobs: Blobs, safety_ms: int) -> None:
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, safety_ms: int) -> None:
         self._store = store
         self._blobs = blobs
+        self._clock = clock
         self._safety_ms = safety_ms
         self._after = ""
-        self._suspects: set[str] = set()
+        self._suspects: dict[str, float] = {}
 
     async def tend(self) -> int:
         """Condemn, remove, and look a little further for orphans. Says how many blobs were removed."""
@@ -34,18 +36,21 @@ class Garbage:
         return removed + await self._orphans()
 
     async def _orphans(self) -> int:
-        """A blob without a row was never acknowledged to anyone: its row comes first. Seen twice a whole round apart, it goes."""
+        """A blob without a row was never acknowledged to anyone, for its row comes first; or the store was restored from an older
+        backup. So it goes only when it has been without a row for the whole safety period, seen so by this very process."""
         page = await self._blobs.list_ids(self._after, _PASS_MAX)
+        now_ms = self._clock.monotonic_ms()
         removed = 0
         for blob_id in page:
             if await self._store.knows_blob(blob_id):
-                self._suspects.discard(blob_id)
-            elif blob_id in self._suspects:
+                self._suspects.pop(blob_id, None)
+            elif blob_id not in self._suspects:
+                if len(self._suspects) < _SUSPECTS_MAX:
+                    self._suspects[blob_id] = now_ms
+            elif now_ms - self._suspects[blob_id] >= self._safety_ms:
                 await self._blobs.delete(blob_id)
-                self._suspects.discard(blob_id)
+                del self._suspects[blob_id]
                 log.info("orphan_removed", blob=blob_id)
                 removed += 1
-            elif len(self._suspects) < 10 * _PASS_MAX:
-                self._suspects.add(blob_id)
         self._after = page[-1] if len(page) == _PASS_MAX else ""
         return removed

@@ -65,14 +65,17 @@ async def adopt_logs(store: Store, blobs: Blobs) -> int:
 
 async def _adopt(store: Store, blobs: Blobs, blob_id: str, recorded_to: int) -> int:
     size_bytes = await blobs.recover(blob_id)
-    adopted, at = 0, recorded_to
+    adopted, at, read_bytes = 0, recorded_to, _READ_BYTES
     while size_bytes is not None and at < size_bytes:
-        data = await blobs.read(blob_id, at, min(_READ_BYTES, size_bytes - at))
+        data = await blobs.read(blob_id, at, min(read_bytes, size_bytes - at))
         whole = data.rfind(b"\n") + 1
-        if not whole:
+        if whole:
+            adopted += await _record_lines(store, blob_id, at, data[:whole])
+            at += whole
+        elif len(data) == read_bytes:
+            read_bytes *= 2
+        else:
             break
-        adopted += await _record_lines(store, blob_id, at, data[:whole])
-        at += whole
     if adopted:
         log.info("answers_adopted", blob=blob_id, answers=adopted)
     return adopted
@@ -88,11 +91,9 @@ async def _record_lines(store: Store, blob_id: str, at: int, data: bytes) -> int
             job_id, finished = found
             last = flushes[-1] if flushes else None
             if last and last.job_id == job_id and last.answers_placed and _end(last.answers_placed) == at:
-                flushes[-1] = JobFlush(
-                    job_id,
-                    [*last.answers, finished],
-                    Placed(blob_id, last.answers_placed.at, last.answers_placed.size_bytes + len(line)),
-                )
+                last.answers.append(finished)
+                placed = Placed(blob_id, last.answers_placed.at, last.answers_placed.size_bytes + len(line))
+                flushes[-1] = JobFlush(job_id, last.answers, placed)
             else:
                 flushes.append(JobFlush(job_id, [finished], Placed(blob_id, at, len(line))))
         at += len(line)
