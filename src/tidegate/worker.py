@@ -98,6 +98,7 @@ class Worker:
         self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()
+        self._closing_jobs: set[str] = set()
         self._stopping = False
         self._left = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -186,6 +187,7 @@ class Worker:
             on_its_way = stranger.token in pending or stranger.token in self._pending_tokens
             if not on_its_way and not self._recorder.is_settling(stranger.job_id, stranger.first, stranger.token):
                 await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
+        self._closing_jobs = {holding.job_id for holding in holdings if holding.closing is not None}
         for holding in holdings:
             if holding.closing is not None:
                 self._close(holding)
@@ -249,6 +251,8 @@ class Worker:
             # A life that ended while the slice was read has lost it; the next one may not send under that lease.
             if worker_id == self._me.id:
                 self._hand.add(held, items)
+                if piece.job_id in self._closing_jobs:
+                    self._hand.drop(held)
                 self._settle(held)
 
     def _room(self, model: str) -> int:
