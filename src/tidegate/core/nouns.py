@@ -3,6 +3,7 @@
 Those made once per item are msgspec structs, which cost a fifth of a dataclass to make.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,13 +71,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def plus(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+    @staticmethod
+    def total(parts: "Iterable[Usage]") -> "Usage":
+        input_tokens = cached_tokens = output_tokens = reasoning_tokens = 0
+        for part in parts:
+            input_tokens += part.input_tokens
+            cached_tokens += part.cached_tokens
+            output_tokens += part.output_tokens
+            reasoning_tokens += part.reasoning_tokens
+        return Usage(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
 
 
 @dataclass(frozen=True, slots=True)

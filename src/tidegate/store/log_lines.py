@@ -91,10 +91,7 @@ async def add_lines(
             pieces += 1
         at += size_bytes
     logs.look_through(placed, uses=pieces, needed=bool(added))
-    usage = Usage()
-    for entry, _ in added:
-        usage = usage.plus(entry.usage)
-    return Added(new, at - base, usage)
+    return Added(new, at - base, Usage.total(entry.usage for entry, _ in added))
 
 
 def _wanted(

@@ -4,7 +4,7 @@ The job's row is locked first. Everything else (extents, counters, usage, offset
 """
 
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Job, JobFlush, Recorded, Rest, Rewrite
+from tidegate.core.nouns import Job, JobFlush, Recorded, Rest, Rewrite, Usage
 from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
@@ -138,7 +138,7 @@ async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> R
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
     unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.numbers))
-    usage = answers.usage.plus(errors.usage)
+    usage = Usage.total((answers.usage, errors.usage))
     state = await tx.one(
         "job_add",
         id=flush.job_id,
