@@ -14,7 +14,7 @@ from bench.throughput import submit
 from tidegate.core import ids, results
 from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
 from tidegate.core.states import JobState, Outcome
-from tidegate.flow.ingest import ingest_next
+from tidegate.flow.ingest import Ingest
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.ship import Ship
 from tidegate.service import Parts, line_rules, opened
@@ -37,9 +37,10 @@ async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     scratch = parts.settings.data_dir / "scratch"
     scratch.mkdir(exist_ok=True)
     rules = parts.settings
-    await ingest_next(
-        parts.store, parts.blobs, parts.entropy, worker_id, scratch, lambda job: line_rules(rules, job), run_in_child
+    ingest = Ingest(
+        parts.store, parts.blobs, parts.entropy, scratch, lambda job: line_rules(rules, job), run_in_child
     )
+    await ingest.next(worker_id)
     return job_id
 
 

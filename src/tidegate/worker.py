@@ -27,11 +27,10 @@ from tidegate.failpoints import hit
 from tidegate.flow import lease
 from tidegate.flow.hand import Hand, Held
 from tidegate.flow.incarnation import Incarnation
-from tidegate.flow.ingest import RunPass, ingest_next
+from tidegate.flow.ingest import Ingest, RunPass
 from tidegate.flow.perform import Again, Answered, Failed, perform
 from tidegate.flow.record import FlushLimits, Recorder
 from tidegate.flow.ship import Ship
-from tidegate.flow.steps import Steps
 from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
 from tidegate.flow.tend.garbage import Garbage
 from tidegate.store.store import Store
@@ -84,15 +83,13 @@ class Worker:
         self._wake = wake
         self._me = incarnation
         self._options = options
-        self._rules_for = rules_for
-        self._run_pass = run_pass
 
         async def new_log_blob(kind: str) -> str:
             return await new_blob(kind, self._me.id)
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
-        self._ingest_steps = Steps(store, entropy)
+        self._ingest = Ingest(store, blobs, entropy, options.scratch, rules_for, run_pass)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._lease_ear = wake.listen()
@@ -345,16 +342,7 @@ class Worker:
         while True:
             worked = False
             if not self._stopping and not self.broken:
-                worked = await ingest_next(
-                    self._store,
-                    self._blobs,
-                    self._entropy,
-                    self._ingest_steps,
-                    self._me.id,
-                    self._options.scratch,
-                    self._rules_for,
-                    self._run_pass,
-                )
+                worked = await self._ingest.next(self._me.id)
             if worked:
                 self._wake.ring()
             else:

@@ -195,13 +195,14 @@ async def test_one_process_at_a_time_has_the_step(world: World) -> None:
 
 async def test_a_dropped_step_rests_before_it_is_tried_again(world: World) -> None:
     job, worker = await world.job(await world.caller()), await world.worker()
-    for failures in (1, 2):
+    for failures, rest_ms in ((1, 500), (2, 1_000), (3, 2_000), (4, 4_000), (5, 8_000), (6, 16_000), (7, 16_000)):
         assert await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
         assert await world.store.drop_step(job.id, "t", 500) == failures
         assert await world.store.drop_step(job.id, "t", 500) == 0
         assert await world.store.jobs_waiting_ingest(10) == []
+        await world.clock.advance(rest_ms - 1)
         assert not await world.store.take_step(job.id, JobState.VALIDATING, worker, "u")
-        await world.clock.advance(500)
+        await world.clock.advance(1)
         assert await world.store.jobs_waiting_ingest(10) == [job.id]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,10 +11,13 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from tests.web.calls import LINES, is_error, upload
-from tests.web.server import CONTROL_TOKEN, WebServer
+from tests.web.calls import LINES, create, is_error, upload
+from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
+from tidegate.flow.ingest import Ingest
+from tidegate.flow.ingest_file import run_in_child
+from tidegate.service import line_rules
 from tidegate.settings.groups import Model, ModelDeployment
 from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.failures import Failures
@@ -258,3 +262,24 @@ def test_models_of_a_key(start_web: Any) -> None:
     one = web.make_key("acme", models=["small"])
     assert [model["id"] for model in get(web, both, "/v1/models").json()["data"]] == ["org/large", "small"]
     assert [model["id"] for model in get(web, one, "/v1/models").json()["data"]] == ["small"]
+
+
+def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: Path) -> None:
+    web: WebServer = start_web()
+    key = web.make_key("acme", models=["small"])
+    with web.client(key) as client:
+        allowed = create(client, upload(client, LINES.replace(b'"m"', b'"small"')))
+        refused = create(client, upload(client, LINES))
+        lenient = create(client, upload(client, LINES), invalid_lines="error_file")
+        ingest = Ingest(
+            web.store, web.blobs, Entropy(), tmp_path, lambda job: line_rules(web.settings, job), run_in_child
+        )
+        while web.run(ingest.next(web.worker_id)):
+            pass
+        assert client.get(f"/v1/batches/{allowed['id']}").json()["status"] == "in_progress"
+        assert client.get(f"/v1/batches/{lenient['id']}").json()["status"] == "in_progress"
+        failed = client.get(f"/v1/batches/{refused['id']}").json()
+    assert failed["status"] == "failed"
+    [error] = failed["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 1, "body.model")
+    assert "This key does not allow the model 'm'" in error["message"]

@@ -10,6 +10,7 @@ TidegateError
 │   ├── BlobMissing           there is no such blob
 │   └── BlobVoid              this writer failed once; what it wrote does not count
 ├── IngestFailed              an input could not be read through or its work file written: nothing was begun, try again
+│   └── IngestCrashed         the pass itself ended badly or never ended: the same input may do that each time
 ├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
 ├── UpstreamError             sorted once, at the border of `upstream/`
 │   ├── Throttled             429: wait, nothing was billed
@@ -60,6 +61,10 @@ class BlobVoid(BlobError):
 
 
 class IngestFailed(TidegateError):
+    pass
+
+
+class IngestCrashed(IngestFailed):
     pass
 
 

@@ -25,7 +25,7 @@ NOTHING = Raw(b"")
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """Every limit and expectation that an input is held to. `models` None means any; a name outside the set is not found."""
+    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any."""
 
     endpoint: str
     models: frozenset[str] | None = None
@@ -247,7 +247,7 @@ def _check_request(request: Request, rules: LineRules) -> None:
         message = f"body.model must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise LineFault("invalid_request", message, "body.model")
     if rules.models is not None and model not in rules.models:
-        message = f"There is no model {shown(model)} here: use one that GET /v1/models lists."
+        message = f"This key does not allow the model {shown(model)}: name one that it allows, or use another key."
         raise LineFault("model_not_found", message, "body.model")
     if request.body.stream:
         message = 'A batch cannot stream: remove "stream" or set it to false.'

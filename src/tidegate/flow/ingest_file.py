@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.errors import IngestFailed
+from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.line_faults import LineFault, custom_id_of
 from tidegate.core.lines import LineRules, decode_request
 from tidegate.core.nouns import IngestPlan, LineError, SlicePlan
@@ -289,7 +289,7 @@ async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, l
             request = ChildRequest(str(input_path), str(work_path), rules)
             out, trouble = await child.communicate(msgspec.json.encode(request))
     except TimeoutError:
-        raise IngestFailed(
+        raise IngestCrashed(
             f"reading the input took longer than {limit_s:g} s: try again when there is less to do"
         ) from None
     finally:
@@ -301,10 +301,17 @@ async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, l
             f"the input could not be read or the work file not written ({trouble.decode()}): check the disk"
         )
     if child.returncode != 0:
-        raise IngestFailed(
-            f"the ingest process ended with {child.returncode}: {trouble.decode(errors='replace')[-2000:]}"
+        raise IngestCrashed(
+            f"the ingest process ended with {child.returncode}: {_where(trouble.decode(errors='replace'))}"
         )
     return msgspec.json.decode(out, type=IngestPlan)
+
+
+def _where(trouble: str) -> str:
+    """The places and the kind of a crash, without its words: they may hold a caller's text, which is no log's business."""
+    lines = trouble.strip().splitlines()
+    places = [line.strip() for line in lines if line.startswith('  File "')]
+    return " < ".join([*(line.partition(":")[0][:100] for line in lines[-1:]), *reversed(places[-5:])])
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ class Jobs(Table):
         return await self._driver.write(body)
 
     async def drop_step(self, job_id: str, token: str, delay_ms: int) -> int:
-        """The step failed for now: let anyone try again after a while. Says how often it has failed."""
+        """The step failed for now: let anyone try again after a while that grows each time. Says how often it has failed."""
 
         async def body(tx: Tx) -> int:
             row = await tx.one("job_drop_step", id=job_id, token=token, delay_ms=delay_ms)

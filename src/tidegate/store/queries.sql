@@ -371,8 +371,9 @@ where id = :id and state = :state and step_not_before <= now_ms()
 returning id;
 
 -- job_drop_step --
--- The step did not work out: let anyone try again, not before a moment.
-update jobs set step_token = null, step_worker_id = null, step_not_before = now_ms() + :delay_ms, step_failures = step_failures + 1
+-- The step did not work out: let anyone try again, not before a moment that lies twice as far ahead each time, up to 32 times.
+update jobs set step_token = null, step_worker_id = null, step_failures = step_failures + 1,
+    step_not_before = now_ms() + :delay_ms * (1 << case when step_failures < 5 then cast(step_failures as integer) else 5 end)
 where id = :id and step_token = :token
 returning step_failures;
 
