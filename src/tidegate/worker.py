@@ -95,7 +95,6 @@ class Worker:
         self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()
-        self._closing_jobs: set[str] = set()
         self._stopping = False
         self._left = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -184,7 +183,6 @@ class Worker:
             on_its_way = stranger.token in pending or stranger.token in self._pending_tokens
             if not on_its_way and not self._recorder.is_settling(stranger.job_id, stranger.first, stranger.token):
                 await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
-        self._closing_jobs = {holding.job_id for holding in holdings if holding.closing is not None}
         for holding in holdings:
             if holding.closing is not None:
                 self._close(holding)
@@ -221,36 +219,39 @@ class Worker:
             try:
                 leased = await lease.take(self._store, self._clock, worker_id, pick, token)
                 took = took or bool(leased)
-                # All of them, also when one fails: until then the token is on its way and no stranger.
-                begun = await asyncio.gather(
-                    *[self._begin_slice(held, worker_id) for held in leased], return_exceptions=True
-                )
-                for failure in filter(None, begun):
-                    raise failure
+                if worker_id != self._me.id:
+                    return False
+                for held in leased:
+                    self._hand.expect(held)
             finally:
                 self._pending_tokens.discard(token)
+            # All of them, also when one fails: nobody else reads the others.
+            begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
+            for failure in filter(None, begun):
+                raise failure
         return took
 
-    async def _begin_slice(self, held: Held, worker_id: str) -> None:
+    async def _begin_slice(self, held: Held) -> None:
         piece = held.slice
         try:
             items = await lease.read_items(self._blobs, piece)
         except BlobMissing as error:
+            self._hand.forget(held)
             log.error("work_file_gone", job=piece.job_id, error=str(error))
             await self._store.fail_job(
                 piece.job_id, LineError("work_file_gone", "The batch's stored requests are gone.")
             )
             await self._store.release_slice(piece.job_id, piece.first, piece.token, 0)
         except BlobError as error:
+            self._hand.forget(held)
             log.warning("work_file_waits", job=piece.job_id, error=str(error))
             await self._store.release_slice(piece.job_id, piece.first, piece.token, SHORT_WAIT_MS)
+        except BaseException:
+            self._hand.forget(held)
+            raise
         else:
-            # A life that ended while the slice was read has lost it; the next one may not send under that lease.
-            if worker_id == self._me.id:
-                self._hand.add(held, items)
-                if piece.job_id in self._closing_jobs:
-                    self._hand.drop(held)
-                self._settle(held)
+            self._hand.add(held, items)
+            self._settle(held)
 
     def _room(self, model: str) -> int:
         """How many more items of a model are worth holding: as many as can be in flight, beside those that are."""

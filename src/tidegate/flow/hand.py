@@ -15,7 +15,7 @@ from tidegate.core.ports import Clock, Upstream
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One leased slice in this worker's hands."""
+    """One leased slice in this worker's hands; `reading` until its items are here."""
 
     slice: LeasedSlice
     deadline_ms: float
@@ -23,6 +23,7 @@ class Held:
     in_flight: int = 0
     deferred: int = 0
     deferred_until_ms: float = 0.0
+    reading: bool = False
     dropped: bool = False
     settled: bool = False
     aborted: bool = False
@@ -72,9 +73,21 @@ class Hand:
         for held in self.held():
             self.drop(held)
 
+    def expect(self, held: Held) -> None:
+        """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
+        piece = held.slice
+        held.reading = True
+        self._held[piece.job_id, piece.first, piece.token] = held
+
+    def forget(self, held: Held) -> None:
+        """A slice that could not be read is not held after all."""
+        piece = held.slice
+        self._held.pop((piece.job_id, piece.first, piece.token), None)
+
     def add(self, held: Held, items: Iterable[Item]) -> None:
         """Take a freshly leased slice with the items of it that have no outcome yet."""
         piece = held.slice
+        held.reading = False
         self._held[piece.job_id, piece.first, piece.token] = held
         queue = self._queues.setdefault(piece.model, deque())
         for item in items:
@@ -173,11 +186,10 @@ class Hand:
 
     def settle(self, held: Held) -> bool:
         """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
-        if held.settled or held.in_flight or not (held.dropped or held.left == held.deferred):
+        if held.settled or held.reading or held.in_flight or not (held.dropped or held.left == held.deferred):
             return False
         held.settled = held.dropped = True
-        piece = held.slice
-        self._held.pop((piece.job_id, piece.first, piece.token), None)
+        self.forget(held)
         return True
 
     def release_wait_ms(self, held: Held) -> int:
