@@ -11,6 +11,7 @@ from importlib.resources import files
 _HEADER = re.compile(r"^-- (\w+) --$")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 _REVEALED = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
+_VALUES = re.compile(r"\bvalues\s*\((.*)\)(?=\s*(?:on conflict|returning|$))", re.DOTALL)
 _MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
 
 
@@ -59,12 +60,23 @@ def for_postgres(statement: Statement) -> str:
     return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
 
 
+def bulk_for_sqlite(statement: Statement, row_count: int) -> tuple[str, int]:
+    """An insert of one row as an insert of several, without its `returning`; and which parameter that would have returned."""
+    before, values, after = _split_values(statement.sql)
+    inserted, _, returned = after.partition("returning")
+    one = f"({_PARAMETER.sub('?', values)})"
+    return f"{before}values {', '.join([one] * row_count)}{inserted}", statement.parameters.index(returned.strip())
+
+
+def _split_values(sql: str) -> tuple[str, str, str]:
+    before, values, after = _VALUES.split(sql, maxsplit=1)
+    return before, values, after
+
+
 def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
     """An insert of one row as an insert of many in one statement: each parameter becomes an array of this type."""
     revealed = _REVEALED.sub(r"\1", statement.sql)
-    before, values, after = re.split(
-        r"\bvalues\s*\((.*)\)(?=\s*(?:on conflict|returning|$))", revealed, maxsplit=1, flags=re.DOTALL
-    )
+    before, values, after = _split_values(revealed)
     arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, start=1))
     named = _PARAMETER.sub(lambda match: f"given.{match.group(1)}", values)
     return f"{before}select {named} from unnest({arrays}) as given ({', '.join(statement.parameters)}){after}"  # noqa: S608 - our own text
