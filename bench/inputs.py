@@ -6,22 +6,11 @@ from collections.abc import Iterator
 
 def chat_line(number: int, line_bytes: int = 1500) -> bytes:
     """One chat line of about this many bytes: a shared system prompt and a question of its own."""
-    request = {
-        "custom_id": f"request-{number:06}",
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {
-            "model": "llama-3-8b",
-            "messages": [
-                {"role": "system", "content": ""},
-                {"role": "user", "content": f"Question {number}: what is the capital of the {number}th country?"},
-            ],
-            "max_tokens": 64,
-        },
-    }
-    bare = len(json.dumps(request)) + 1
-    messages = request["body"]["messages"]  # type: ignore[index]
-    messages[0]["content"] = ("You are a careful assistant. " * 200)[: max(0, line_bytes - bare)]
+    system = ("You are a careful assistant. " * (line_bytes // 29 + 1))[: max(0, line_bytes - 300)]
+    question = f"Question {number}: what is the capital of the {number}th country?"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    body = {"model": "llama-3-8b", "messages": messages, "max_tokens": 64}
+    request = {"custom_id": f"request-{number:06}", "method": "POST", "url": "/v1/chat/completions", "body": body}
     return json.dumps(request).encode() + b"\n"
 
 

@@ -73,7 +73,7 @@ async def until_ended(at_work: Working, job_id: str) -> None:
             if job.state is not JobState.COMPLETED or job.answered_count != job.item_count:
                 raise RuntimeError(f"the job ended as {job.state} with {job.failed_count} failures: {job.errors}")
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 async def whole_road(url: str, lines: list[bytes], **overrides: object) -> tuple[float, float]:
