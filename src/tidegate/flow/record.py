@@ -23,6 +23,7 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 _RETRY_S = 0.5
+_RETRY_S_MAX = 5.0
 _KINDS = ("answers", "errors")
 
 
@@ -74,6 +75,8 @@ class Recorder:
         self._part = _Part()
         self._appended: list[_Part] = []
         self._logs: dict[str, ResultLog] = {}
+        self._blob_ids: dict[str, str] = {}
+        self._left_blob_ids: list[str] = []
         self._news = asyncio.Event()
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
@@ -81,8 +84,10 @@ class Recorder:
         self._settling: set[tuple[str, int, str]] = set()
         self._held_bytes = 0
         self._appended_s = 0.0
+        self._retry_s = _RETRY_S
         self._hurried = False
         self._renewed = False
+        self._draining = False
         self.failing = False
 
     @property
@@ -139,7 +144,8 @@ class Recorder:
         self._renewed = True
 
     async def drain(self) -> None:
-        """Wait until everything finished so far is committed."""
+        """Wait until everything finished so far is committed; from now on nothing waits for more lines."""
+        self._draining = True
         self.hurry()
         await self._idle.wait()
 
@@ -152,9 +158,12 @@ class Recorder:
             await self._wait_until_due()
             part, self._part = self._part, _Part()
             if self._renewed and not self._appended:
-                self._logs.clear()
+                self._leave_logs()
                 self._renewed = False
             if not part.is_empty():
+                if self._appended and self._seal_is_due(part.size_bytes):
+                    # A log bears only so much that is not sealed, and what it refuses once it would refuse again.
+                    await self._until_done(self._seal_and_commit)
                 await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
                 self._appended.append(part)
             if self._appended and self._seal_is_due():
@@ -162,14 +171,15 @@ class Recorder:
             if self._part.is_empty() and not self._appended:
                 self._idle.set()
 
-    def _seal_is_due(self) -> bool:
+    def _seal_is_due(self, more_bytes: int = 0) -> bool:
         """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""
         waits = [(ready.seal_after_ms, ready.seal_after_bytes) for ready in self._logs.values()]
-        if self._hurried or self._renewed or not waits:
+        if self._hurried or self._renewed or self._draining or not waits:
             self._hurried = False
             return True
         after_ms, after_bytes = min(waits)
-        if after_ms <= self._limits.after_ms or sum(part.size_bytes for part in self._appended) >= after_bytes:
+        size_bytes = more_bytes + sum(part.size_bytes for part in self._appended)
+        if after_ms <= self._limits.after_ms or size_bytes >= after_bytes:
             return True
         return (asyncio.get_running_loop().time() - self._appended_s) * 1000 >= after_ms
 
@@ -197,6 +207,7 @@ class Recorder:
                 await asyncio.sleep(_RETRY_S)
             else:
                 self.failing = False
+                self._retry_s = _RETRY_S
                 return
 
     def _complain(self, what: str, error: Exception) -> None:
@@ -206,8 +217,10 @@ class Recorder:
 
     async def _rewrite_later(self) -> None:
         """The logs are void: everything that is not committed goes to new ones, from memory."""
-        self._logs.clear()
-        await asyncio.sleep(_RETRY_S)
+        self._leave_logs()
+        # Each try begins logs anew, which leaves rows and names behind: on a disk that stays full they must not pile up.
+        await asyncio.sleep(self._retry_s)
+        self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
         again, self._appended = self._appended, []
         for part in again:
             await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
@@ -232,8 +245,35 @@ class Recorder:
 
     async def _log(self, kind: str) -> ResultLog:
         if kind not in self._logs:
-            self._logs[kind] = await self._blobs.open_log(lambda: self._new_blob(kind))
+            self._logs[kind] = await self._blobs.open_log(lambda: self._next_blob(kind))
         return self._logs[kind]
+
+    async def _next_blob(self, kind: str) -> str:
+        """A log begins a new blob: everything in the one before it was committed."""
+        fresh = await self._new_blob(kind)
+        self._leave_blob(kind)
+        self._blob_ids[kind] = fresh
+        return fresh
+
+    def _leave_blob(self, kind: str) -> None:
+        if old := self._blob_ids.pop(kind, None):
+            self._left_blob_ids.append(old)
+
+    def _leave_logs(self) -> None:
+        for kind in _KINDS:
+            self._leave_blob(kind)
+        self._logs.clear()
+
+    async def _settle_left(self) -> None:
+        """Blobs that get no more lines and hold nothing uncommitted: from now on their uses alone keep them.
+
+        Otherwise they would count as being written for as long as this process lives, and none of their bytes could ever go."""
+        while self._left_blob_ids:
+            try:
+                await self._store.settle_blob(self._left_blob_ids[-1])
+            except StoreUnavailable:
+                return
+            self._left_blob_ids.pop()
 
     async def _seal_and_commit(self) -> None:
         placed = {}
@@ -249,6 +289,7 @@ class Recorder:
         self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
         self._appended = []
+        await self._settle_left()
 
     async def _sealed(self, ready: ResultLog) -> Placed | None:
         """What is durable here stays so while an object store is away: the same bytes are sealed when it is back."""
