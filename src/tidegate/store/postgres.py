@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _RETRIES_MAX = 8
 _BULK_TIMEOUT_S = 120
+_BULK_ROWS_MIN = 1_000
+_LONG = f"set local statement_timeout = {_BULK_TIMEOUT_S * 1000}"
 _MIGRATION_LOCK = 7_308_327_417_365
 
 
@@ -54,7 +56,8 @@ class PostgresTx:
         return [dict(row) for row in await self.all(query, **parameters)]
 
     async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        await self._connection.executemany(_sql(query)[0], rows, timeout=_BULK_TIMEOUT_S)
+        many = await self._allow_time(rows)
+        await self._connection.executemany(_sql(query)[0], many, timeout=_BULK_TIMEOUT_S)
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         if not rows:
@@ -62,10 +65,18 @@ class PostgresTx:
         # One statement with arrays instead of one execution per row: a tenth of the server's work.
         sql = _bulk_sql(query, tuple(_TYPES[type(value)] for value in rows[0]))
         columns = zip(*rows, strict=True)
-        return await self._connection.fetch(sql, *map(list, columns), timeout=_BULK_TIMEOUT_S)  # type: ignore[no-any-return]
+        return await self._connection.fetch(sql, *map(list, columns))  # type: ignore[no-any-return]
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        await self._connection.copy_records_to_table(table, columns=columns, records=rows, timeout=_BULK_TIMEOUT_S)
+        many = await self._allow_time(rows)
+        await self._connection.copy_records_to_table(table, columns=columns, records=many, timeout=_BULK_TIMEOUT_S)
+
+    async def _allow_time(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Only a really long list gets more time: whoever is paused in this transaction holds its locks for as long."""
+        many = list(rows)
+        if len(many) > _BULK_ROWS_MIN:
+            await self._connection.execute(_LONG)
+        return many
 
 
 class PostgresDriver:
@@ -74,8 +85,9 @@ class PostgresDriver:
     def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
+        # A process that is paused between the messages of one statement is not idle to the server, so both are needed.
         limits = {
-            "statement_timeout": str(max(statement_timeout_ms, _BULK_TIMEOUT_S * 1000)),
+            "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),
         }
         self._prelude = ""
@@ -126,6 +138,7 @@ class PostgresDriver:
         async def run() -> bool:
             pool = await self._opened()
             async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction():
+                await connection.execute(_LONG)
                 await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_BULK_TIMEOUT_S)
                 if await _version(connection) >= version:
                     return False
