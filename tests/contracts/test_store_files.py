@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, START_MS, World
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, Placed, Quotas, Stamp
 from tidegate.core.states import FileState
 
 pytestmark = pytest.mark.anyio
@@ -278,7 +278,11 @@ async def test_only_blobs_without_a_living_owner_are_abandoned(world: World) -> 
     assert await world.store.abandoned_blobs(10) == []
     await world.clock.advance(1_001)
     assert await world.store.declare_gone(dead)
-    assert sorted(await world.store.abandoned_blobs(10)) == sorted([(lost.blob_id, "answers", 0), (work, "work", 0)])
+    abandoned = {blob.id: blob for blob in await world.store.abandoned_blobs(10)}
+    assert abandoned == {
+        lost.blob_id: AbandonedBlob(lost.blob_id, "answers", 0, dead, 1),
+        work: AbandonedBlob(work, "work", 0, dead, 1),
+    }
     for _ in range(2):
         await world.store.settle_blob(lost.blob_id)
         await world.store.give_up_blob(work)

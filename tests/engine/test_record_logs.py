@@ -139,7 +139,7 @@ async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) ->
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling(), lambda recorded: None) as recorder:
         recorder.answered(job.id, 0, answer(job, 0), Usage(), 0, "t")
-        while not recorder._appended:
+        while not recorder._appended:  # noqa: ASYNC110 - the recorder says nothing when it waits for more
             await asyncio.sleep(0.001)
         recorder.answered(job.id, 1, answer(job, 1, 40_000), Usage(), 0, "t")
         async with asyncio.timeout(10):

@@ -65,6 +65,17 @@ class Extent:
     blob_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class AbandonedBlob:
+    """A blob still being written whose owner is gone, and for how long; a log was recorded up to `recorded_to`."""
+
+    id: str
+    kind: str
+    recorded_to: int
+    worker_id: str
+    gone_for_ms: int
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int = 0
     cached_tokens: int = 0

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
 from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
@@ -196,11 +196,11 @@ class Files(Table):
 
         await self._driver.write(body)
 
-    async def abandoned_blobs(self, count_max: int) -> list[tuple[str, str, int]]:
-        """Blobs still being written whose owner is gone: (id, kind, how far it was recorded)."""
+    async def abandoned_blobs(self, count_max: int) -> list[AbandonedBlob]:
+        """Blobs still being written whose owner is gone."""
 
-        async def body(tx: Tx) -> list[tuple[str, str, int]]:
-            return [(row[0], row[1], row[2]) for row in await tx.all("blobs_abandoned", count_max=count_max)]
+        async def body(tx: Tx) -> list[AbandonedBlob]:
+            return [AbandonedBlob(*row) for row in await tx.all("blobs_abandoned", count_max=count_max)]
 
         return await self._driver.read(body)
 

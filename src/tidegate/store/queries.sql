@@ -130,10 +130,10 @@ update blobs set state = 'condemned', condemned_at = now_ms() where id = :id and
 
 -- blobs_abandoned --
 -- Blobs still being written whose owner is gone: logs to adopt, uploads and work files to condemn.
-select b.id, b.kind, b.recorded_to
+select b.id, b.kind, b.recorded_to, b.worker_id, now_ms() - coalesce(w.alive_until, 0) as gone_for_ms
 from blobs b
-where b.state = 'writing'
-    and not exists (select 1 from workers w where w.id = b.worker_id and w.state = 'alive')
+left join workers w on w.id = b.worker_id
+where b.state = 'writing' and (w.state is null or w.state <> 'alive')
 order by b.created_at
 limit :count_max;
 

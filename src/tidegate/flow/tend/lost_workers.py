@@ -1,14 +1,16 @@
 """Workers whose heartbeat ran out: their durable answers are adopted, then their slices are free for others.
 
-The order matters: an adopted answer is an outcome, so its item is not run again.
+The order matters: an adopted answer is an outcome, so its item is not run again. A worker whose log cannot be read now keeps its slices
+until it can, or until that has taken too long; nobody else's work waits for it.
 """
 
 import msgspec
 import structlog
 
 from tidegate.core import answers
+from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.ids import split_item_id
-from tidegate.core.nouns import Finished, JobFlush, Placed
+from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed
 from tidegate.core.ports import Blobs
 from tidegate.core.states import Outcome
 from tidegate.store.slices import SUSPECT_AFTER
@@ -16,7 +18,9 @@ from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
+ADOPT_FOR_MS = 600_000
 _PASS_MAX = 20
+_STRANDED_MAX = 1_000
 _READ_BYTES = 4 << 20
 
 
@@ -39,28 +43,47 @@ async def tend(store: Store, blobs: Blobs) -> int:
         if await store.declare_gone(worker_id):
             log.warning("worker_lost", worker=worker_id)
     # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
-    stranded = await store.stranded_workers(_PASS_MAX)
-    await adopt_logs(store, blobs)
+    stranded = await store.stranded_workers(_STRANDED_MAX)
+    unread = await adopt_logs(store, blobs)
     freed = 0
     for worker_id in stranded:
-        freed += await store.reclaim_slices(worker_id, SUSPECT_AFTER)
+        if worker_id not in unread:
+            freed += await store.reclaim_slices(worker_id, SUSPECT_AFTER)
     return freed
 
 
-async def adopt_logs(store: Store, blobs: Blobs) -> int:
-    """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done."""
-    adopted = 0
-    while abandoned := await store.abandoned_blobs(_PASS_MAX):
-        for blob_id, kind, recorded_to in abandoned:
-            if kind == "answers":
-                adopted += await _adopt(store, blobs, blob_id, recorded_to)
-            if kind in ("answers", "errors"):
-                await store.settle_blob(blob_id)
+async def adopt_logs(store: Store, blobs: Blobs) -> set[str]:
+    """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
+
+    Says which workers' logs could not be read and are to be tried again."""
+    unread: dict[str, str] = {}
+    while True:
+        count_max = _PASS_MAX + len(unread)
+        abandoned = await store.abandoned_blobs(count_max)
+        for blob in abandoned:
+            if blob.id in unread:
+                continue
+            if blob.kind == "answers" and not await _adopt_or_wait(store, blobs, blob):
+                unread[blob.id] = blob.worker_id
+            elif blob.kind in ("answers", "errors"):
+                await store.settle_blob(blob.id)
             else:
-                await store.give_up_blob(blob_id)
-        if len(abandoned) < _PASS_MAX:
-            break
-    return adopted
+                await store.give_up_blob(blob.id)
+        if len(abandoned) < count_max:
+            return set(unread.values())
+
+
+async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob) -> bool:
+    """False: what lies in the log cannot be had now, and it is worth waiting for."""
+    try:
+        await _adopt(store, blobs, blob.id, blob.recorded_to)
+    except BlobError as error:
+        waits = blob.gone_for_ms < ADOPT_FOR_MS and not isinstance(error, BlobMissing)
+        log.warning("log_unreadable", blob=blob.id, worker=blob.worker_id, given_up=not waits, error=str(error))
+        return not waits
+    except LostRace as error:
+        log.info("log_collected", blob=blob.id, error=str(error))
+    return True
 
 
 async def _adopt(store: Store, blobs: Blobs, blob_id: str, recorded_to: int) -> int:
