@@ -75,7 +75,8 @@ async def postgres_world(shared_database: str) -> AsyncIterator[World]:
 
 
 async def _postgres_world(url: str) -> AsyncIterator[World]:
-    connection = await asyncpg.connect(url)
+    # What an earlier test left locked must not keep this one waiting for ever.
+    connection = await asyncpg.connect(url, command_timeout=30)
     await connection.execute(WIPE)
     opened: list[Store] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
@@ -14,11 +14,13 @@ from tests.support.processes import wait_until_async
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
 from tidegate.core.states import JobState
-from tidegate.store.postgres import PostgresTx
+from tidegate.store.driver import Body, Tx
+from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
+T = TypeVar("T")
 ROUNDS = 12
 FOREVER_MS = 10**12
 
@@ -138,49 +140,66 @@ async def test_cancel_racing_completion_ends_in_exactly_one(world: World) -> Non
     assert ends <= {JobState.CANCELLED, JobState.COMPLETED}
 
 
+class Hesitant(PostgresDriver):
+    """Everything is done, and the commit waits for a word."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, pool_size=2, statement_timeout_ms=20_000, pooler="none")
+        self.done = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def write(self, body: Body[T]) -> T:
+        async def slow(tx: Tx) -> T:
+            result = await body(tx)
+            self.done.set()
+            await self.go.wait()
+            return result
+
+        return await super().write(slow)
+
+
+@pytest.mark.parametrize("begun", [False, True])
 async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
-    world: World, shared_database: str
+    world: World, shared_database: str, begun: bool
 ) -> None:
     caller, worker = await world.caller(), await world.worker()
-    for begun in (False, True):
-        job = await world.running(caller, 1, 1)
-        if begun:
-            await world.lease(worker, job, 1)
-            await world.store.record_outcomes([], [(job.id, 0, (await holdings(world, worker))[0])], [])
-        connection: Any = await asyncpg.connect(shared_database)
-        transaction = connection.transaction()
-        await transaction.start()
-        tx = PostgresTx(connection)
-        assert await tx.one("job_open_for_lease" if begun else "job_open_to_begin", job_id=job.id) is not None
-        wanted = {"job_id": job.id, "model": MODEL, "count_max": 1, "token": "late", "worker_id": worker}
-        assert len(await tx.all("slices_lease", **wanted)) == 1
+    job = await world.running(caller, 1, 1)
+    if begun:
+        [first] = await world.lease(worker, job, 1)
+        await world.store.record_outcomes([], [(job.id, 0, first.token)], [])
 
-        async def stop(job: Job = job) -> bool:
-            await world.store.cancel_job(caller.tenant_id, job.id)
-            return await world.store.close_job(job.id, FOREVER_MS)
+    async def stop() -> bool:
+        await world.store.cancel_job(caller.tenant_id, job.id)
+        return await world.store.close_job(job.id, FOREVER_MS)
 
+    driver = Hesitant(shared_database)
+    try:
+        leasing = asyncio.create_task(Store(driver).lease_slices(worker, job.id, MODEL, 1, "late"))
+        await driver.done.wait()
         stopping = asyncio.create_task(stop())
-        await someone_waits(connection)
-        await transaction.commit()
+        await someone_waits(shared_database)
+        driver.go.set()
+        assert [piece.first for piece in await leasing] == [int(begun)]
         assert await stopping is False
-        assert (await world.look(job)).state is JobState.CANCELLING
-        assert await world.store.release_slice(job.id, int(begun), "late", 0)
-        assert await world.store.close_job(job.id, FOREVER_MS)
-        await connection.close()
+    finally:
+        await driver.close()
+    assert (await world.look(job)).state is JobState.CANCELLING
+    assert await world.store.release_slice(job.id, int(begun), "late", 0)
+    assert await world.store.close_job(job.id, FOREVER_MS)
 
 
-async def holdings(world: World, worker: str) -> list[str]:
-    return [held.token for held in await world.store.beat(worker, LEASE_MS) or []]
-
-
-async def someone_waits(connection: Any) -> None:
-    """Return once another connection to this database waits for a lock."""
+async def someone_waits(url: str) -> None:
+    """Return once a connection to this database waits for a lock."""
     waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    connection: Any = await asyncpg.connect(url)
 
     async def look() -> bool:
         return bool(await connection.fetchval(waiting))
 
-    await wait_until_async(look, what="another connection waiting for a lock")
+    try:
+        await wait_until_async(look, what="a connection waiting for a lock")
+    finally:
+        await connection.close()
 
 
 async def test_leasing_and_stopping_at_once_agree(world: World) -> None:

@@ -277,3 +277,13 @@ async def test_a_busy_database_is_unavailable_not_broken(tmp_path: Path, monkeyp
     intruder.close()
     assert await store.put_tenant("t1", "acme") == "t1"
     await store.close()
+
+
+async def test_everything_is_unavailable_after_closing(tmp_path: Path) -> None:
+    for path in (tmp_path / "store.db", None):
+        store = Store(SqliteDriver(path, lambda: 0))
+        await store.migrate()
+        for _ in range(2):
+            await store.close()
+        with pytest.raises(StoreUnavailable, match="stopping"):
+            await store.now_ms()

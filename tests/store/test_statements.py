@@ -175,7 +175,7 @@ async def test_every_statement_prepares_on_postgresql(postgres_url: str) -> None
 
 
 def test_a_parameter_is_found_where_it_is_and_nowhere_else() -> None:
-    assert statements()["slices_lease"].parameters == ("job_id", "model", "count_max", "token", "worker_id")
+    assert statements()["slice_release"].parameters == ("delay_ms", "job_id", "first", "token")
     assert "sha256" in statements()["file_put"].parameters
     for statement in EVERY:
         assert "/*!" not in for_postgres(statement)

@@ -185,9 +185,6 @@ class PostgresDriver:
                         "the database keeps refusing a transaction that collides with others"
                     ) from None
             except _PASSING as error:
-                if isinstance(error, ValueError):
-                    # A value that no such column can hold: a mistake of ours, which waiting does not mend.
-                    raise
                 raise StoreUnavailable(
                     f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."
                 ) from error

@@ -1,0 +1,395 @@
+"""The PostgreSQL driver: servers that restart, connections that die or fall silent, settings that lie, poolers in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.store.pooler import Pooler
+from tests.support.postgres import PostgresServer
+from tests.support.processes import Processes, wait_until_async
+from tests.support.proxy import Proxies
+from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.store.driver import Tx
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+
+def driver_for(url: str, *, timeout_ms: int = 20_000, pool_size: int = 4, pooler: str = "none") -> PostgresDriver:
+    return PostgresDriver(url, pool_size=pool_size, statement_timeout_ms=timeout_ms, pooler=pooler)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **wishes: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
+    driver = driver_for(url, **wishes)
+    store = Store(driver)
+    await store.migrate()
+    try:
+        yield store, driver
+    finally:
+        await store.close()
+
+
+async def eventually(store: Store, name: str) -> None:
+    """Write until it works: StoreUnavailable is the only error that may come meanwhile."""
+
+    async def write() -> bool:
+        try:
+            await store.put_tenant(name, name)
+        except StoreUnavailable:
+            return False
+        return True
+
+    await wait_until_async(write, what="the store to work again")
+
+
+def through(url: str, port: int) -> str:
+    """The same database, seen through another port."""
+    return f"postgresql://postgres@127.0.0.1:{port}/{url.rsplit('/', 1)[1]}"
+
+
+async def test_a_restart_under_load_loses_nothing_acknowledged(private_postgres_server: PostgresServer) -> None:
+    url = private_postgres_server.create_database()
+    async with opened(url, pool_size=4) as (store, _):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        kept: list[str] = []
+        failures: list[StoreUnavailable] = []
+        stop = asyncio.Event()
+
+        async def load(writer: int) -> None:
+            number = 0
+            while not stop.is_set():
+                name = f"{writer}-{number}"
+                try:
+                    kept.append(await store.put_tenant(name, name))
+                    await store.beat("w", 60_000)
+                except StoreUnavailable as error:
+                    failures.append(error)
+                number += 1
+
+        tasks = [asyncio.create_task(load(writer)) for writer in range(4)]
+        await wait_until_async(lambda: len(kept) > 50, what="some load")
+        await asyncio.to_thread(private_postgres_server.restart_immediate)
+        before = len(kept)
+        await wait_until_async(lambda: len(kept) > before + 50, what="load after the restart")
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert failures, "the restart must have been noticed"
+        assert "store.url" in str(failures[0])
+        missing = [name for name in kept if await store.tenant_by_name(name) is None]
+        assert missing == []
+
+
+async def test_no_server_at_all_is_unavailable(postgres_url: str, proxies: Proxies) -> None:
+    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
+    proxy = proxies.open(port)
+    proxy.refuse()
+    store = Store(driver_for(through(postgres_url, proxy.port)))
+    for ask in (store.schema_version, store.now_ms, store.migrate):
+        with pytest.raises(StoreUnavailable, match=r"store\.url"):
+            await ask()
+    with pytest.raises(StoreUnavailable):
+        await store.beat("w", 1_000)
+    proxy.heal()
+    await store.migrate()
+    await eventually(store, "acme")
+    await store.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql://postgres@127.0.0.1:{port}/no_such_database"])
+async def test_a_wrong_database_is_unavailable_with_its_name(postgres_url: str, url: str) -> None:
+    port = postgres_url.rsplit(":", 1)[1].split("/")[0]
+    store = Store(driver_for(url.format(port=port)))
+    with pytest.raises(StoreUnavailable, match="no_such_database"):
+        await store.now_ms()
+    await store.close()
+
+
+async def test_terminated_backends_are_replaced(postgres_url: str, postgres_server: PostgresServer) -> None:
+    async with opened(postgres_url) as (store, _):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        await asyncio.gather(*(store.now_ms() for _ in range(8)))
+        ended = await asyncio.to_thread(postgres_server.terminate_backends, postgres_url.rsplit("/", 1)[1])
+        assert ended >= 2
+        await eventually(store, "acme")
+
+        async def beats() -> bool:
+            try:
+                return await store.beat("w", 60_000) == []
+            except StoreUnavailable:
+                return False
+
+        await wait_until_async(beats, what="the heartbeat's own connection to be replaced")
+        assert await asyncio.gather(*(store.tenant_by_name("acme") for _ in range(8))) == ["acme"] * 8
+
+
+@pytest.mark.parametrize("direction", ["both", "down"])
+async def test_a_silent_network_is_given_up_and_comes_back(postgres_url: str, proxies: Proxies, direction: Any) -> None:
+    """Without `down` the server hears and may commit; either way the caller is told within the time-out that nothing is known."""
+    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
+    proxy = proxies.open(port)
+    async with opened(through(postgres_url, proxy.port), timeout_ms=300, pool_size=2) as (store, _):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        await asyncio.gather(store.now_ms(), store.now_ms())
+        proxy.blackhole(direction)
+        calls = [store.put_tenant("a", "a"), store.tenant_by_name("b"), store.beat("w", 60_000), store.now_ms()]
+        async with asyncio.timeout(30):
+            done = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in done] == [StoreUnavailable] * 4
+        proxy.heal()
+        await eventually(store, "again")
+        assert await store.tenant_by_name("again") == "again"
+
+
+PAUSED = """
+import asyncio, sys, time
+from tidegate.store.postgres import PostgresDriver
+
+async def main():
+    driver = PostgresDriver(sys.argv[1], pool_size=2, statement_timeout_ms=500, pooler=sys.argv[2])
+
+    async def body(tx):
+        await tx.one("tenant_lock", tenant_id="t1")
+        print("holding", flush=True)
+        time.sleep(1000)
+
+    await driver.write(body)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+async def test_a_process_that_stops_in_a_transaction_gives_its_locks_back(
+    postgres_url: str, processes: Processes, pooler: str
+) -> None:
+    async with opened(postgres_url) as (store, driver):
+        await store.put_tenant("t1", "acme")
+        paused = processes.start([sys.executable, "-c", PAUSED, postgres_url, pooler])
+        await asyncio.to_thread(paused.wait_for_line, "holding")
+
+        async def body(tx: Tx) -> Any:
+            return await tx.one("tenant_lock", tenant_id="t1")
+
+        assert tuple(await driver.write(body)) == ("t1",)
+        assert paused.running
+
+
+async def test_a_server_that_may_forget_is_refused(private_postgres_server: PostgresServer) -> None:
+    url = private_postgres_server.create_database()
+    connection: Any = await asyncpg.connect(url)
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        await turn(connection, setting, "off")
+        store = Store(driver_for(url))
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match=f"{setting} = off.*Turn it on"):
+                await store.migrate()
+        await turn(connection, setting, "on")
+        await store.migrate()
+        await store.close()
+    await connection.close()
+
+
+async def turn(connection: Any, setting: str, value: str) -> None:
+    await connection.execute(f"alter system set {setting} = {value}")
+    await connection.execute("select pg_reload_conf()")
+
+    async def is_in_force() -> bool:
+        return str(await connection.fetchval("select current_setting($1)", setting)) == value
+
+    await wait_until_async(is_in_force, what=f"{setting} to be {value}")
+
+
+async def test_a_role_that_may_forget_is_refused(postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    name = postgres_url.rsplit("/", 1)[1]
+    await connection.execute(f"alter database {name} set synchronous_commit = off")
+    await connection.close()
+    store = Store(driver_for(postgres_url))
+    with pytest.raises(StoreRefused, match="synchronous_commit"):
+        await store.now_ms()
+    await store.close()
+
+
+async def test_behind_a_transaction_pooler_every_way_of_asking_works(postgres_url: str) -> None:
+    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
+    pooler = Pooler("127.0.0.1", port)
+    url = through(postgres_url, await pooler.start())
+    async with opened(url, pooler="transaction", pool_size=3) as (store, driver):
+        await store.require_current()
+        await store.enlist_worker("w", "host", "1", 60_000)
+
+        async def everything(number: int) -> None:
+            name = f"t{number}"
+            assert await store.put_tenant(name, name) == name
+            assert await store.beat("w", 60_000) == []
+            await store.begin_blobs([f"{name}-a", f"{name}-b"], "answers", "w")
+
+            async def body(tx: Tx) -> list[Any]:
+                rows = [(name, n, "answered", n, 1) for n in range(3)]
+                new = await tx.many_returning("outcome_put", rows)
+                columns = ("job_id", "number", "outcome", "at", "size_bytes")
+                await tx.copy("outcomes", columns, [(name, 7, "failed", 0, 1)])
+                return new
+
+            assert [row[0] for row in await driver.write(body)] == [0, 1, 2]
+            assert len(await store.outcomes_page(name, 0, 10)) == 4
+
+        for _ in range(3):
+            await asyncio.gather(
+                *(everything(number) for number in range(pooler.transactions, pooler.transactions + 4))
+            )
+    assert pooler.transactions > 50
+    assert not any(b"timeout" in startup or b"application_name" in startup for startup in pooler.startups)
+    pooler.close()
+
+
+async def test_the_pooler_of_this_suite_would_notice_prepared_statements(postgres_url: str) -> None:
+    """With named statements the very same driver does not survive it."""
+    port = int(postgres_url.rsplit(":", 1)[1].split("/")[0])
+    pooler = Pooler("127.0.0.1", port)
+    url = through(postgres_url, await pooler.start())
+    driver = driver_for(url, pooler="none", pool_size=1)
+    store = Store(driver)
+
+    async def use() -> None:
+        for _ in range(10):
+            await store.migrate()
+            await store.put_tenant("a", "a")
+
+    with pytest.raises(asyncpg.PostgresError, match="prepared statement"):
+        await use()
+    await driver.close()
+    pooler.close()
+
+
+async def test_nothing_is_left_on_a_pooled_connection(postgres_url: str) -> None:
+    async with opened(postgres_url, pooler="transaction", pool_size=1) as (store, driver):
+        settings = "select name, setting from pg_settings where source = 'session' and name not like 'client_%'"
+        async with driver._pool.acquire() as connection:
+            before = await connection.fetch(settings)
+        await store.put_tenant("t1", "acme")
+        await store.begin_blobs(["a", "b"], "answers", "w")
+        async with driver._pool.acquire() as connection:
+            assert await connection.fetchval("select count(*) from pg_prepared_statements where name <> ''") == 0
+            assert await connection.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+            assert await connection.fetch(settings) == before
+
+
+async def test_a_cancelled_call_leaves_the_pool_usable_and_the_answers_in_order(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=2) as (store, driver):
+        for number in range(12):
+
+            async def slow(tx: Tx, number: int = number) -> str:
+                await tx.all("tenant_put", id=f"cancelled-{number}", name=f"cancelled-{number}")
+                await tx._connection.fetchval("select pg_sleep(30)")  # type: ignore[attr-defined]
+                return "an answer that nobody waits for"
+
+            call = asyncio.create_task(driver.write(slow))
+            for _ in range(number * 3):
+                await asyncio.sleep(0)
+            call.cancel()
+            names = [f"{number}-{n}" for n in range(4)]
+            answers = await asyncio.gather(*(store.put_tenant(name, name) for name in names))
+            assert answers == names
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        for number in range(12):
+            assert await store.tenant_by_name(f"cancelled-{number}") is None
+
+
+async def test_a_cancelled_heartbeat_does_not_answer_the_next_one(postgres_url: str) -> None:
+    async with opened(postgres_url) as (store, _):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        for turn in range(12):
+            call = asyncio.create_task(store.beat("nobody", 60_000))
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert await store.beat("w", 60_000) == []
+
+
+async def test_a_heartbeat_passes_when_the_pool_is_used_up(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=2) as (store, driver):
+        await store.enlist_worker("w", "host", "1", 60_000)
+        held = [await driver._pool.acquire() for _ in range(2)]
+        assert await store.beat("w", 60_000) == []
+        for connection in held:
+            await driver._pool.release(connection)
+
+
+async def test_a_pool_that_stays_used_up_is_unavailable_in_time(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=1, timeout_ms=200) as (store, driver):
+        held = await driver._pool.acquire()
+        with pytest.raises(StoreUnavailable):
+            await store.now_ms()
+        await driver._pool.release(held)
+        await store.now_ms()
+
+
+async def test_a_statement_that_takes_too_long_is_given_up(postgres_url: str) -> None:
+    async with opened(postgres_url, timeout_ms=200) as (store, driver):
+
+        async def slow(tx: Tx) -> None:
+            await tx._connection.fetchval("select pg_sleep(30)")  # type: ignore[attr-defined]
+
+        with pytest.raises(StoreUnavailable):
+            await driver.write(slow)
+        await store.now_ms()
+
+
+async def test_a_migration_beside_a_running_process_is_ridden_out(postgres_url: str) -> None:
+    """A plan that a new column outdated is made again; whoever runs version n goes on beside n + 1."""
+    async with opened(postgres_url) as (store, _):
+        await store.put_tenant("t1", "acme")
+        assert await asyncio.gather(*(store.get_job("t1", "absent") for _ in range(6))) == [None] * 6
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute("alter table jobs add column later text; alter table files add column later text")
+        await connection.close()
+        assert await asyncio.gather(*(store.get_job("t1", "absent") for _ in range(6))) == [None] * 6
+        assert await store.any_file("absent") is None
+
+
+async def test_a_deadlock_is_tried_again(postgres_url: str) -> None:
+    async with opened(f"{postgres_url}?deadlock_timeout=20ms") as (store, driver):
+        for name in ("a", "b"):
+            await store.put_tenant(name, name)
+        both = asyncio.Barrier(2)
+        met: set[str] = set()
+
+        async def lock(first: str, second: str) -> str:
+            async def body(tx: Tx) -> str:
+                await tx.one("tenant_lock", tenant_id=first)
+                if first not in met:
+                    met.add(first)
+                    await both.wait()
+                await tx.one("tenant_lock", tenant_id=second)
+                return first
+
+            return await driver.write(body)
+
+        assert list(await asyncio.gather(lock("a", "b"), lock("b", "a"))) == ["a", "b"]
+
+
+async def test_a_value_that_cannot_be_stored_is_our_mistake_and_not_an_outage(postgres_url: str) -> None:
+    async with opened(postgres_url) as (store, _):
+        for name in ("\ud800", "\0"):
+            with pytest.raises(asyncpg.DataError):
+                await store.put_tenant("t1", name)
+        assert await store.put_tenant("t1", "acme") == "t1"
+
+
+async def test_everything_is_unavailable_after_closing(postgres_url: str) -> None:
+    async with opened(postgres_url) as (store, _):
+        pass
+    with pytest.raises(StoreUnavailable):
+        await store.now_ms()
