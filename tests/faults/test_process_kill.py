@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.tidegate import IN_FLIGHT, Site, requests
-
-# Calls in flight, and answers that came in while the last flush was on its way to the disk.
-UNRECORDED_MAX = 2 * IN_FLIGHT
+from tests.support.tidegate import IN_FLIGHT, UNRECORDED_MAX, Site, behaving, requests
 
 # Where it dies, and how many calls that may have been billed are made again because of it.
 BORDERS = {
@@ -15,27 +12,39 @@ BORDERS = {
     "ingest_work_durable=kill": 0,
     "ingest_committed=kill": 0,
     "lease_committed=kill": 0,
-    "lease_committed=2*kill": UNRECORDED_MAX,
     "before_send=kill": 0,
-    "before_send=9*kill": UNRECORDED_MAX,
     "after_answer=kill": UNRECORDED_MAX,
-    "after_answer=9*kill": UNRECORDED_MAX,
     "record_durable=kill": UNRECORDED_MAX,
-    "record_durable=2*kill": UNRECORDED_MAX,
     "record_committed=kill": UNRECORDED_MAX,
     "publish_committed=kill": 0,
 }
+LATER = {
+    "lease_committed=2*kill": UNRECORDED_MAX,
+    "before_send=9*kill": UNRECORDED_MAX,
+    "after_answer=9*kill": UNRECORDED_MAX,
+    "record_durable=2*kill": UNRECORDED_MAX,
+}
 
 
-@pytest.mark.parametrize("border", BORDERS)
-def test_a_worker_killed_at_a_border(site: Site, border: str) -> None:
+def _killed_at(site: Site, border: str, repeats_max: int) -> None:
     lines = requests(24)
     victim = site.begin(border)
     batch_id = site.submit(lines)
     assert victim.wait() == -9
     kept = site.durable()
     site.relieve()
-    site.judge(batch_id, lines, repeats_max=BORDERS[border], kept=kept)
+    site.judge(batch_id, lines, repeats_max=repeats_max, kept=kept)
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_a_worker_killed_at_a_border(site: Site, border: str) -> None:
+    _killed_at(site, border, BORDERS[border])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("border", LATER)
+def test_a_worker_killed_at_a_later_pass(site: Site, border: str) -> None:
+    _killed_at(site, border, LATER[border])
 
 
 def test_a_worker_killed_after_many_commits(embedded: Site) -> None:
@@ -47,3 +56,29 @@ def test_a_worker_killed_after_many_commits(embedded: Site) -> None:
     assert len(kept) >= IN_FLIGHT
     embedded.relieve()
     embedded.judge(batch_id, lines, repeats_max=UNRECORDED_MAX, kept=kept)
+
+
+@pytest.mark.parametrize("border", ["job_closed=kill", "publish_rest_durable=kill"])
+def test_a_worker_killed_while_it_closes_a_job(site: Site, border: str) -> None:
+    lines = requests(24, lambda number: behaving("latency=200"))
+    victim = site.begin(border)
+    batch_id = site.submit(lines)
+    site.until_called(IN_FLIGHT + 1)
+    assert site.cancel(batch_id).status_code == 200
+    assert victim.wait() == -9
+    site.relieve()
+    results = site.judge(batch_id, lines, "cancelled")
+    assert len(results.output) >= IN_FLIGHT
+    assert set(results.error_codes()) == {"batch_cancelled"}
+
+
+def test_both_workers_killed_in_turn_under_load(cluster: Site) -> None:
+    lines = requests(48)
+    first = cluster.begin("after_answer=5*kill")
+    second = cluster.worker("record_durable=1*kill", name="second")
+    batch_id = cluster.submit(lines)
+    assert first.wait() == -9
+    assert second.wait() == -9
+    kept = cluster.durable()
+    cluster.relieve()
+    cluster.judge(batch_id, lines, repeats_max=2 * UNRECORDED_MAX, kept=kept)

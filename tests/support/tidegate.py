@@ -1,7 +1,7 @@
 """Tidegate as its users run it: processes of the command line over one store, asked through HTTP, judged from outside.
 
-A `Site` is one installation. Embedded: SQLite and local files, one `tidegate serve`. Cluster: PostgreSQL and S3, one `tidegate api` and as many
-`tidegate worker` processes as a test starts. Leases and polls are short, so that a lost process is missed within seconds.
+A `Site` is one installation. Embedded: SQLite and local files, one `tidegate serve`. Cluster: PostgreSQL and S3, one `tidegate api`
+and as many `tidegate worker` processes as a test starts. Leases and polls are short, so that a lost process is missed within seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -17,16 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil  # type: ignore[import-untyped]
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
+from tidegate.flow.tend import lost_workers
+from tidegate.flow.tend.garbage import Garbage
 from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
 from tidegate.service import opened
-from tidegate.settings import load, local_path
+from tidegate.settings import Settings, load, local_path
 
 LEASE_MS = 2_400
 IN_FLIGHT = 4
+# Calls in flight, and answers that came in while the last flush was on its way to the disk.
+UNRECORDED_MAX = 2 * IN_FLIGHT
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 QUICK = {
     "TIDEGATE_WORKER_LEASE_MS": str(LEASE_MS),
@@ -182,12 +189,37 @@ class Site:
     def batch(self, batch_id: str) -> dict[str, Any]:
         return dict(self.get(f"/v1/batches/{batch_id}"))
 
-    def done_count(self, batch_id: str) -> int:
-        counts = self.batch(batch_id)["request_counts"]
-        return int(counts["completed"] + counts["failed"])
+    def batch_if_answered(self, batch_id: str) -> dict[str, Any] | None:
+        """The same while the store may be away."""
+        try:
+            answer = self.client().get(f"/v1/batches/{batch_id}")
+        except httpx2.TransportError:
+            return None
+        assert answer.status_code in (200, 503), answer.text
+        return dict(answer.json()) if answer.status_code == 200 else None
+
+    def until_done(self, batch_id: str, count: int) -> None:
+        """Wait until so many items have an outcome."""
+
+        def there() -> bool:
+            counts = self.batch(batch_id)["request_counts"]
+            return int(counts["completed"] + counts["failed"]) >= count
+
+        wait_until(there, END_S, f"{count} items of {batch_id} to be done", poll_s=ASK_S)
+
+    def until_called(self, count: int) -> None:
+        """Wait until the engine has seen so many calls."""
+        wait_until(lambda: len(self.calls()) >= count, END_S, f"{count} calls", poll_s=ASK_S)
 
     def cancel(self, batch_id: str) -> httpx2.Response:
-        return self.client().post(f"/v1/batches/{batch_id}/cancel")
+        """Tell it to stop. A worker that was stopped in a transaction holds the row for a while, so a 503 is asked again."""
+        told = wait_until(lambda: self._told(batch_id), END_S, f"{batch_id} to be told", poll_s=ASK_S)
+        assert told is not None
+        return told
+
+    def _told(self, batch_id: str) -> httpx2.Response | None:
+        answer = self.client().post(f"/v1/batches/{batch_id}/cancel")
+        return answer if answer.status_code != 503 else None
 
     def content(self, file_id: str | None) -> list[dict[str, Any]]:
         if file_id is None:
@@ -198,8 +230,8 @@ class Site:
 
     def until_status(self, batch_id: str, *statuses: str, timeout_s: float = END_S) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
-            found = self.batch(batch_id)
-            return found if found["status"] in statuses else None
+            found = self.batch_if_answered(batch_id)
+            return found if found is not None and found["status"] in statuses else None
 
         found = wait_until(there, timeout_s, f"{batch_id} to be {' or '.join(statuses)}", poll_s=ASK_S)
         assert found is not None
@@ -228,6 +260,74 @@ class Site:
                 lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"id":"batch_req_')]
                 found |= {str(line["id"]) for line in lines}
         return found
+
+    # ---- the store, seen from outside
+
+    @property
+    def settings(self) -> Settings:
+        return load(None, self.data, {}, self.environment()).settings
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        """Ask the database itself, read-only, whoever runs beside us."""
+
+        async def ask() -> list[dict[str, Any]]:
+            location = self.settings.store.location
+            if self.embedded:
+                async with sqlite_records(local_path(location)) as embedded_records:
+                    return await embedded_records.rows(sql)
+            async with postgres_records(location) as records:
+                return await records.rows(sql)
+
+        return asyncio.run(ask())
+
+    def living(self) -> int:
+        """How many incarnations beat within their leases: every worker, and the API."""
+        rows = self.rows("select alive_until from workers where state = 'alive'")
+        return len([row for row in rows if row["alive_until"] > time.time() * 1000])
+
+    def is_gone(self, worker: Proc) -> bool:
+        """Whether the first life of this worker was declared gone."""
+        found = re.search(r"worker_\w{22}", worker.stdout())
+        assert found is not None, worker.logs()
+        return {"id": found[0]} in self.rows("select id from workers where state = 'gone'")
+
+    def lease_ran_out(self) -> bool:
+        """Whether nobody that is enlisted has beaten within its lease."""
+        return not [
+            row for row in self.rows("select alive_until from workers") if row["alive_until"] > time.time() * 1000
+        ]
+
+    def blobs(self) -> set[str]:
+        """Every blob that has bytes."""
+
+        async def ask() -> set[str]:
+            async with opened(self.settings, read_only=True) as parts:
+                return set(await parts.blobs.list_ids("", 1_000))
+
+        return asyncio.run(ask())
+
+    def named_blobs(self) -> set[str]:
+        """Every blob that a file is made of."""
+        return {str(row["blob_id"]) for row in self.rows("select distinct blob_id from extents")}
+
+    def end_all(self) -> None:
+        """Stop every process that still runs, in the orderly way."""
+        for proc in [*self.workers, *([self.front] if self.front else [])]:
+            if proc.running:
+                proc.terminate()
+                assert proc.wait() == 0, proc.logs()
+
+    def collect_garbage(self) -> None:
+        """What the sweeps do, without the day that they let pass."""
+
+        async def collect() -> None:
+            async with opened(self.settings) as parts:
+                garbage = Garbage(parts.store, parts.blobs, parts.clock, safety_ms=-1)
+                for _ in range(4):
+                    await lost_workers.tend(parts.store, parts.blobs)
+                    await garbage.tend()
+
+        asyncio.run(collect())
 
     # ---- the judge
 
@@ -267,7 +367,7 @@ class Site:
         assert report.ok, report.to_text()
 
     async def _verdict(self, batch_id: str) -> Report:
-        settings = load(None, self.data, {}, self.environment()).settings
+        settings = self.settings
         worker = settings.worker
         allowance = Allowance(attempts_max=settings.retry.attempts_max, grace_ms=worker.grace_ms + worker.lease_ms)
         witness = self.engine.calls_log
@@ -277,6 +377,16 @@ class Site:
                     return await judge(records, parts.blobs, batch_id, witness, allowance)
             async with sqlite_records(local_path(settings.store.location)) as embedded_records:
                 return await judge(embedded_records, parts.blobs, batch_id, witness, allowance)
+
+
+def until_stopped(proc: Proc) -> None:
+    """Wait until a process has stopped itself at a failpoint."""
+
+    def stopped() -> bool:
+        assert proc.running, proc.logs()
+        return str(psutil.Process(proc.pid).status()) == str(psutil.STATUS_STOPPED)
+
+    wait_until(stopped, END_S, f"{proc.name} to stop")
 
 
 def s3_env(server: S3Server, bucket: str, endpoint: str | None = None) -> dict[str, str]:
