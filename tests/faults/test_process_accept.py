@@ -1,0 +1,51 @@
+"""The API dies between the steps of accepting: a retry with the same key gives one file and one batch, and nothing is left lying about."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from tests.support.tidegate import Site, requests
+
+LINES = requests(4)
+
+
+def _front(site: Site, failpoints: str = "") -> None:
+    if site.embedded:
+        site.serve(failpoints)
+    else:
+        site.api(failpoints)
+
+
+def _dies(site: Site) -> None:
+    assert site.front is not None
+    assert site.front.wait() == -9
+
+
+def test_killed_after_the_file_was_committed(site: Site) -> None:
+    _front(site, "upload_committed=kill")
+    with pytest.raises(httpx2.TransportError):
+        site.upload(LINES, key="once")
+    _dies(site)
+    _front(site)
+    again = site.upload(LINES, key="once")
+    assert again.status_code == 200, again.text
+    assert [file["id"] for file in site.get("/v1/files")["data"]] == [again.json()["id"]]
+    other = site.upload([*LINES, *requests(1)], key="once")
+    assert other.status_code in (409, 422), other.text
+
+
+def test_killed_after_the_batch_was_committed(site: Site) -> None:
+    _front(site, "create_committed=kill")
+    file_id = site.upload(LINES).json()["id"]
+    with pytest.raises(httpx2.TransportError):
+        site.create(file_id, key="once")
+    _dies(site)
+    _front(site)
+    again = site.create(file_id, key="once")
+    assert again.status_code == 200, again.text
+    batch_id = again.json()["id"]
+    assert [batch["id"] for batch in site.get("/v1/batches")["data"]] == [batch_id]
+    if not site.embedded:
+        site.worker()
+    site.judge(batch_id, LINES)

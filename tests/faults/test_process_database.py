@@ -1,0 +1,102 @@
+"""PostgreSQL crashes, throws everybody out, or falls silent, while a cluster works: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.faults.conftest import MakeSite
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxies
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, LEASE_MS, Site, behaving, requests
+
+# Longer than a crash and recovery of the server take: what is tested is the outage, not the lease.
+PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
+
+
+def slow(number: int) -> str:
+    return behaving("latency=250")
+
+
+@pytest.fixture
+def crashing(make_site: MakeSite, private_postgres_server: PostgresServer) -> Site:
+    """A cluster over a PostgreSQL of its own."""
+    site = make_site("cluster")
+    site.env["TIDEGATE_STORE_URL"] = private_postgres_server.create_database()
+    return site
+
+
+def test_the_database_crashes_under_load(crashing: Site, private_postgres_server: PostgresServer) -> None:
+    lines = requests(60, slow)
+    crashing.begin(more=PATIENT)
+    crashing.worker(more=PATIENT)
+    batch_id = crashing.submit(lines)
+    for called in (6, 30):
+        crashing.until_called(called)
+        private_postgres_server.restart_immediate()
+    crashing.judge(batch_id, lines)
+
+
+def test_every_connection_is_ended_again_and_again(crashing: Site, private_postgres_server: PostgresServer) -> None:
+    lines = requests(60, slow)
+    crashing.begin(more=PATIENT)
+    crashing.worker(more=PATIENT)
+    batch_id = crashing.submit(lines)
+    database = urlsplit(crashing.env["TIDEGATE_STORE_URL"]).path.strip("/")
+    ended = 0
+    for called in range(8, 60, 8):
+        crashing.until_called(called)
+        ended += private_postgres_server.terminate_backends(database)
+    assert ended > 0
+    crashing.judge(batch_id, lines)
+
+
+def test_nothing_is_acknowledged_while_the_database_is_down(
+    crashing: Site, private_postgres_server: PostgresServer
+) -> None:
+    lines = requests(8)
+    crashing.begin(more=PATIENT)
+    file_id = crashing.upload(lines).json()["id"]
+    private_postgres_server.stop()
+    refused = [crashing.upload(lines, key="up"), crashing.create(file_id, key="create")]
+    assert [answer.status_code for answer in refused] == [503, 503], [answer.text for answer in refused]
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in refused)
+    private_postgres_server.start()
+    created = wait_until(lambda: _if_ok(crashing, file_id), END_S, "the API to find the database again", poll_s=ASK_S)
+    assert [batch["id"] for batch in crashing.get("/v1/batches")["data"]] == [created]
+    assert [file["id"] for file in crashing.get("/v1/files?purpose=batch")["data"]] == [file_id]
+    crashing.judge(created, lines)
+
+
+def _if_ok(site: Site, file_id: str) -> str:
+    answer = site.create(file_id, key="create")
+    return str(answer.json()["id"]) if answer.status_code == 200 else ""
+
+
+def test_a_silent_database_stops_new_calls_when_the_lease_is_over(
+    cluster: Site, postgres_server: PostgresServer, proxies: Proxies
+) -> None:
+    """The network to the database is lost without a word. What is running ends and is held; nothing begins; later all is there."""
+    lines = requests(60, slow)
+    proxy = proxies.open(postgres_server.port)
+    cluster.api()
+    silent = cluster.env["TIDEGATE_STORE_URL"].replace(str(postgres_server.port), str(proxy.port))
+    cluster.worker(more={"TIDEGATE_STORE_URL": silent, "TIDEGATE_STORE_STATEMENT_TIMEOUT_MS": "1000"})
+    batch_id = cluster.submit(lines)
+    cluster.until_done(batch_id, 1) if cluster.embedded else cluster.until_called(IN_FLIGHT + 1)
+    proxy.blackhole()
+    lost_at = time.time() + LEASE_MS / 1000
+    wait_until(lambda: time.time() > lost_at and _quiet_since(cluster) > 1.0, END_S, "the calls to end", poll_s=ASK_S)
+    # The call that began last may have been on its way to the engine.
+    assert not [call for call in cluster.calls() if call["at"] > lost_at + 0.5]
+    called = len(cluster.calls())
+    assert called < len(lines)
+    proxy.heal()
+    cluster.judge(batch_id, lines, repeats_max=IN_FLIGHT)
+
+
+def _quiet_since(site: Site) -> float:
+    return time.time() - float(max(call["at"] for call in site.calls()))

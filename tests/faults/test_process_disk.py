@@ -1,0 +1,75 @@
+"""The disk of an embedded site fills up or fails: uploads are refused whole, results wait, and afterwards everything is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.shims import Shims, preload_env
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
+
+# The outage is tested here, not the lease that a store without a writable disk cannot renew.
+PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
+
+
+def slow(number: int) -> str:
+    return behaving("latency=200")
+
+
+def test_an_upload_meets_a_full_disk(embedded: Site, shims: Shims) -> None:
+    disk = shims.disk(embedded.data)
+    embedded.serve(more=preload_env(disk, base=PATIENT))
+    lines = requests(8)
+    disk.fail("enospc")
+    refused = embedded.upload(lines, key="once")
+    assert refused.status_code in (503, 507), refused.text
+    disk.heal()
+    assert embedded.get("/v1/files")["data"] == []
+    batch_id = embedded.submit(lines)
+    embedded.judge(batch_id, lines)
+    embedded.end_all()
+    embedded.collect_garbage()
+    assert embedded.blobs() == embedded.named_blobs()
+
+
+@pytest.mark.parametrize("rule", ["enospc", "erofs-write"])
+def test_results_meet_a_full_disk(embedded: Site, shims: Shims, rule: str) -> None:
+    disk = shims.disk(embedded.data)
+    proc = embedded.serve(more=preload_env(disk, base=PATIENT))
+    lines = requests(32, slow)
+    batch_id = embedded.submit(lines)
+    embedded.until_done(batch_id, IN_FLIGHT)
+    disk.fail(rule)
+    proc.wait_for_line("record_waits")
+    called = _until_calls_end(embedded)
+    assert called < len(lines), "what cannot be kept must not be called for"
+    assert embedded.client().get("/readyz").status_code == 503
+    disk.heal()
+    embedded.judge(batch_id, lines)
+
+
+def test_a_failed_fsync_voids_the_log(embedded: Site, shims: Shims) -> None:
+    """After a failed fsync nobody knows what is on the disk: the log is left, and its lines go to a new one from memory."""
+    disk = shims.disk(embedded.data / "blobs")
+    proc = embedded.serve(more=preload_env(disk, base=PATIENT))
+    lines = requests(24, slow)
+    batch_id = embedded.submit(lines)
+    embedded.until_done(batch_id, IN_FLIGHT)
+    disk.fail("eio-fsync")
+    proc.wait_for_line("record_waits")
+    disk.heal()
+    embedded.judge(batch_id, lines)
+    logs = embedded.rows("select id from blobs where kind = 'answers'")
+    assert len(logs) >= 2
+
+
+def _until_calls_end(site: Site) -> int:
+    """How many calls there were when no more came: what was in flight has ended."""
+
+    def in_flight() -> bool:
+        calls = len(site.calls())
+        wait_until(lambda: True, END_S)
+        return calls == len(site.calls()) and "not be stored" in site.client().get("/readyz").text
+
+    wait_until(in_flight, END_S, "the calls to end", poll_s=ASK_S)
+    return len(site.calls())

@@ -1,0 +1,37 @@
+"""An item that kills whoever runs it is failed alone, and its neighbours are not blamed."""
+
+from __future__ import annotations
+
+from tests.support.processes import Proc, wait_until
+from tests.support.tidegate import ASK_S, END_S, ENDED, Site, chat_line, requests
+
+POISON = "before_send@poison=kill"
+DEATHS_MAX = 6
+
+
+def test_a_poison_item_fails_alone(site: Site) -> None:
+    lines = [*requests(9), chat_line("poison", "do not read this"), *requests(20)[9:]]
+    proc = site.begin(POISON)
+    batch_id = site.submit(lines)
+    deaths = 0
+    while not _ended_or_dead(site, batch_id, proc):
+        deaths += 1
+        assert deaths <= DEATHS_MAX
+        proc = site.relieve(more={"TIDEGATE_FAILPOINTS": POISON})
+    results = site.judge(batch_id, lines, repeats_max=len(lines))
+    assert [line["custom_id"] for line in results.errors] == ["poison"]
+    assert results.error_codes() == {"worker_lost": 1}
+    assert not any("poison" in call.get("custom", "") for call in site.calls())
+    assert deaths == 3
+
+
+def _ended_or_dead(site: Site, batch_id: str, proc: Proc) -> bool:
+    """True when the batch ended, False when the process died before."""
+
+    def there() -> str | None:
+        if not proc.running:
+            return "dead"
+        found = site.batch_if_answered(batch_id)
+        return "ended" if found is not None and found["status"] in ENDED else None
+
+    return wait_until(there, END_S, "the batch to end or its worker to die", poll_s=ASK_S) == "ended"
