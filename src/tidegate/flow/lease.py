@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.core import schedule
-from tidegate.core.errors import BlobUnavailable
+from tidegate.core.errors import BlobMissing
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Blobs, Clock
 from tidegate.failpoints import hit
@@ -45,14 +45,18 @@ async def read_items(blobs: Blobs, piece: LeasedSlice) -> list[Item]:
     data = await blobs.read(piece.work_blob_id, piece.work_at, piece.work_bytes)
     lines = data.split(b"\n")
     offset = piece.first - piece.read_first
+    # Other bytes than ingest wrote will not become the right ones: they are as good as gone.
     if len(lines) < offset + piece.count:
-        raise BlobUnavailable(f"the work file of {piece.job_id} is shorter than slice {piece.first} says")
+        raise BlobMissing(f"the work file of {piece.job_id} has fewer lines than slice {piece.first} says")
     items = []
     for number, line in enumerate(lines[offset : offset + piece.count], start=piece.first):
         if number in piece.done:
             continue
         if piece.model:
-            work = _decoder.decode(line)
+            try:
+                work = _decoder.decode(line)
+            except msgspec.DecodeError:
+                raise BlobMissing(f"the work file of {piece.job_id} holds no request at item {number}") from None
             item = Item(number, bytes(work.custom_id), bytes(work.body))
         else:
             item = Item(number, b"null", line)

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from tidegate.core import ids
-from tidegate.core.errors import BlobError, LostRace
+from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.nouns import Job, Placed, Rest, Rewrite
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.results import never_ran_line
@@ -24,7 +24,8 @@ log = structlog.get_logger()
 
 _PAGE = 10_000
 _WRITE_BYTES = 1 << 20
-_RETRY_MS = 5_000
+_RETRY_MS = 2_000
+_NO_CUSTOM_ID = b"null"
 _OUTCOME_OF = {
     JobState.EXPIRED: Outcome.EXPIRED,
     JobState.CANCELLED: Outcome.CANCELLED,
@@ -49,6 +50,7 @@ class Ship:
         self._steps = Steps(store, entropy)
         self._scratch = scratch
         self._expires_after_ms = expires_after_ms
+        self._begun_blob_ids: list[str] = []
 
     async def close_drained(self, grace_ms: int, count_max: int = 50) -> int:
         """Close the jobs of which nothing is out any more, or whose grace has passed."""
@@ -72,12 +74,10 @@ class Ship:
         job = await self._store.any_job(job_id)
         if job is None:
             return False
+        self._begun_blob_ids = []
         try:
             rest = await self._write_rest(job, worker_id) if job.done_count < job.item_count else None
-            output = errors = None
-            if job.ordered:
-                output = await self._rewrite(job, worker_id, answered=True, rest=None)
-                errors = await self._rewrite(job, worker_id, answered=False, rest=rest)
+            output, errors = await self._ordered(job, worker_id, rest) if job.ordered else (None, None)
             await self._store.publish_job(
                 job, token, rest=rest, output=output, errors=errors, expires_after_ms=self._expiry_ms(job)
             )
@@ -90,6 +90,8 @@ class Ship:
             await self._store.drop_step(job_id, token, _RETRY_MS)
             self._steps.end(token)
             log.warning("publish_waits", job=job_id, error=str(error))
+        for blob_id in self._begun_blob_ids:
+            await self._store.give_up_blob(blob_id)
         return False
 
     def _expiry_ms(self, job: Job) -> int | None:
@@ -100,6 +102,7 @@ class Ship:
     async def _begin(self, kind: str, worker_id: str) -> tuple[str, BlobWriter]:
         blob_id = ids.make("blob", self._entropy.token_bytes(16))
         await self._store.begin_blob(blob_id, kind, worker_id)
+        self._begun_blob_ids.append(blob_id)
         return blob_id, await self._blobs.create(blob_id)
 
     async def _write_rest(self, job: Job, worker_id: str) -> Rest:
@@ -116,9 +119,9 @@ class Ship:
                 numbers = [number for number in range(first, first + count) if not done[number]]
                 if not numbers:
                     continue
-                work = (await self._blobs.read(job.work_blob_id, work_at, work_bytes)).split(b"\n")
+                work = await self._work_lines(job.work_blob_id, work_at, work_bytes)
                 for number in numbers:
-                    custom_id = bytes(_custom_id.decode(work[number - read_first]).custom_id)
+                    custom_id = _custom_id_of(work, number - read_first)
                     line = never_ran_line(job.id, number, custom_id, outcome)
                     lines.append((number, len(line)))
                     buffer += line
@@ -133,6 +136,26 @@ class Ship:
             raise
         await hit("publish_rest_durable")
         return Rest(outcome, Placed(blob_id, 0, size_bytes), lines)
+
+    async def _work_lines(self, work_blob_id: str, at: int, size_bytes: int) -> list[bytes]:
+        """Lines of the work file; none when they are lost, for a job whose requests are gone must come to its end all the same."""
+        try:
+            return (await self._blobs.read(work_blob_id, at, size_bytes)).split(b"\n")
+        except BlobMissing as error:
+            log.error("work_file_gone", error=str(error))
+            return []
+
+    async def _ordered(self, job: Job, worker_id: str, rest: Rest | None) -> tuple[Rewrite | None, Rewrite | None]:
+        """Both result files in the order of the input; as they are when what the order needs is lost and no wait brings it back."""
+        try:
+            output = await self._rewrite(job, worker_id, answered=True, rest=None)
+            return output, await self._rewrite(job, worker_id, answered=False, rest=rest)
+        except BlobMissing as error:
+            log.error("order_lost", job=job.id, error=str(error))
+            for blob_id in self._begun_blob_ids:
+                if rest is None or blob_id != rest.placed.blob_id:
+                    await self._store.give_up_blob(blob_id)
+            return None, None
 
     async def _done(self, job: Job) -> bytearray:
         """One byte per item: whether it has an outcome."""
@@ -202,6 +225,13 @@ class Ship:
         return order
 
 
+def _custom_id_of(work: list[bytes], index: int) -> bytes:
+    try:
+        return bytes(_custom_id.decode(work[index]).custom_id)
+    except (IndexError, msgspec.DecodeError):
+        return _NO_CUSTOM_ID
+
+
 class _Source:
     """A result file as one plain local file, for reads all over it."""
 
@@ -216,14 +246,20 @@ class _Source:
         try:
             for _, size_bytes, blob_id, blob_at in extents:
                 async for piece in blobs.stream(blob_id, blob_at, size_bytes):
-                    os.write(descriptor, piece)
+                    # A disk that is nearly full takes a part of what it is given and says so only by the count.
+                    left = memoryview(piece)
+                    while left:
+                        left = left[os.write(descriptor, left) :]
         except BaseException:
             source.close()
             raise
         return source
 
     def read(self, at: int, size_bytes: int) -> bytes:
-        return os.pread(self._descriptor, size_bytes, at)
+        data = os.pread(self._descriptor, size_bytes, at)
+        if len(data) != size_bytes:
+            raise OSError(f"{self._path} ends before byte {at + size_bytes}")
+        return data
 
     def close(self) -> None:
         os.close(self._descriptor)

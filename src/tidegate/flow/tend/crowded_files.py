@@ -3,8 +3,8 @@
 import structlog
 
 from tidegate.core import ids
-from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Extent, Placed
+from tidegate.core.errors import BlobError, LostRace
+from tidegate.core.nouns import Extent, Placed, Stamp
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.store.store import Store
 
@@ -44,19 +44,24 @@ def smallest_run(extents: list[Extent]) -> list[Extent]:
 async def _join(store: Store, blobs: Blobs, entropy: Entropy, worker_id: str, file_id: str, run: list[Extent]) -> int:
     blob_id = ids.make("blob", entropy.token_bytes(16))
     await store.begin_blob(blob_id, "compacted", worker_id)
+    try:
+        stamp = await _copy(blobs, blob_id, run)
+        await store.replace_extents(file_id, run, Placed(blob_id, 0, stamp.size_bytes))
+    except (BlobError, LostRace) as error:
+        # The file is as it was: it, or the next one, is taken up in the next pass.
+        log.info("compaction_lost", file=file_id, error=str(error))
+        await store.give_up_blob(blob_id)
+        return 0
+    return len(run) - 1
+
+
+async def _copy(blobs: Blobs, blob_id: str, run: list[Extent]) -> Stamp:
     writer = await blobs.create(blob_id)
     try:
         for extent in run:
             async for piece in blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
                 await writer.write(piece)
-        stamp = await writer.finish()
+        return await writer.finish()
     except BaseException:
         await writer.abort()
         raise
-    try:
-        await store.replace_extents(file_id, run, Placed(blob_id, 0, stamp.size_bytes))
-    except LostRace as error:
-        log.info("compaction_lost", file=file_id, error=str(error))
-        await store.give_up_blob(blob_id)
-        return 0
-    return len(run) - 1
