@@ -169,3 +169,13 @@ def test_serve_without_a_model_server_says_so(desk: Desk) -> None:
     assert "No model server is known" in desk.done("serve", code=2).stderr()
     exposed = desk.done("serve", "--upstream", desk.engine.url, "--host", "0.0.0.0", "--port", "0", code=2)
     assert "no API key yet" in exposed.stderr()
+
+
+def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat("slow", behaving("slow=60000"))])
+    wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
+    serving.call("POST", f"/v1/batches/{batch}/cancel")
+    said = json.loads(desk.done("explain", batch, "--json").stdout())
+    assert said["batch"] == batch
+    assert "closing as cancelled" in said["why"][1]

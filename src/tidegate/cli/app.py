@@ -13,6 +13,7 @@ import tidegate
 from tidegate.cli import batches, keys, screen
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
+from tidegate.cli.explain import explain
 from tidegate.cli.migrate import migrate
 from tidegate.cli.run import run
 from tidegate.cli.serve import api, serve, worker
@@ -50,7 +51,7 @@ def tidegate_command(
     """
 
 
-for command in (run, serve, api, worker, simulate, verify, doctor, migrate, config):
+for command in (run, serve, api, worker, simulate, verify, explain, doctor, migrate, config):
     app.command()(command)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")

@@ -3,6 +3,7 @@
 import msgspec
 
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.explain import Standing
 from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.states import JOB_ENDED, JobState
@@ -106,10 +107,11 @@ class Jobs(Table):
                 return None
             job = job_from(rows[0])
             if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
+                stands = f"about to be {job.closing}" if job.closing else str(job.state)
                 raise ApiProblem(
                     409,
                     "batch_not_cancellable",
-                    f"This batch is {job.state} and can no longer be cancelled.",
+                    f"This batch is {stands} and can no longer be cancelled.",
                     param="batch_id",
                 )
             return job
@@ -265,6 +267,18 @@ class Jobs(Table):
             low = f"batch_{job_part}"
             rows = await tx.all("jobs_by_part", low=low, high=low + "~")
             return rows[0][0] if len(rows) == 1 else None
+
+        return await self._driver.read(body)
+
+    async def standing(self, job_id: str) -> Standing | None:
+        """How a job stands among the others; None when there is none."""
+
+        async def body(tx: Tx) -> Standing | None:
+            row = await tx.one("job_standing", job_id=job_id)
+            if row is None:
+                return None
+            reasons = await tx.all("attempts_waiting", job_id=job_id)
+            return Standing(*row, waiting_reasons=tuple((reason[0], reason[1]) for reason in reasons))
 
         return await self._driver.read(body)
 

@@ -303,9 +303,10 @@ where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
 -- job_cancel_running --
+-- A job that closes already for another reason keeps that reason.
 -- moves: jobs: in_progress -> cancelling
 update jobs set state = 'cancelling', closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
-where tenant_id = :tenant_id and id = :id and state = 'in_progress'
+where tenant_id = :tenant_id and id = :id and state = 'in_progress' and closing is null
 returning id;
 
 -- job_cancel_waiting --
@@ -519,6 +520,30 @@ select state, count(*) as slices from slices where job_id = :job_id group by sta
 -- slices_unfinished --
 -- Where the items without an outcome lie in the work file, for the one who publishes.
 select first, count, read_first, work_at, work_bytes from slices where job_id = :job_id and state <> 'done' order by first;
+
+-- job_standing --
+-- How a job stands among the others, for whoever asks why it is or is not running.
+select now_ms() as now,
+    (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()) as slices_resting,
+    coalesce((select min(s.ready_at) - now_ms() from slices s
+        where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()), 0) as rest_ends_in_ms,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'leased') as slices_leased,
+    (select count(*) from jobs o
+        where o.state = 'in_progress' and o.closing is null
+            and (o.created_at < j.created_at or (o.created_at = j.created_at and o.id < j.id))
+            and exists (select 1 from slices s where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms())) as jobs_ahead
+from jobs j
+where j.id = :job_id;
+
+-- attempts_waiting --
+-- Why items that were tried wait to be tried again.
+select a.reason, count(*) as items from attempts a
+where a.job_id = :job_id
+    and not exists (select 1 from outcomes o where o.job_id = a.job_id and o.number = a.number)
+group by a.reason
+order by a.reason;
 
 -- slice_tokens --
 -- Which of a job's slices a token still holds: the verdicts of anyone else are refused. Held, so that no slice changes hands meanwhile.

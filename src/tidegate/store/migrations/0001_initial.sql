@@ -179,7 +179,7 @@ create table slices (
     work_units bigint not null,
     primary key (job_id, first)
 );
-create index slices_ready on slices (job_id, model, ready_at) where state = 'ready';
+create index slices_ready on slices (job_id, model, first) where state = 'ready';
 create index slices_leased on slices (worker_id) where state = 'leased';
 
 -- What became of an item: written once, never changed. `at` is the line's place in the job's output file (answered) or error file.

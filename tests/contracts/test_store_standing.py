@@ -1,0 +1,54 @@
+"""How a job stands, and what `tidegate explain` says of it, on every store."""
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World
+from tidegate.core.explain import explain
+
+
+async def said(world: World, job_id: str) -> str:
+    job, standing = await world.store.any_job(job_id), await world.store.standing(job_id)
+    assert job is not None
+    assert standing is not None
+    return "\n".join(explain(job, standing))
+
+
+async def test_an_absent_job_has_no_standing(world: World) -> None:
+    assert await world.store.standing(world.id("batch")) is None
+
+
+async def test_without_a_worker_it_says_how_to_start_one(world: World) -> None:
+    job = await world.running(await world.caller(), 3)
+    await world.clock.advance(10 * LEASE_MS)
+    assert "start one with `tidegate serve`" in await said(world, job.id)
+
+
+async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    first = await world.running(caller, 2)
+    await world.clock.advance(1)
+    second = await world.running(caller, 2)
+    assert "nothing is ahead of it" in await said(world, first.id)
+    assert "behind 1 older batches" in await said(world, second.id)
+    [held] = await world.store.lease_slices(worker, first.id, MODEL, 1, "t")
+    assert "workers hold 1 of its slices" in await said(world, first.id)
+    assert "nothing is ahead of it" in await said(world, second.id)
+    await world.store.release_slice(first.id, held.first, held.token, 90_000)
+    assert "1 slices rest for another 1m30s" in await said(world, first.id)
+
+
+async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 2)
+    await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    assert "closing as cancelled" in await said(world, job.id)
+    await world.store.close_job(job.id, 0)
+    assert "being published" in await said(world, job.id)
+
+
+async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 2)
+    await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    await world.store.declare_gone(worker, leaving=True)
+    await world.store.reclaim_slices(worker, 2)
+    assert "2 items were tried and wait to be tried again: owner_lost" in await said(world, job.id)
