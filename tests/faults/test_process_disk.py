@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.support.shims import Shims, preload_env
-from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
+from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
 
 # The outage is tested here, not the lease that a store without a writable disk cannot renew.
 PATIENT = {"TIDEGATE_WORKER_LEASE_MS": "20000"}
@@ -64,12 +64,12 @@ def test_a_failed_fsync_voids_the_log(embedded: Site, shims: Shims) -> None:
 
 
 def _until_calls_end(site: Site) -> int:
-    """How many calls there were when no more came: what was in flight has ended."""
+    """How many calls there were when the worker said why it takes no more, and those in flight had ended."""
+    seen = [-1]
 
-    def in_flight() -> bool:
-        calls = len(site.calls())
-        wait_until(lambda: True, END_S)
-        return calls == len(site.calls()) and "not be stored" in site.client().get("/readyz").text
+    def quiet() -> bool:
+        before, seen[0] = seen[0], len(site.calls())
+        return before == seen[0] and "cannot be stored" in site.client().get("/readyz").text
 
-    wait_until(in_flight, END_S, "the calls to end", poll_s=ASK_S)
-    return len(site.calls())
+    wait_until(quiet, END_S, "the calls to end", poll_s=0.5)
+    return seen[0]

@@ -1,0 +1,67 @@
+"""SIGTERM: what was not sent goes back at once, what was is finished and kept; and workers can be replaced one by one under load."""
+
+from __future__ import annotations
+
+from tests.support.processes import wait_until
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
+
+
+def test_a_long_enough_grace_repeats_nothing(site: Site) -> None:
+    lines = requests(24, lambda number: behaving("latency=300"))
+    first = site.begin()
+    batch_id = site.submit(lines)
+    site.until_called(IN_FLIGHT + 1)
+    first.terminate()
+    assert first.wait() == 0
+    site.relieve()
+    site.judge(batch_id, lines)
+
+
+def test_a_grace_that_is_too_short_loses_nothing(site: Site) -> None:
+    lines = requests(12, lambda number: behaving("latency=1500") if number < IN_FLIGHT else "go on")
+    first = site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "100"})
+    batch_id = site.submit(lines)
+    site.until_called(1)
+    first.terminate()
+    assert first.wait() == 0
+    site.relieve()
+    site.judge(batch_id, lines, repeats_max=IN_FLIGHT)
+
+
+def test_killed_while_it_stops(site: Site) -> None:
+    lines = requests(24, lambda number: behaving("latency=300"))
+    first = site.begin("stop_released=kill")
+    batch_id = site.submit(lines)
+    site.until_called(IN_FLIGHT + 1)
+    first.terminate()
+    assert first.wait() == -9
+    kept = site.durable()
+    site.relieve()
+    site.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT, kept=kept)
+
+
+def test_unsent_items_run_elsewhere_while_calls_in_flight_end(cluster: Site) -> None:
+    """One slow call holds its worker; everything else of it is done by the other long before."""
+    lines = requests(20, lambda number: behaving("latency=4000") if number == 0 else "go on")
+    first = cluster.begin(more={"TIDEGATE_WORKER_GRACE_MS": "20000", "TIDEGATE_INGEST_SLICE_COUNT_MAX": "1"})
+    batch_id = cluster.submit(lines)
+    cluster.until_called(1)
+    first.terminate()
+    cluster.relieve()
+    wait_until(lambda: len(cluster.calls()) == len(lines), END_S, "all items to be called", poll_s=ASK_S)
+    assert first.running, "the slow call is still out"
+    assert first.wait() == 0
+    cluster.judge(batch_id, lines)
+
+
+def test_two_workers_are_replaced_twice_under_load(cluster: Site) -> None:
+    lines = requests(96, lambda number: behaving("latency=200"))
+    working = [cluster.begin(), cluster.worker()]
+    batch_id = cluster.submit(lines)
+    for called in (8, 24, 40, 56):
+        cluster.until_called(called)
+        old = working.pop(0)
+        working.append(cluster.worker(name="newer"))
+        old.terminate()
+        assert old.wait() == 0, old.logs()
+    cluster.judge(batch_id, lines)
