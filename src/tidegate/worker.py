@@ -5,7 +5,8 @@
     runners   send, and pass every verdict on to record
     record    make results durable and commit them
     ingest    one input at a time
-    ship      expire, close and publish jobs
+    close     let jobs expire, and close those of which nothing is out any more
+    ship      publish closed jobs
     tend      everything else, in small bounded passes
 
 It holds nothing that another process could not find in the store.
@@ -25,7 +26,7 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
 from tidegate.core.retry import RetryPolicy
 from tidegate.failpoints import hit
 from tidegate.flow import lease
-from tidegate.flow.hand import Hand, Held
+from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
 from tidegate.flow.perform import Again, Answered, Failed, perform
@@ -37,7 +38,6 @@ from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-SHORT_WAIT_MS = 5_000
 _UNKNOWN_MODEL_ROOM = 256
 _SLOW_TEND_EVERY = 12
 _RETRY_S = 0.5
@@ -95,6 +95,7 @@ class Worker:
         self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
         self._pending_tokens: set[str] = set()
+        self._leasing = False
         self._stopping = False
         self._left = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -125,6 +126,7 @@ class Worker:
             self._lease_loop,
             self._recorder.run,
             self._ingest_loop,
+            self._close_loop,
             self._ship_loop,
             self._tend_loop,
         ]
@@ -198,27 +200,35 @@ class Worker:
 
     async def _lease_loop(self) -> None:
         while True:
-            if self._stopping or self.broken or not await self._lease_more():
+            if self._stopping or self.broken or not await self._fill_hand():
                 if not self._hand.in_flight:
                     self._recorder.hurry()
                 await self._lease_ear.wait(self._options.poll_ms / 1000)
 
+    async def _fill_hand(self) -> bool:
+        self._leasing = True
+        try:
+            return await self._lease_more()
+        finally:
+            self._leasing = False
+
     async def _lease_more(self) -> bool:
-        """Fill the hand; False when there was nothing to take or no room."""
+        """Lease what there is room for; False when there was nothing to take, no room, or nothing of it could be read."""
         self._hand.wake()
         self._give_back_resting()
         slices_max = self._options.slice_count_max - self._hand.slice_count
         if slices_max <= 0 or self._recorder.full or self._clock.monotonic_ms() >= self._me.safe_until_ms:
             return False
         worker_id = self._me.id
-        choice = await lease.choose(self._store, self._room, self._options.slice_items, slices_max)
+        choice = await lease.choose(self._store, worker_id, self._room, self._options.slice_items, slices_max)
         took = False
         for pick in choice.picks:
+            if self._stopping:
+                return False
             token = self._entropy.token_bytes(16).hex()
             self._pending_tokens.add(token)
             try:
                 leased = await lease.take(self._store, self._clock, worker_id, pick, token)
-                took = took or bool(leased)
                 if worker_id != self._me.id:
                     return False
                 for held in leased:
@@ -227,11 +237,14 @@ class Worker:
                 self._pending_tokens.discard(token)
             # All of them, also when one fails: nobody else reads the others.
             begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
-            for failure in filter(None, begun):
-                raise failure
+            for result in begun:
+                if isinstance(result, BaseException):
+                    raise result
+                took = took or result
         return took
 
-    async def _begin_slice(self, held: Held) -> None:
+    async def _begin_slice(self, held: Held) -> bool:
+        """Read a slice's items into the hand; False when they cannot be had."""
         piece = held.slice
         try:
             items = await lease.read_items(self._blobs, piece)
@@ -252,6 +265,8 @@ class Worker:
         else:
             self._hand.add(held, items)
             self._settle(held)
+            return True
+        return False
 
     def _room(self, model: str) -> int:
         """How many more items of a model are worth holding: as many as can be in flight, beside those that are."""
@@ -264,11 +279,14 @@ class Worker:
         return can_fly - unsent if unsent <= can_fly // 2 else 0
 
     def _give_back_resting(self) -> None:
-        """Items of a model that rests for long are better off in the store than in one worker's hands."""
-        now_ms = self._clock.monotonic_ms()
+        """Items of a model that rests for long are better off in the store than in one worker's hands.
+
+        When the hand is full, also those of one that rests for a moment, or is probed now and then: others could run in their place."""
+        is_full = self._hand.slice_count >= self._options.slice_count_max
+        from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
         for model in self._hand.models():
             until_ms = self._upstream.rests_until_ms(model) if model else 0.0
-            if until_ms > now_ms + SHORT_WAIT_MS:
+            if until_ms > from_ms:
                 self._hand.drop_model(model, until_ms)
                 self._settle_all()
 
@@ -349,11 +367,17 @@ class Worker:
             else:
                 await ear.wait(self._options.poll_ms / 1000)
 
+    async def _close_loop(self) -> None:
+        """Apart from publishing: a blob store that is away must not keep other jobs from being closed."""
+        while True:
+            await deadlines.tend(self._store)
+            if await self._ship.close_drained(self._options.grace_ms + 2 * self._options.heartbeat_ms):
+                self._ship_news.set()
+            await asyncio.sleep(self._options.poll_ms / 1000)
+
     async def _ship_loop(self) -> None:
         while True:
             self._ship_news.clear()
-            await deadlines.tend(self._store)
-            await self._ship.close_drained(self._options.grace_ms + 2 * self._options.heartbeat_ms)
             await self._ship.publish_all(self._me.id)
             try:
                 async with asyncio.timeout(self._options.poll_ms / 1000):
@@ -378,16 +402,17 @@ class Worker:
     async def _hand_back(self) -> None:
         """Unsent items go back at once; calls in flight get the grace; what they answered is committed before we leave."""
         self._stopping = True
-        for held in self._hand.held():
-            self._hand.drop(held)
-        self._settle_all()
+        self._drop_all()
         self._recorder.hurry()
         await hit("stop_released")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._options.grace_ms / 1000
-        while self._hand.in_flight and loop.time() < end_s:
+        # A lease that was under way comes into the hand after all; left there, its slices would count as a lost worker's.
+        while (self._hand.in_flight or self._leasing) and loop.time() < end_s:
+            self._drop_all()
             self._recorder.hurry()
             await asyncio.sleep(0.05)
+        self._drop_all()
         for held in self._hand.held():
             _abort(held)
         while self._hand.in_flight:  # noqa: ASYNC110 - the aborted calls end within this very loop's next turns
@@ -402,6 +427,11 @@ class Worker:
             await lost_workers.adopt_logs(self._store, self._blobs)
         except (TimeoutError, StoreError, BlobError) as error:
             log.warning("left_in_a_hurry", error=str(error), advice="another worker takes over when the lease runs out")
+
+    def _drop_all(self) -> None:
+        for held in self._hand.held():
+            self._hand.drop(held)
+        self._settle_all()
 
 
 def _abort(held: Held) -> None:

@@ -8,11 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.engine.world import World
+from tidegate.backends.system import SystemClock
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path)
+    await made.store.migrate()
+    yield made
+    await made.blobs.close()
+    await made.store.close()
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[World]:
+    """A world whose clock is the machine's, for whole workers."""
+    made = World(tmp_path, SystemClock())
     await made.store.migrate()
     yield made
     await made.blobs.close()

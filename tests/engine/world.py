@@ -63,8 +63,8 @@ async def here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPla
 
 
 class World:
-    def __init__(self, directory: Path) -> None:
-        self.clock = Clock()
+    def __init__(self, directory: Path, clock: Any = None) -> None:
+        self.clock = clock or Clock()
         self.entropy = Entropy()
         self.scratch = directory / "scratch"
         self.scratch.mkdir(parents=True)
@@ -112,7 +112,7 @@ class World:
         """A job that was ingested."""
         job = await self.job(lines, **ask)
         worker = await self.worker()
-        rules = LineRules(job.endpoint, slice_count_max=slice_items)
+        rules = LineRules(job.endpoint, invalid_lines=job.invalid_lines, slice_count_max=slice_items)
         while (await self.look(job)).state == "validating":
             assert await self.ingest(rules=lambda job: rules).next(worker)
         return await self.look(job)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Clock, Upstream
 
+# What waits no longer than this stays with the worker; the rest goes back to the store.
+SHORT_WAIT_MS = 5_000
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -56,8 +59,8 @@ class Hand:
         return self._in_flight.get(model, 0)
 
     def models(self) -> list[str]:
-        """Models of which unsent items lie here."""
-        return [model for model, queue in self._queues.items() if queue]
+        """Models of which slices are held."""
+        return list({held.slice.model for held in self._held.values()})
 
     def held(self) -> list[Held]:
         return list(self._held.values())
@@ -92,7 +95,9 @@ class Hand:
         queue = self._queues.setdefault(piece.model, deque())
         for item in items:
             held.left += 1
-            if item.wait_ms > 0:
+            if item.wait_ms > SHORT_WAIT_MS:
+                self.defer(held, item.wait_ms)
+            elif item.wait_ms > 0:
                 self.put_back(held, item, item.wait_ms)
             else:
                 queue.append((held, item))
@@ -103,6 +108,7 @@ class Hand:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._lease_until_ms or not self._may_send_at_all():
             return None
+        empty = None
         for model, queue in self._queues.items():
             while queue and self._may_send(model):
                 held, item = queue.popleft()
@@ -117,6 +123,11 @@ class Hand:
                 if len(self._queues) > 1:
                     self._queues[model] = self._queues.pop(model)
                 return held, item
+            if not queue:
+                empty = model
+        if empty is not None:
+            # Callers choose the names of models: what is not needed must not pile up.
+            del self._queues[empty]
         return None
 
     def _may_send(self, model: str) -> bool:
@@ -153,7 +164,9 @@ class Hand:
         """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
         held.in_flight -= 1
         self.in_flight -= 1
-        self._in_flight[held.slice.model] -= 1
+        left = self._in_flight.pop(held.slice.model) - 1
+        if left:
+            self._in_flight[held.slice.model] = left
 
     def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
         """Try this item again here after a short wait."""

@@ -13,6 +13,7 @@ from tidegate.flow.hand import Held
 from tidegate.store.store import Store
 
 CANDIDATES_MAX = 200
+_LOOKS_MAX = 20
 
 
 class _WorkLine(msgspec.Struct):
@@ -25,11 +26,22 @@ class _WorkLine(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_WorkLine)
 
 
-async def choose(store: Store, room: Callable[[str], int], slice_items: int, slices_max: int) -> schedule.Choice:
-    """Look at what is ready and decide what to take."""
-    candidates = await store.candidates(CANDIDATES_MAX)
-    models = {candidate.model: room(candidate.model) for candidate in candidates}
-    return schedule.choose(schedule.Snapshot(candidates, models, slice_items, slices_max))
+async def choose(
+    store: Store, worker_id: str, room: Callable[[str], int], slice_items: int, slices_max: int
+) -> schedule.Choice:
+    """Look at what is ready and decide what to take.
+
+    A look shows only so many jobs. When nothing of it can be taken, the next one leaves out the models that were full: however many
+    jobs wait for a closed model, they never hide one whose model is open."""
+    closed: set[str] = set()
+    for _ in range(_LOOKS_MAX):
+        candidates = await store.candidates(CANDIDATES_MAX, worker_id, closed)
+        models = {candidate.model: room(candidate.model) for candidate in candidates}
+        choice = schedule.choose(schedule.Snapshot(candidates, models, slice_items, slices_max))
+        if choice.picks or len(candidates) < CANDIDATES_MAX:
+            break
+        closed.update(models)
+    return choice
 
 
 async def take(store: Store, clock: Clock, worker_id: str, pick: schedule.Pick, token: str) -> list[Held]:

@@ -1,15 +1,19 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
+import traceback
 from hashlib import blake2b
 
 import msgspec
+import structlog
 
 from tidegate import failpoints
 from tidegate.core import results, retry
-from tidegate.core.errors import Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, Refused, UpstreamError
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
 from tidegate.core.ports import Clock, Entropy, Upstream
+
+log = structlog.get_logger()
 
 OWNERS_LOST_MAX = 3
 
@@ -76,9 +80,22 @@ async def perform(
         )
     except UpstreamError as error:
         return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
+    except Exception as error:
+        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
     if failpoints.ARMED:
         await failpoints.hit("after_answer")
     return Answered(results.response_line(job_id, number, item.custom_id, answer.status, answer.body), answer.usage)
+
+
+def _unforeseen(error: Exception, job_id: str, number: int) -> UpstreamError:
+    """A mistake of ours that one item's call brought to light must not stop the worker for all others: it counts as a try that may
+    have been billed. What it says may hold a caller's text, so the log gets only its kind and its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    kind = type(error).__name__
+    log.error("call_broke", job=job_id, item=number, kind=kind, place=f"{place.filename}:{place.lineno}")
+    return Ambiguous(
+        f"The call broke off inside the gateway ({kind}); the operator's log has more.", code="internal_error"
+    )
 
 
 def _after_failure(

@@ -400,14 +400,19 @@ insert into job_models (job_id, model, item_count, slice_count, work_units)
 values (:job_id, :model, :item_count, :slice_count, :work_units);
 
 -- candidates --
--- The scheduler's snapshot: open jobs with a ready slice, oldest first, per model. Never looks at items.
+-- The scheduler's snapshot: open jobs with a slice that is ready for this worker, oldest first, per model, without the models that it
+-- calls closed (each between :before and :behind, characters that no model's name contains). Never looks at items.
 select j.id, m.model, j.tenant_id, j.created_at, j.expires_at
 from jobs j
 join job_models m on m.job_id = j.id
 where j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
+    and replace(cast(:closed as text), cast(:before as text) || m.model || cast(:behind as text), '') = cast(:closed as text)
     and exists (
         select 1 from slices s
         where s.job_id = j.id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms()
+            and (s.lost_count < :suspect_after or not exists (
+                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
+            ))
     )
 order by j.created_at, j.id, m.model
 limit :count_max;

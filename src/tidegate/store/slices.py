@@ -1,5 +1,6 @@
 """Verbs about slices and leases."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tidegate.core.errors import LostRace
@@ -17,11 +18,23 @@ _SINGLE_COLUMNS = (
 
 
 class Slices(Table):
-    async def candidates(self, count_max: int) -> list[Candidate]:
-        """The scheduler's snapshot: jobs with something ready, oldest first, bounded, never from scanning items."""
+    async def candidates(
+        self, count_max: int, worker_id: str = "", closed_models: Collection[str] = ()
+    ) -> list[Candidate]:
+        """The scheduler's snapshot: jobs with something ready for this worker, oldest first, bounded, never from scanning items."""
+        closed = "".join(f"\n{model}\r" for model in sorted(closed_models))
 
         async def body(tx: Tx) -> list[Candidate]:
-            return [Candidate(*row) for row in await tx.all("candidates", count_max=count_max)]
+            rows = await tx.all(
+                "candidates",
+                count_max=count_max,
+                worker_id=worker_id,
+                closed=closed,
+                before="\n",
+                behind="\r",
+                suspect_after=SUSPECT_AFTER,
+            )
+            return [Candidate(*row) for row in rows]
 
         return await self._driver.read(body)
 
