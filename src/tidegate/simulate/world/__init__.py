@@ -1,0 +1,18 @@
+"""The seeded simulation of the whole engine: the real worker, flow and SQL in virtual time, under faults drawn from one number.
+
+    loop       virtual time, and processes that can be frozen and killed between any two steps
+    plan       what a seed means: sizes, settings, which faults and how strong
+    process    one simulated process: its life, its clock, its randomness, its line to the outside
+    driver     the store's seam: latency, failures before a commit, and commits whose answer is lost
+    disk       blobs in memory, with what a crash keeps and what it tears
+    provider   the model server: every call it saw, and what it made of it
+    rules      what must hold at every step, as triggers in the database itself
+    judge      what must hold at the end
+    customers  who sends work in, and when
+    engine     a worker over a simulated process's ports
+    world      one run
+    report     a broken run in words
+    mutants    planted bugs that the simulation must catch
+
+Nothing on the road of a real job imports it. `python -m tidegate.simulate.world SEED` replays one run.
+"""

@@ -1,0 +1,143 @@
+"""The callers of one run: what they send in, when they cancel, and what they must get back. They meet a healthy front door."""
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller, JobRequest
+from tidegate.simulate.world.disk import Disk
+from tidegate.simulate.world.plan import Plan
+from tidegate.simulate.world.provider import MODELS
+from tidegate.simulate.world.trace import Trace
+from tidegate.store.store import Store
+
+ENDPOINT = "/v1/chat/completions"
+UNKNOWN_MODEL = "gamma"
+LONG_WINDOW_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class Order:
+    """One job as its caller knows it."""
+
+    name: str
+    tenant_id: str
+    file_id: str
+    job_id: str
+    custom_ids: list[str | None]
+    tags: list[str]
+    begin_s: float
+    window_ms: int
+    ordered: bool
+    invalid_lines: str
+    refused: bool
+    cancel_s: float | None
+    bodies: list[bytes] = field(default_factory=list)
+
+
+class Customers:
+    def __init__(self, plan: Plan, store: Store, disk: Disk, trace: Trace) -> None:
+        self._plan = plan
+        self._store = store
+        self._disk = disk
+        self._trace = trace
+        self._dice = random.Random(f"customers/{plan.seed}")
+        self.orders: list[Order] = []
+        self.poison: set[str] = set()
+        self.runnable_count = 0
+
+    async def prepare(self) -> None:
+        """Upload every input; jobs are created later, at their moments."""
+        for number in range(self._plan.tenant_count):
+            await self._store.put_tenant(self._id("tenant"), f"tenant-{number}")
+        for number in range(self._plan.job_count):
+            tenant_id = await self._store.tenant_by_name(f"tenant-{number % self._plan.tenant_count}")
+            assert tenant_id is not None
+            await self._upload(self._order(f"j{number}", tenant_id))
+        tags = [tag for order in self.orders for tag in order.tags]
+        self._dice.shuffle(tags)
+        self.poison = set(tags[: int(self._plan.strength("poison"))])
+
+    def _id(self, kind: str) -> str:
+        return ids.make(kind, self._dice.randbytes(16))
+
+    def _order(self, name: str, tenant_id: str) -> Order:
+        dice, plan = self._dice, self._plan
+        count = dice.randint(1, plan.item_count_max)
+        odd = dice.random() < plan.strength("odd_input")
+        short = dice.random() < plan.strength("expire")
+        cancelled = dice.random() < plan.strength("cancel")
+        begin_s = dice.uniform(0, plan.arrival_s)
+        lenient = dice.random() < 0.5
+        order = Order(
+            name=name,
+            tenant_id=tenant_id,
+            file_id=self._id("file"),
+            job_id=self._id("batch"),
+            custom_ids=[],
+            tags=[],
+            begin_s=begin_s,
+            window_ms=dice.randint(300, 12_000) if short else LONG_WINDOW_MS,
+            ordered=dice.random() < 0.3,
+            invalid_lines="error_file" if lenient else "fail",
+            refused=odd and not lenient,
+            cancel_s=begin_s + dice.uniform(0, 10) if cancelled else None,
+        )
+        for number in range(count):
+            self._add_line(order, number, odd=odd and number == count - 1)
+        return order
+
+    def _add_line(self, order: Order, number: int, *, odd: bool) -> None:
+        if odd:
+            order.custom_ids.append(None)
+            order.bodies.append(b"{not json")
+            return
+        tag = f"{order.name}-{number}"
+        model = UNKNOWN_MODEL if self._dice.random() < 0.02 else self._dice.choice(MODELS)
+        body = {"model": model, "messages": [{"role": "user", "content": tag}]}
+        order.custom_ids.append(f"id-{tag}")
+        order.tags.append(tag)
+        self.runnable_count += model != UNKNOWN_MODEL
+        order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": ENDPOINT, "body": body}))
+
+    async def _upload(self, order: Order) -> None:
+        blob_id = self._id("blob")
+        data = b"\n".join(order.bodies) + b"\n"
+        await self._store.begin_blob(blob_id, "upload", "front-door")
+        stamp = self._disk.put(blob_id, data)
+        await self._store.create_file(
+            Caller(order.tenant_id),
+            order.file_id,
+            blob_id,
+            stamp,
+            purpose="batch",
+            filename=f"{order.name}.jsonl",
+            line_count=len(order.bodies),
+            expires_after_ms=None,
+        )
+        self.orders.append(order)
+
+    async def create(self, order: Order) -> None:
+        """Twice now and then, as after an answer that was lost."""
+        request = JobRequest(
+            ENDPOINT,
+            order.file_id,
+            order.window_ms,
+            f"{order.window_ms}ms",
+            ordered=order.ordered,
+            invalid_lines=order.invalid_lines,
+        )
+        for _ in range(self._dice.choice((1, 1, 2))):
+            await self._store.create_job(Caller(order.tenant_id), order.job_id, request)
+        self._trace.note("customer", "created", order.name, order.job_id)
+
+    async def cancel(self, order: Order) -> None:
+        try:
+            await self._store.cancel_job(order.tenant_id, order.job_id)
+        except ApiProblem as problem:
+            self._trace.note("customer", "too late to cancel", order.name, problem.code)
+        else:
+            self._trace.note("customer", "cancelled", order.name)

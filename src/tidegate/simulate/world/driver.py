@@ -1,0 +1,92 @@
+"""The store's seam under one simulated process: real SQL on the shared in-memory database, behind a network that fails.
+
+A transaction may fail before it begins, or commit and have its answer lost; either way its caller hears StoreUnavailable.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tidegate.core.errors import StoreUnavailable
+from tidegate.simulate.world.process import Process
+from tidegate.simulate.world.rules import Rules
+from tidegate.simulate.world.trace import Trace
+from tidegate.store.driver import Body
+from tidegate.store.sqlite import SqliteDriver
+
+T = TypeVar("T")
+
+SLOW_S_MAX = 3.0
+
+
+class ProcessDriver:
+    dialect = "sqlite"
+
+    def __init__(self, process: Process, inner: SqliteDriver, rules: Rules, trace: Trace) -> None:
+        self._process = process
+        self._inner = inner
+        self._rules = rules
+        self._trace = trace
+
+    async def write(self, body: Body[T]) -> T:
+        return await self._send(lambda: self._commit(body))
+
+    async def read(self, body: Body[T]) -> T:
+        return await self._send(lambda: now(self._inner.read(body)))
+
+    async def beat(self, body: Body[T]) -> T:
+        done_s = 0.0
+
+        def act() -> T:
+            nonlocal done_s
+            done_s = self._process.loop.time()
+            return self._commit(body)
+
+        result = await self._send(act)
+        self._process.beats.append((done_s, self._process.loop.time()))
+        return result
+
+    async def _send(self, act: Callable[[], T]) -> T:
+        weather = self._process.weather
+        slow_s = weather.dice.uniform(0.1, SLOW_S_MAX) if weather.strikes("store_slow") else 0.0
+        fails = weather.strikes("store_fail")
+        unknown = weather.strikes("store_unknown")
+
+        def carry_out() -> T:
+            if fails or weather.store_away:
+                raise StoreUnavailable("the store did not answer")
+            result = act()
+            if unknown:
+                self._trace.note(self._process.name, "answer lost")
+                raise StoreUnavailable("the connection broke after the commit was sent")
+            return result
+
+        return await self._process.ask(carry_out, slow_s)
+
+    def _commit(self, body: Body[T]) -> T:
+        with self._rules.acting(self._process):
+            result = now(self._inner.write(body))
+            self._trace.note(self._process.name, _verb(body), result)
+            self._rules.after_commit()
+        return result
+
+    async def schema_version(self) -> int:
+        return await self._inner.schema_version()
+
+    async def migrate_to(self, version: int, text: str) -> bool:
+        return await self._inner.migrate_to(version, text)
+
+    async def close(self) -> None:
+        """The database outlives its clients."""
+
+
+def now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("the in-memory store suspended")
+
+
+def _verb(body: Callable[..., Any]) -> str:
+    return body.__qualname__.partition(".")[2].partition(".")[0]

@@ -1,0 +1,106 @@
+"""Virtual time for asyncio, and processes inside it.
+
+Waiting is moving the clock; with nothing to wait for, the run is stuck and says so. Each callback belongs to the simulated process in whose
+context it was made: those of a stopped process wait until it goes on, and those of a killed one never run again, not even their `finally`.
+"""
+
+import asyncio
+import contextlib
+import heapq
+from collections import deque
+from collections.abc import Coroutine
+from contextvars import Context, ContextVar
+from typing import Any, Protocol, cast
+
+
+class Owner(Protocol):
+    """Whoever owns callbacks: the loop asks how it is before each of them."""
+
+    dead: bool
+    stopped: bool
+    frozen: list[asyncio.Handle]
+    tasks: list["asyncio.Task[Any]"]
+
+
+OWNER: ContextVar[Owner] = ContextVar("owner")
+
+
+class Stuck(Exception):
+    """Nothing is scheduled: every task waits for something that will never come."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._inner = cast(Any, self)
+        self._own_tasks: list[asyncio.Task[Any]] = []
+        self.halted: BaseException | None = None
+        self.steps = 0
+        self._inner.set_task_factory(self._make_task)
+        self.set_exception_handler(lambda loop, context: None)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def halt(self, reason: BaseException) -> None:
+        """End the run before the next step."""
+        self.halted = self.halted or reason
+
+    def thaw(self, owner: Owner) -> None:
+        """Let a stopped process go on: all that came due meanwhile runs now, in order."""
+        handles, owner.frozen = owner.frozen, []
+        self._inner._ready.extend(handles)
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> "asyncio.Task[Any]":
+        # Tasks of the dead are kept to the end of the run: collecting one would run its `finally`.
+        task = asyncio.Task(coroutine, loop=self, context=context)
+        owner = context.get(OWNER) if context is not None else OWNER.get(None)
+        (self._own_tasks if owner is None else owner.tasks).append(task)
+        return task
+
+    def _run_once(self) -> None:
+        ready: deque[asyncio.Handle] = self._inner._ready
+        scheduled: list[asyncio.TimerHandle] = self._inner._scheduled
+        while scheduled and scheduled[0].cancelled():
+            heapq.heappop(scheduled)
+        if not ready and not self._inner._stopping:
+            if not scheduled:
+                raise Stuck("nothing is scheduled")
+            self._now_s = max(self._now_s, scheduled[0].when())
+        while scheduled and scheduled[0].when() <= self._now_s:
+            ready.append(heapq.heappop(scheduled))
+        for _ in range(len(ready)):
+            self._run_handle(ready.popleft())
+            if self.halted is not None:
+                raise self.halted
+
+    def _run_handle(self, handle: Any) -> None:
+        if handle.cancelled():
+            return
+        owner: Owner | None = handle._context.get(OWNER)
+        if owner is not None and (owner.dead or owner.stopped):
+            owner.frozen.append(handle)
+            return
+        self.steps += 1
+        handle._run()
+
+    def _write_to_self(self) -> None:
+        """Nobody calls from another thread."""
+
+    def dismantle(self, owners: list[Owner]) -> None:
+        """Close every coroutine that is still waiting, quietly, and then the loop."""
+        for owner in owners:
+            self._own_tasks.extend(owner.tasks)
+        for task in self._own_tasks:
+            if not task.done():
+                quiet: Any = task
+                quiet._log_destroy_pending = False
+                # Whatever it does in its `finally` no longer counts.
+                with contextlib.suppress(BaseException):
+                    quiet.get_coro().close()
+        self._inner._ready.clear()
+        self._inner._scheduled.clear()
+        self.close()

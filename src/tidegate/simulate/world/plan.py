@@ -1,0 +1,118 @@
+"""What a seed means: how large the run is, how the engine is set, which kinds of fault are on and how strong.
+
+Each seed first draws which kinds are on, so that some runs are quiet, some have one fault only and some have everything at once;
+faults that hide one another are thereby also met alone. Settings are tiny, so that every limit is met within seconds.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+# Each kind with the strengths it may have: chances per event or per second, or how many items or jobs it touches.
+KINDS: dict[str, tuple[float, ...]] = {
+    "kill": (0.02, 0.08),
+    "border_kill": (0.002, 0.01),
+    "pause": (0.03, 0.12),
+    "stop": (0.01, 0.05),
+    "clock": (0.1,),
+    "store_fail": (0.01, 0.1),
+    "store_unknown": (0.01, 0.1),
+    "store_slow": (0.02, 0.1),
+    "store_away": (0.02, 0.05),
+    "disk_append": (0.02, 0.15),
+    "disk_read": (0.02, 0.15),
+    "disk_full": (0.02, 0.05),
+    "disk_slow": (0.05, 0.2),
+    "ingest": (0.3,),
+    "error": (0.05, 0.3),
+    "throttle": (0.05, 0.3),
+    "reset": (0.05, 0.2),
+    "hang": (0.02, 0.1),
+    "slow": (0.05, 0.2),
+    "broken": (0.05, 0.2),
+    "away": (0.05, 0.3),
+    "refuse": (0.05, 0.2),
+    "poison": (1.0, 2.0),
+    "cancel": (0.3, 0.8),
+    "expire": (0.3, 0.8),
+    "odd_input": (0.3,),
+}
+
+# Troubles that are worst together. Half of the seeds have one of these beside what they draw by chance.
+THEMES: tuple[dict[str, float], ...] = (
+    {"kill": 0.1, "border_kill": 0.02, "slow": 0.1, "disk_read": 0.2},
+    {"pause": 0.15, "slow": 0.5, "cancel": 0.6, "expire": 0.6},
+    {"pause": 0.2, "disk_append": 0.3, "disk_read": 0.2, "disk_slow": 0.2, "cancel": 0.9, "slow": 0.5},
+    {"kill": 0.1, "throttle": 0.4, "error": 0.2, "slow": 0.3},
+    {"store_fail": 0.1, "store_unknown": 0.1, "store_slow": 0.1, "border_kill": 0.005},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    strengths: dict[str, float] = field(default_factory=dict)
+    process_count: int = 2
+    job_count: int = 2
+    item_count_max: int = 12
+    call_s_max: float = 0.6
+    tenant_count: int = 1
+    slice_items: int = 4
+    slice_count_max: int = 4
+    in_flight_max: int = 4
+    lease_ms: int = 5_000
+    heartbeat_ms: int = 1_000
+    poll_ms: int = 500
+    sweep_ms: int = 1_000
+    grace_ms: int = 1_500
+    flush_ms: int = 50
+    flush_lines: int = 256
+    garbage_safety_ms: int = 5_000
+    objects: bool = False
+    spool_reachable: bool = True
+    arrival_s: float = 5.0
+    trouble_s: float = 30.0
+
+    def strength(self, kind: str) -> float:
+        return self.strengths.get(kind, 0.0)
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted(kind for kind, strength in self.strengths.items() if strength)
+
+
+def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
+    """The plan of a seed, with some kinds of fault left out."""
+    dice = random.Random(f"plan/{seed}")
+    theme = dice.choice(THEMES) if dice.random() < 0.5 else {}
+    share = dice.choice((0.0, 0.0, 0.15)) if theme else dice.choice((0.0, 0.1, 0.2, 0.3, 0.5, 0.8))
+    strengths = {}
+    for kind, choices in KINDS.items():
+        on, strength = dice.random() < share, dice.choice(choices)
+        strength = theme.get(kind, strength if on else 0.0)
+        if strength and kind not in without:
+            strengths[kind] = strength
+    lease_ms = dice.choice((2_000, 4_000, 6_000))
+    return Plan(
+        seed=seed,
+        strengths=strengths,
+        process_count=dice.choice((1, 2, 2, 3, 3)),
+        job_count=dice.choice((1, 2, 3)),
+        item_count_max=dice.choice((4, 10, 20)),
+        call_s_max=dice.choice((0.3, 1.0, 3.0)),
+        tenant_count=dice.choice((1, 2)),
+        slice_items=dice.choice((1, 2, 4)),
+        slice_count_max=dice.choice((1, 3, 6)),
+        in_flight_max=dice.choice((1, 3, 8)),
+        lease_ms=lease_ms,
+        heartbeat_ms=lease_ms // 5,
+        poll_ms=dice.choice((400, 1_200)),
+        sweep_ms=dice.choice((800, 2_000)),
+        grace_ms=dice.choice((500, 2_000)),
+        flush_ms=dice.choice((5, 50, 400)),
+        flush_lines=dice.choice((1, 2, 256)),
+        garbage_safety_ms=dice.choice((500, 5_000, 60_000)),
+        objects=dice.random() < 0.25,
+        spool_reachable=dice.random() < 0.5,
+        arrival_s=dice.choice((0.5, 8.0)),
+        trouble_s=dice.choice((12.0, 30.0)),
+    )

@@ -1,0 +1,51 @@
+"""Bounds that are constants in the engine, made tiny for one run so that they are met; and an ear for internal errors."""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from tidegate import worker
+from tidegate.flow import hand
+from tidegate.flow.tend import crowded_files
+
+PIECES_MAX = 4
+_TINY = (
+    (hand, "SHORT_WAIT_MS", 1_500),
+    (worker, "SHORT_WAIT_MS", 1_500),
+    (worker, "_UPKEEP_EVERY", 2),
+    (crowded_files, "PIECES_MAX", PIECES_MAX),
+)
+
+
+@contextmanager
+def tiny_settings() -> Iterator[None]:
+    """Waits, sweeps and files in pieces come up within seconds and a few lines."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in _TINY]
+    try:
+        for module, name, value in _TINY:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+@contextmanager
+def overheard(breaks: Callable[[str], None]) -> Iterator[None]:
+    """Say nothing; but a worker that stops for an internal error is a broken promise in itself."""
+
+    def listen(logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        if event.get("event") in ("worker_broken", "work_file_gone"):
+            breaks(
+                f"an internal error: {event.get('loop')}: {structlog.processors.format_exc_info(logger, method, event)}"
+            )
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[listen], wrapper_class=structlog.make_filtering_bound_logger(40))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,292 @@
+"""One run: a database, a disk, a model server, customers, and processes that live and die as the seed says.
+
+First trouble for a while, then clear weather in which every job must end, then everybody leaves, a janitor sweeps, and the judge looks.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.states import JOB_ENDED
+from tidegate.flow.incarnation import Incarnation
+from tidegate.simulate.world.customers import Customers, Order
+from tidegate.simulate.world.disk import Disk
+from tidegate.simulate.world.driver import ProcessDriver, now
+from tidegate.simulate.world.engine import build_worker
+from tidegate.simulate.world.judge import Judge
+from tidegate.simulate.world.loop import Stuck, VirtualLoop
+from tidegate.simulate.world.plan import Plan
+from tidegate.simulate.world.process import EPOCH_MS, Process, outside
+from tidegate.simulate.world.provider import Provider
+from tidegate.simulate.world.rules import Rules
+from tidegate.simulate.world.settings import PIECES_MAX, overheard, tiny_settings
+from tidegate.simulate.world.trace import Trace
+from tidegate.simulate.world.weather import Weather
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+
+CHAOS_S = 0.3
+# Longest wait that is still healthy: a Retry-After, a hung call, three lost owners, and room.
+LIVELY_S = 240.0
+LEAVE_S = 60.0
+JANITOR_S = 90.0
+
+
+class Broken(Exception):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ended. `broken` says which promise was not kept; None when all were."""
+
+    plan: Plan
+    broken: str | None
+    digest: str
+    last: list[str]
+    virtual_s: float
+    call_count: int
+    loss_count: int
+    step_count: int
+    runnable_count: int
+    states: frozenset[str]
+
+
+class World:
+    def __init__(self, plan: Plan, scratch: Path) -> None:
+        self.plan = plan
+        self.loop = VirtualLoop()
+        self.trace = Trace(self.loop.time)
+        self.weather = Weather(plan)
+        self.disk = Disk(self.weather, self.loop.time)
+        self.processes: list[Process] = []
+        self.leaving = False
+        self.broken: str | None = None
+        self._scratch = scratch
+        self._inner = SqliteDriver(None, self._now_ms)
+        self._store = Store(self._inner)
+        now(self._store.migrate())
+        self.connection = self._inner._writer
+        self.rules = Rules(self.connection, self.breaks, plan.grace_ms)
+        self.rules.on_ended = self._job_ended
+        self.provider = Provider(self.loop, self.weather, self.trace, self.rules.check_call)
+        self.customers = Customers(plan, self._store, self.disk, self.trace)
+        self.judge: Judge | None = None
+        self._visits: list[asyncio.Task[None]] = []
+        self._published: dict[str, str] = {}
+
+    def _now_ms(self) -> int:
+        return EPOCH_MS + int(self.loop.time() * 1000)
+
+    def breaks(self, what: str) -> None:
+        """Note the first broken promise and end the run."""
+        self.broken = self.broken or what
+        self.loop.halt(Broken(what))
+
+    # ---- the run
+
+    async def run(self) -> None:
+        await self.customers.prepare()
+        self.provider.poison = self.customers.poison
+        self.judge = Judge(
+            self.plan, self.connection, self.disk, self.rules, self.provider.calls, self.customers.poison, self.breaks
+        )
+        for order in self.customers.orders:
+            self._visits.append(self.loop.create_task(self._serve(order)))
+        for _ in range(self.plan.process_count):
+            self._spawn()
+        while self.loop.time() < self.plan.trouble_s:
+            await asyncio.sleep(CHAOS_S)
+            self._chaos()
+            if self._all_done():
+                break
+        self._heal()
+        await self._until_all_ended()
+        await asyncio.sleep(self.plan.lease_ms / 1000)
+        await self._all_leave()
+        await self._sweep()
+        for order in self.customers.orders:
+            self._check_published(order.job_id)
+        self.judge.judge(self.customers.orders)
+
+    def _all_done(self) -> bool:
+        """Whether every customer has come and every job has ended: what follows would be idle."""
+        return not self._open_jobs() and all(task.done() for task in self._visits)
+
+    async def _serve(self, order: Order) -> None:
+        await asyncio.sleep(order.begin_s)
+        await self.customers.create(order)
+        if order.cancel_s is not None:
+            await asyncio.sleep(order.cancel_s - order.begin_s)
+            await self.customers.cancel(order)
+
+    def _chaos(self) -> None:
+        weather, dice = self.weather, self.weather.dice
+        for process in [process for process in self.processes if not process.dead and not process.ended]:
+            if weather.strikes("kill"):
+                self.trace.note(process.name, "KILLED")
+                process.kill()
+            elif weather.strikes("pause"):
+                seconds = dice.uniform(0.5, 3 * self.plan.lease_ms / 1000)
+                self.trace.note(process.name, "STOPPED", f"{seconds:.1f}")
+                process.stop_for(seconds)
+            elif weather.strikes("stop"):
+                self.trace.note(process.name, "TOLD TO LEAVE")
+                process.told_in_trouble = True
+                process.ending.set()
+            if weather.strikes("clock"):
+                process.skew_ms = dice.choice((-3_600_000, 3_600_000, 30 * 86_400_000, 0))
+        if weather.strikes("store_away"):
+            weather.store_away = True
+            outside(self.loop, dice.uniform(0.5, 1.5 * self.plan.lease_ms / 1000), self._store_back)
+        if weather.strikes("disk_full"):
+            weather.disk_full = True
+            outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
+
+    def _store_back(self) -> None:
+        self.weather.store_away = False
+
+    def _disk_free(self) -> None:
+        self.weather.disk_full = False
+
+    def _heal(self) -> None:
+        self.trace.note("world", "the weather clears")
+        self.weather.clear = True
+        self.weather.store_away = self.weather.disk_full = False
+        for process in self.processes:
+            process.go_on()
+
+    async def _until_all_ended(self) -> None:
+        deadline_s = self.loop.time() + LIVELY_S
+        while open_jobs := self._open_jobs():
+            if self.loop.time() > deadline_s:
+                self.breaks(f"P7: {LIVELY_S:.0f} s after all faults ended these are still open: {open_jobs}")
+            await asyncio.sleep(1)
+
+    def _open_jobs(self) -> list[Any]:
+        rows = self.connection.execute("select id, state, closing from jobs").fetchall()
+        missing = len(self.customers.orders) - len(rows)
+        return [row for row in rows if row[1] not in JOB_ENDED] + ["not created yet"] * missing
+
+    async def _all_leave(self) -> None:
+        deadline_s = self.loop.time() + LEAVE_S
+        self.leaving = True
+        for process in self.processes:
+            process.ending.set()
+        while any(not process.dead and not process.ended for process in self.processes):
+            if self.loop.time() > deadline_s:
+                self.breaks("stop: a worker that was told to leave is still there")
+            await asyncio.sleep(0.5)
+
+    async def _sweep(self) -> None:
+        """One last worker, with nothing to do but to clean up."""
+        janitor = self._spawn(replace(self.plan, garbage_safety_ms=0, sweep_ms=300, poll_ms=5_000))
+        deadline_s = self.loop.time() + JANITOR_S
+        await self._until(lambda: self._is_clean() or self.loop.time() > deadline_s)
+        janitor.ending.set()
+        await self._until(lambda: janitor.ended)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110 - looking costs nothing in virtual time
+            await asyncio.sleep(0.5)
+
+    def _is_clean(self) -> bool:
+        """Whether nothing is left to collect or to join."""
+        kept = {row[0] for row in self.connection.execute("select id from blobs where state = 'kept' and uses > 0")}
+        rows = {row[0] for row in self.connection.execute("select id from blobs")}
+        crowded = "select 1 from extents group by file_id having count(*) > ?"
+        return kept == rows == set(self.disk.blobs) and not self.connection.execute(crowded, (PIECES_MAX,)).fetchall()
+
+    # ---- what was shown once never changes
+
+    def _job_ended(self, job_id: str) -> None:
+        if job_id not in self._published:
+            self._published[job_id] = self._digest(job_id)
+
+    def _check_published(self, job_id: str) -> None:
+        if self._digest(job_id) != self._published[job_id]:
+            self.breaks(f"P3: the files of {job_id} changed after they were shown")
+
+    def _digest(self, job_id: str) -> str:
+        assert self.judge is not None
+        files = self.connection.execute(
+            "select output_file_id, error_file_id from jobs where id = ?", (job_id,)
+        ).fetchall()[0]
+        return sha256(b"|".join(self.judge.file_bytes(str(file)) for file in files)).hexdigest()
+
+    # ---- processes
+
+    def _spawn(self, plan: Plan | None = None) -> Process:
+        process = Process(f"p{len(self.processes)}", self.loop, self.weather, str(self.plan.seed))
+
+        def died() -> None:
+            self.trace.note(process.name, "DEAD")
+            outside(self.loop, self.weather.dice.uniform(0.1, 2.0), self._replace)
+
+        process.on_death = died
+        self.processes.append(process)
+        process.begin(lambda process: self._live(process, plan or self.plan))
+        return process
+
+    def _replace(self) -> None:
+        if not self.leaving:
+            self._spawn()
+
+    async def _live(self, process: Process, plan: Plan) -> None:
+        """What `service.py` does for a worker process; one that cannot begin or was told to leave is followed by another."""
+        store = Store(ProcessDriver(process, self._inner, self.rules, self.trace))
+        try:
+            me = process.me = Incarnation(
+                store, process, process, host=process.name, version="0", lease_ms=plan.lease_ms
+            )
+            await me.begin()
+            worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, self.provider)
+            await worker.run(process.ending)
+        except StoreUnavailable:
+            self.trace.note(process.name, "could not begin")
+        process.lost_at_s.append(self.loop.time())
+        process.ended = True
+        if not self.leaving:
+            outside(self.loop, self.weather.dice.uniform(0.1, 2.0), self._replace)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.over = True
+        self.loop.dismantle(list(self.processes))
+        now(self._inner.close())
+
+
+def simulate(plan: Plan, *, keep: list[str] | None = None) -> Verdict:
+    """Run one plan to its end."""
+    scratch = Path(tempfile.mkdtemp(prefix="tidegate-world-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.enter_context(tiny_settings())
+        world = World(plan, scratch)
+        stack.callback(world.close)
+        stack.enter_context(overheard(world.breaks))
+        world.trace.keep = keep
+        broken = None
+        try:
+            world.loop.run_until_complete(world.run())
+        except (Broken, Stuck) as reason:
+            broken = world.broken or str(reason)
+        return Verdict(
+            plan,
+            broken,
+            world.trace.digest(),
+            world.trace.last(),
+            world.loop.time(),
+            len(world.provider.calls),
+            sum(len(process.lost_at_s) for process in world.processes),
+            world.loop.steps,
+            world.customers.runnable_count,
+            frozenset(str(row[0]) for row in world.connection.execute("select state from jobs")),
+        )
