@@ -34,11 +34,9 @@ class _Idle:
 
 async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     job_id = await submit(_Idle(parts, worker_id), lines)  # type: ignore[arg-type]
-    scratch = parts.settings.data_dir / "scratch"
-    scratch.mkdir(exist_ok=True)
     rules = parts.settings
     ingest = Ingest(
-        parts.store, parts.blobs, parts.entropy, scratch, lambda job: line_rules(rules, job), run_in_child
+        parts.store, parts.blobs, parts.entropy, parts.scratch, lambda job: line_rules(rules, job), run_in_child
     )
     await ingest.next(worker_id)
     return job_id
@@ -69,7 +67,7 @@ async def _finish_all(parts: Parts, worker_id: str, job_id: str, count: int) -> 
 
 
 async def _publish(parts: Parts, worker_id: str) -> float:
-    ship = Ship(parts.store, parts.blobs, parts.entropy, parts.settings.data_dir / "scratch", None)
+    ship = Ship(parts.store, parts.blobs, parts.entropy, parts.scratch, None)
     began = time.perf_counter()
     await ship.close_drained(0)
     published = await ship.publish_all(worker_id)

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -12,6 +13,7 @@ from tidegate import __version__, failpoints
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
+from tidegate.backends.scratch import scratch_directory
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.control import control_file
 from tidegate.core import ids
@@ -29,8 +31,8 @@ from tidegate.store.driver import Driver
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.probe import Probe
 from tidegate.upstream.connections import make_room_for_connections
+from tidegate.upstream.probe import Probe
 from tidegate.upstream.router import Router, open_router
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
@@ -57,6 +59,7 @@ class Parts:
     entropy: Entropy
     wake: Wake
     tenant_id: str
+    scratch: Path
 
 
 @asynccontextmanager
@@ -75,7 +78,10 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
         tenant = await store.tenant_by_name(DEFAULT_TENANT)
         if tenant is None and not read_only:
             tenant = await store.put_tenant(ids.make("tenant", entropy.token_bytes(16)), DEFAULT_TENANT)
-        yield Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "")
+        scratch = settings.data_dir / "scratch"
+        if not read_only:
+            scratch = stack.enter_context(scratch_directory(scratch))
+        yield Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "", scratch)
 
 
 async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
@@ -241,14 +247,14 @@ def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:
         parts.entropy,
         parts.wake,
         me,
-        worker_options(parts.settings),
+        worker_options(parts.settings, parts.scratch),
         lambda job: line_rules(parts.settings, job),
         run_in_child,
         new_blob,
     )
 
 
-def worker_options(settings: Settings) -> WorkerOptions:
+def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
     worker = settings.worker
     return WorkerOptions(
         in_flight_max=worker.in_flight_max,
@@ -262,7 +268,7 @@ def worker_options(settings: Settings) -> WorkerOptions:
             worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
         ),
         retry=settings.retry.policy(),
-        scratch=settings.data_dir / "scratch",
+        scratch=scratch,
         result_expires_after_ms=settings.retention.file_s * 1000,
         job_keep_ms=settings.retention.job_s * 1000,
         garbage_safety_ms=settings.retention.orphan_s * 1000,
@@ -297,7 +303,12 @@ async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -
                 await stop.wait()
         except TimeoutError:
             pass
-    await me.leave()
+    try:
+        await me.leave()
+    except StoreUnavailable as error:
+        log.warning(
+            "left_in_a_hurry", error=str(error), advice="what was being uploaded is collected when the lease runs out"
+        )
 
 
 def _web_context(parts: Parts, me: Incarnation, worker: Worker | None, token: Secret) -> WebContext:

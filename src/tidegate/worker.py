@@ -7,7 +7,8 @@
     ingest    one input at a time
     close     let jobs expire, and close those of which nothing is out any more
     ship      publish closed jobs
-    tend      everything else, in small bounded passes
+    tend      what lost workers left
+    upkeep    everything else, in small bounded passes
 
 It holds nothing that another process could not find in the store.
 """
@@ -39,7 +40,7 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 _UNKNOWN_MODEL_ROOM = 256
-_SLOW_TEND_EVERY = 12
+_UPKEEP_EVERY = 12
 _RETRY_S = 0.5
 
 
@@ -119,7 +120,6 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until told to stop, then hand back what was not sent and finish what was."""
-        self._options.scratch.mkdir(parents=True, exist_ok=True)
         self._hand.extend_lease(self._me.safe_until_ms)
         loops = [
             self._beat_loop,
@@ -129,6 +129,7 @@ class Worker:
             self._close_loop,
             self._ship_loop,
             self._tend_loop,
+            self._upkeep_loop,
         ]
         loops += [self._runner] * self._options.in_flight_max
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
@@ -386,16 +387,18 @@ class Worker:
                 pass
 
     async def _tend_loop(self) -> None:
-        rounds = 0
         while True:
             if await lost_workers.tend(self._store, self._blobs):
                 self._lease_ear.hear()
-            if rounds % _SLOW_TEND_EVERY == 0:
-                await retention.tend(self._store, self._options.job_keep_ms)
-                await self._garbage.tend()
-                await crowded_files.tend(self._store, self._blobs, self._entropy, self._me.id)
-            rounds += 1
             await asyncio.sleep(self._options.sweep_ms / 1000)
+
+    async def _upkeep_loop(self) -> None:
+        """Apart from lost workers: nobody's slices wait for a blob store that takes its time to delete."""
+        while True:
+            await retention.tend(self._store, self._options.job_keep_ms)
+            await crowded_files.tend(self._store, self._blobs, self._entropy, self._me.id)
+            await self._garbage.tend()
+            await asyncio.sleep(_UPKEEP_EVERY * self._options.sweep_ms / 1000)
 
     # ---- stop
 

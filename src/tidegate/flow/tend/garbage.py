@@ -5,6 +5,7 @@ Record refuses extents in a condemned blob, so nothing that was condemned can co
 
 import structlog
 
+from tidegate.core.errors import BlobError
 from tidegate.core.ports import Blobs, Clock
 from tidegate.store.store import Store
 
@@ -30,10 +31,23 @@ class Garbage:
         await self._store.condemn_unused_blobs(self._safety_ms, _PASS_MAX)
         removed = 0
         for blob_id in await self._store.condemned_blobs(self._safety_ms, _PASS_MAX):
+            if await self._remove(blob_id):
+                await self._store.forget_blob(blob_id)
+                removed += 1
+        try:
+            return removed + await self._orphans()
+        except BlobError as error:
+            log.warning("orphans_not_listed", error=str(error))
+            return removed
+
+    async def _remove(self, blob_id: str) -> bool:
+        """One that cannot be removed keeps no other one."""
+        try:
             await self._blobs.delete(blob_id)
-            await self._store.forget_blob(blob_id)
-            removed += 1
-        return removed + await self._orphans()
+        except BlobError as error:
+            log.warning("blob_not_removed", blob=blob_id, error=str(error))
+            return False
+        return True
 
     async def _orphans(self) -> int:
         """A blob without a row was never acknowledged to anyone, for its row comes first; or the store was restored from an older
@@ -47,8 +61,7 @@ class Garbage:
             elif blob_id not in self._suspects:
                 if len(self._suspects) < _SUSPECTS_MAX:
                     self._suspects[blob_id] = now_ms
-            elif now_ms - self._suspects[blob_id] >= self._safety_ms:
-                await self._blobs.delete(blob_id)
+            elif now_ms - self._suspects[blob_id] >= self._safety_ms and await self._remove(blob_id):
                 del self._suspects[blob_id]
                 log.info("orphan_removed", blob=blob_id)
                 removed += 1
