@@ -32,6 +32,7 @@ from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.connections import make_room_for_connections
+from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.probe import Probe
 from tidegate.upstream.router import Router, open_router
 from tidegate.web.app import build_app
@@ -224,11 +225,18 @@ def _incarnation(parts: Parts) -> Incarnation:
 async def _router(parts: Parts) -> AsyncIterator[Router]:
     settings = parts.settings
     make_room_for_connections(settings.http.limits())
-    router = open_router(deployments(settings), settings.http.limits(), parts.clock, parts.entropy)
+    router = open_router(
+        deployments(settings), settings.http.limits(), parts.clock, parts.entropy, lane_policy(settings)
+    )
     try:
         yield router
     finally:
         await router.close()
+
+
+def lane_policy(settings: Settings) -> LanePolicy:
+    """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
+    return LanePolicy(retry_after_ms_max=settings.retry.retry_after_ms_max)
 
 
 def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:

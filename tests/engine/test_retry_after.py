@@ -1,0 +1,25 @@
+"""The operator's bound on Retry-After holds for the deployment that rests as it does for the items that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.core.deployments import Deployment
+from tidegate.core.errors import Throttled
+from tidegate.service import lane_policy
+from tidegate.settings.groups import Retry, Settings
+from tidegate.upstream.lane import Lane
+
+DAY_MS = 86_400_000
+
+
+def rests_for_ms(settings: Settings) -> float:
+    nothing: Any = None
+    lane = Lane(Deployment("here", "http://127.0.0.1:1/v1"), nothing, nothing, lane_policy(settings))
+    lane.failed(Throttled("429", status=429, retry_after_ms=100 * DAY_MS), "key", 1_000.0, 0.5)
+    return lane.ready_at_ms() - 1_000.0
+
+
+def test_a_deployment_rests_no_longer_than_the_setting_allows() -> None:
+    assert rests_for_ms(Settings()) == DAY_MS
+    assert rests_for_ms(Settings(retry=Retry(retry_after_ms_max=60_000))) == 60_000
