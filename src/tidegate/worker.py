@@ -303,7 +303,14 @@ class Worker:
             verdict: Answered | Failed | Again | None = None
             try:
                 verdict = await perform(
-                    self._upstream, self._clock, self._entropy, options.retry, held.slice, held.deadline_ms, item
+                    self._upstream,
+                    self._clock,
+                    self._entropy,
+                    options.retry,
+                    held.slice,
+                    held.deadline_ms,
+                    item,
+                    options.grace_ms,
                 )
             except asyncio.CancelledError:
                 if not held.aborted:

@@ -262,7 +262,9 @@ class Item:
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry."""
+    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
+
+    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait."""
 
     job_id: str
     number: int
@@ -273,6 +275,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     deadline_ms: float
     prefix_group: int = 0
     attempt_count: int = 0
+    grace_ms: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

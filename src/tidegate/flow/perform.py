@@ -56,8 +56,9 @@ async def perform(
     piece: LeasedSlice,
     deadline_ms: float,
     item: Item,
+    grace_ms: int,
 ) -> Answered | Failed | Again:
-    """Run one item. Cancelling this aborts the call."""
+    """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer."""
     job_id, number = piece.job_id, item.number
     if not piece.model:
         wrong = _invalid.decode(item.body)
@@ -74,9 +75,10 @@ async def perform(
     key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
     if failpoints.ARMED:
         await failpoints.hit("before_send", item.custom_id)
+    count = item.attempt_count
     try:
         answer = await upstream.send(
-            Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, item.attempt_count)
+            Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, count, grace_ms)
         )
     except UpstreamError as error:
         return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)

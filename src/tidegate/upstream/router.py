@@ -149,7 +149,10 @@ class Router:
             if is_probe:
                 await knock(lane)
             status, headers, body = await lane.line.post(
-                lane.url(call.endpoint), call.idempotency_key, call.body, min(left_s, lane.total_s)
+                lane.url(call.endpoint),
+                call.idempotency_key,
+                call.body,
+                min(left_s + call.grace_ms / 1000, lane.total_s),
             )
             line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
         except UpstreamError as error:
