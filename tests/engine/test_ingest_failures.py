@@ -111,3 +111,24 @@ async def test_a_key_that_names_models_admits_only_those(world: World) -> None:
         ("model_not_found", 4, "body.model"),
     ]
     assert "key does not allow" in refused.errors[0].message
+
+
+async def test_an_input_whose_bytes_changed_after_upload_runs_nothing(world: World) -> None:
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    extents = await world.store.list_extents((await world.look(job)).input_file_id, 0, 1)
+    path = await world.blobs.local_path(extents[0].blob_id, Path("/nowhere"))
+    path.write_bytes(path.read_bytes().replace(b"custom_id", b"custom_iD", 1))
+    assert await world.ingest(here).next(worker)
+    ended = await world.look(job)
+    assert ended.state is JobState.FAILED
+    assert [error.code for error in ended.errors] == ["input_changed"]
+    assert ended.item_count == 0
+
+
+async def test_a_truncated_input_is_a_changed_one_even_when_its_lines_are_good(world: World) -> None:
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    extents = await world.store.list_extents((await world.look(job)).input_file_id, 0, 1)
+    path = await world.blobs.local_path(extents[0].blob_id, Path("/nowhere"))
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    assert await world.ingest(here).next(worker)
+    assert [error.code for error in (await world.look(job)).errors] == ["input_changed"]

@@ -25,9 +25,13 @@ NOTHING = Raw(b"")
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any."""
+    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any.
+
+    `input_sha256` is what the input was when it was accepted; empty holds it to nothing.
+    """
 
     endpoint: str
+    input_sha256: str = ""
     models: frozenset[str] | None = None
     single_model: bool = False
     invalid_lines: str = "fail"

@@ -107,8 +107,9 @@ class Ingest:
                 input_path.unlink(missing_ok=True)
 
     async def _rules(self, job: Job) -> LineRules:
-        """What this input is held to: the operator's rules, and the models of the key that created the job."""
-        rules = self._rules_for(job)
+        """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
+        file = await self._store.any_file(job.input_file_id)
+        rules = replace(self._rules_for(job), input_sha256=file.sha256 if file else "")
         key = await self._store.get_key(job.key_id) if job.key_id else None
         allowed = models_from(key["models"]) if key else frozenset[str]()
         return replace(rules, models=allowed) if allowed else rules

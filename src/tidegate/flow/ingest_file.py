@@ -13,6 +13,7 @@ import os
 import sys
 from array import array
 from collections.abc import Iterable
+from hashlib import sha256
 from heapq import merge
 from itertools import repeat
 from pathlib import Path
@@ -57,7 +58,9 @@ def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPl
     """Check the input and write the work file; a plan with errors has no work file and no slices."""
     source = os.open(input_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        scan = _scan(source, rules)
+        scan, found_sha256 = _scan(source, rules)
+        if rules.input_sha256 and found_sha256 not in ("", rules.input_sha256):
+            return IngestPlan(0, None, [], 0, 0, 0, [_changed()])
         twice = _duplicates(source, scan)
         errors = _errors(scan, twice)
         if errors:
@@ -72,13 +75,23 @@ def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPl
         os.close(source)
 
 
-def _scan(source: int, rules: LineRules) -> Scan:
+def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
+    """The one pass over the input, and its SHA-256; empty when the pass ended early because of what it found."""
     scan = Scan(rules)
-    scan.begin(os.read(source, READ_BYTES))
+    data = os.read(source, READ_BYTES)
+    hashed = sha256(data)
+    scan.begin(data)
     while not scan.stopped and (data := os.read(source, READ_BYTES)):
+        hashed.update(data)
         scan.feed(data)
+    stopped = scan.stopped
     scan.finish()
-    return scan
+    return scan, "" if stopped else hashed.hexdigest()
+
+
+def _changed() -> LineError:
+    message = "The input's bytes are not those that were uploaded: its storage changed them. Upload the file again; nothing was run."
+    return LineError("input_changed", message, "input_file_id")
 
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
