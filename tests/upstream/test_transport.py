@@ -8,15 +8,13 @@ import ssl
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from yarl import URL
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import deployment, secret
+from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, Engine, HttpLimits, Tls
 from tidegate.core.errors import (
     Ambiguous,
@@ -27,7 +25,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.upstream.connections import make_room_for_connections
-from tidegate.upstream.transport import AiohttpLine, AiohttpTransport, Reply
+from tidegate.upstream.transport import AiohttpTransport, Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -39,18 +37,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 SHORT = HttpLimits(connect_timeout_s=2, read_timeout_s=0.2, write_timeout_s=0.2, pool_timeout_s=0.05)
-
-
-@asynccontextmanager
-async def line_to(
-    server: RawServer, limits: HttpLimits | None = None, **more: object
-) -> AsyncIterator[tuple[AiohttpTransport, AiohttpLine, URL]]:
-    transport = AiohttpTransport(limits or HttpLimits())
-    place = deployment(server.url, **more)
-    try:
-        yield transport, transport.line(place), URL(place.url_of("/v1/chat/completions"))
-    finally:
-        await transport.close()
 
 
 async def fails(script: Script, limits: HttpLimits = SHORT, total_s: float = 20.0) -> UpstreamError:

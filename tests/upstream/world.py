@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+from yarl import URL
+
+from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Secret
 from tidegate.core.nouns import Call
 from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.router import Router, open_router
+from tidegate.upstream.transport import AiohttpLine, AiohttpTransport
 
 CHAT_ENDPOINT = "/v1/chat/completions"
 
@@ -66,6 +70,19 @@ class World:
             deadline_ms=self.clock.monotonic + left_ms,
             attempt_count=attempt_count,
         )
+
+
+@contextlib.asynccontextmanager
+async def line_to(
+    server: RawServer, limits: HttpLimits | None = None, **more: object
+) -> AsyncIterator[tuple[AiohttpTransport, AiohttpLine, URL]]:
+    """A transport of its own, its line to a deployment at this server, and the URL of its chat endpoint."""
+    transport = AiohttpTransport(limits or HttpLimits())
+    place = deployment(server.url, **more)
+    try:
+        yield transport, transport.line(place), URL(place.url_of(CHAT_ENDPOINT))
+    finally:
+        await transport.close()
 
 
 def deployment(url: str, name: str = "one", **more: object) -> Deployment:

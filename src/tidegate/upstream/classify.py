@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tidegate.core import answers
 from tidegate.core.errors import (
@@ -122,7 +123,7 @@ def _in_words(wrong: BaseException) -> str:
             return "the upstream closed the connection without an answer"
         case aiohttp.ClientPayloadError():
             return "the upstream's answer ended early or was garbled"
-        case aiohttp.ClientResponseError():
+        case HttpProcessingError():
             return "the upstream's answer is not valid HTTP"
         case OSError() if wrong.strerror:
             return wrong.strerror

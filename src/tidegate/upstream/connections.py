@@ -4,19 +4,22 @@ aiohttp limits only the connections in use and keeps any number of idle ones. He
 is made beyond the ceiling, the one that has been idle longest is closed, and those beyond `kept_alive_max` that stay idle too.
 
 A connection on which the server spoke out of turn is never used: its next words would be taken for the answer to someone
-else's request. This module knows nothing of requests. It overrides methods of the connector that aiohttp does not document;
-the tests at the limits and with stray answers are what holds them to this behaviour.
+else's request. This module knows nothing of what is asked. It overrides methods of aiohttp's connector and protocol that
+aiohttp does not document, and takes connections from the pool without a `Connection` around each; the tests at the limits and
+with broken and stray answers are what holds them to this behaviour.
 """
 
 import asyncio
+import functools
 import resource
 import select
 import ssl
+from time import monotonic
 from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 
 from tidegate.core.deployments import HttpLimits, Tls
 from tidegate.core.errors import SettingsError
@@ -27,14 +30,62 @@ OTHER_FILES_COUNT = 256
 DNS_CACHE_S = 10
 TRIM_S = 1.0
 
+READ_BUFFER_BYTES = 64 * 1024
+
 # Linux tells a peer's goodbye apart from its words; elsewhere only a full hang-up is seen.
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
+
+
+class Wire(ResponseHandler):
+    """One connection, with aiohttp's parser of answers behind it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
+        words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
+        self._look = select.poll()
+        self._look.register(transport.get_extra_info("socket").fileno(), words)
+
+    def has_spoken(self) -> bool:
+        """Whether the peer said anything out of turn, its goodbye included, read by the loop or still in the kernel.
+
+        Asked before the first byte of a request is written: then the request can still go over another connection without
+        any doubt that it was sent twice.
+        """
+        if not self.is_connected() or self.should_close:
+            return True
+        try:
+            return bool(self._look.poll(0))
+        except OSError:
+            return True
+
+    def expect_answer(self, limits: HttpLimits) -> None:
+        """What comes from here on is parsed as one answer, and no rest of an earlier one is part of it."""
+        self.set_response_params(
+            read_until_eof=True,
+            read_bufsize=READ_BUFFER_BYTES,
+            max_line_size=limits.header_bytes_max,
+            max_field_size=limits.header_bytes_max,
+            max_headers=limits.header_count_max,
+        )
+
+    def expect_nothing(self) -> None:
+        # Without a parser even half a line out of turn is kept, and so it is seen.
+        self._parser = None
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp says this after every read and has the parser look again, though nothing was paused.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
 
 class Connections(aiohttp.TCPConnector):
     def __init__(self, limits: HttpLimits) -> None:
         # The transport hands out the slots, so aiohttp's own queue (which cannot tell our time-out from others) is off.
         super().__init__(limit=0, keepalive_timeout=limits.kept_alive_s, ttl_dns_cache=DNS_CACHE_S)
+        self._factory = functools.partial(Wire, loop=self._loop)  # type: ignore[assignment]
+        self._kept_alive_s = limits.kept_alive_s
+        self._connecting = aiohttp.ClientTimeout(total=None, connect=limits.connect_timeout_s)
         self._open_max = limits.connections_max
         self._idle_max = limits.kept_alive_max
         self._trim_timer: asyncio.TimerHandle | None = None
@@ -45,6 +96,58 @@ class Connections(aiohttp.TCPConnector):
 
     def idle_count(self) -> int:
         return sum(map(len, self._conns.values()))
+
+    def take(self, key: ConnectionKey) -> Wire | None:
+        """An idle connection that may be written to; those that may not are closed on the way to it."""
+        idle = self._conns.get(key)
+        if idle is None:
+            return None
+        found: Wire | None = None
+        # The clock is the one that aiohttp stamps an idle connection with.
+        oldest = monotonic() - self._kept_alive_s
+        while idle and found is None:
+            wire, stamp = idle.popleft()
+            assert isinstance(wire, Wire)
+            if stamp < oldest or wire.has_spoken():
+                wire.close()
+            else:
+                self._acquired.add(wire)
+                found = wire
+        if not idle:
+            del self._conns[key]
+        return found
+
+    async def open(self, request: ClientRequest) -> Wire:
+        """A new connection to where this request would go; of the request nothing else counts."""
+        if self.closed:
+            raise aiohttp.ClientConnectionError("the connections were closed")
+        try:
+            connection = await self.connect(request, [], self._connecting)
+        except TimeoutError:
+            raise aiohttp.ConnectionTimeoutError from None
+        wire = connection.protocol
+        assert isinstance(wire, Wire)
+        # It is given back by `give_back`: its wrapper would close it when it is collected.
+        connection._protocol = None
+        if wire.has_spoken():
+            self.give_back(request.connection_key, wire, whole=False)
+            raise aiohttp.ClientConnectionResetError("the server spoke or closed before it was asked")
+        return wire
+
+    def give_back(self, key: ConnectionKey, wire: Wire, *, whole: bool) -> None:
+        """Keep a connection for the next call if HTTP allows it. If its answer is not whole, drop it at once."""
+        transport = wire.transport
+        if whole and transport is not None and not transport.get_write_buffer_size():
+            wire.expect_nothing()
+            self._release(key, wire)
+        else:
+            # A connection that still has something to send would stay open until the server takes it.
+            wire.abort()
+            self._release(key, wire, should_close=True)
+
+    def abort_in_use(self) -> None:
+        for protocol in self._acquired:
+            protocol.abort()
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
@@ -78,25 +181,6 @@ class Connections(aiohttp.TCPConnector):
         if not self._conns[key]:
             del self._conns[key]
         protocol.close()
-
-
-def has_spoken(transport: asyncio.BaseTransport) -> bool:
-    """Whether the peer said anything out of turn, its goodbye included, read by the loop or still in the kernel.
-
-    Asked before the first byte of a request is written: then the request can still go over another connection without any
-    doubt that it was sent twice.
-    """
-    if transport.get_protocol().should_close:  # type: ignore[attr-defined]
-        return True
-    descriptor = transport.get_extra_info("socket").fileno()
-    # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
-    words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
-    look = select.poll()
-    try:
-        look.register(descriptor, words)
-        return bool(look.poll(0))
-    except (OSError, ValueError):
-        return True
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | bool:

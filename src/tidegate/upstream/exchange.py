@@ -1,13 +1,13 @@
 """The calls in flight, and the one sweep that ends those that take too long.
 
 A timer per call and per received packet would cost more than everything else this layer does. So a call only counts its
-steps (connection taken, body written, headers heard, bytes received), and a sweep a few times a second notes since when
-each call has stood still. Time-outs are exact to one sweep; the total deadline is exact.
+steps (request begun, headers heard, bytes received), and a sweep a few times a second notes since when each call has stood
+still, and whether its request has been taken. Time-outs are exact to one sweep; the total deadline is exact.
 """
 
 import asyncio
 
-from aiohttp import ClientResponse
+from aiohttp.base_protocol import BaseProtocol
 
 from tidegate.core.deployments import HttpLimits
 
@@ -20,27 +20,26 @@ class Exchange:
     __slots__ = (
         "_began_cancels",
         "_body_since",
-        "_connection",
         "_cut",
         "_received_bytes",
-        "_response",
         "_seen_since",
         "_seen_step",
         "_speaking",
         "_step",
         "_task",
+        "_writer",
+        "_written",
         "deadline",
         "read_timeout_s",
         "sent",
         "status",
-        "written",
     )
 
     def __init__(self, task: asyncio.Task[object], deadline: float, read_timeout_s: float) -> None:
         self._task = task
         self._began_cancels = task.cancelling()
-        self._connection: asyncio.WriteTransport | None = None
-        self._response: ClientResponse | None = None
+        self._writer: BaseProtocol | None = None
+        self._written = False
         self._cut: str | None = None
         self._step = 0
         self._seen_step = -1
@@ -51,24 +50,18 @@ class Exchange:
         self.deadline = deadline
         self.read_timeout_s = read_timeout_s
         self.sent = False
-        self.written = False
         self.status = 0
 
-    def writing(self, connection: asyncio.WriteTransport) -> None:
+    def writing(self, writer: BaseProtocol) -> None:
         """From here on bytes may have reached the upstream."""
-        self._connection = connection
+        self._writer = writer
         self.sent = True
         self._step += 1
 
-    def wrote(self) -> None:
-        self.written = True
-        self._step += 1
-
-    def heard(self, response: ClientResponse) -> None:
+    def heard(self, status: int) -> None:
         """The status and headers are here."""
-        self._response = response
-        self.status = response.status
-        self.sent = True
+        self.status = status
+        self._written = True
         self._step += 1
 
     def received(self, chunk: bytes) -> None:
@@ -78,26 +71,18 @@ class Exchange:
             self._received_bytes += len(chunk)
         self._step += 1
 
-    def abort(self) -> None:
-        """Drop the connection at once, if it is still ours: a complete answer has given it back to the pool already."""
-        response, connection = self._response, self._connection
-        self._response = self._connection = None
-        if response is not None:
-            if response.closed:
-                return
-            response.close()
-        if connection is not None:
-            connection.abort()
-
     def overdue(self, now: float, limits: HttpLimits) -> str | None:
         """Why this call must end now, if it must."""
         if now >= self.deadline:
             return "its deadline passed"
+        if self._writer is not None and not self._written and not self._writer.writing_paused:
+            self._written = True
+            self._step += 1
         if self._step != self._seen_step:
             self._seen_step = self._step
             self._seen_since = now
         still_s = now - self._seen_since
-        if self.sent and not self.written and self._response is None:
+        if self.sent and not self._written:
             if still_s >= limits.write_timeout_s:
                 return f"the upstream did not take the request within {limits.write_timeout_s:g} s"
         elif self.sent and still_s >= self.read_timeout_s:

@@ -1,35 +1,33 @@
 """One HTTP call over aiohttp: slots, deadlines and size limits of our own on top, and every failure sorted.
 
 It knows URLs, bytes and time, but no models, retries or health. The seam is `Transport`: a faster client can take
-aiohttp's place without anything above noticing. Two things keep a call cheap. The headers of a deployment are built once,
-in a session of its own over the shared connections. And no call has a timer: one sweep looks at all calls in flight.
+aiohttp's place without anything above noticing. Of aiohttp it takes the connections and the parser of answers, and leaves out
+the session, request and response objects, which cost several times what the call itself does: the head of a request is bytes
+that were made once per URL. No call has a timer: one sweep looks at all calls in flight.
 """
 
 import asyncio
+import ssl
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
-from multidict import CIMultiDict, istr
+from aiohttp.client_reqrep import ClientRequest
 from yarl import URL
 
 from tidegate import __version__
 from tidegate.core.deployments import Deployment, Engine, HttpLimits
 from tidegate.core.errors import PoolExhausted, UpstreamError
 from tidegate.upstream import classify
-from tidegate.upstream.connections import Connections, has_spoken, tls_context
+from tidegate.upstream.connections import Connections, tls_context
 from tidegate.upstream.exchange import Exchange, Sweep
 
-IDEMPOTENCY_KEY = istr("Idempotency-Key")
-
-# A connection that was closed while it lay idle is found out before a byte is written; the next idle one may be closed too.
+# A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
 
-READ_BUFFER_BYTES = 64 * 1024
+# Up to here the head and the body leave as one piece; above it the copy would cost more than a second write.
+ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
 class Reply(NamedTuple):
@@ -61,52 +59,53 @@ class Transport(Protocol):
         """End what is in flight and close every connection."""
 
 
-class RequestBody(Payload):
-    """A request's bytes, which notes when the first and the last of them were handed to a living connection."""
+class Way:
+    """What is the same for every call to one URL: where it is, and the bytes that each request begins with."""
 
-    _default_content_type = "application/json"
-    _autoclose = True
-    _shared_headers = CIMultiDict({"Content-Type": "application/json"})
+    __slots__ = ("get_head", "key", "post_head", "request")
 
-    def __init__(self, value: bytes, exchange: Exchange) -> None:
-        # The base class would build headers anew for each call.
-        self._value = value
-        self._size = len(value)
-        self._encoding = None
-        self._filename = None
-        self._headers = self._shared_headers
-        self._exchange = exchange
+    def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
+        # For the connector, which asks only where to connect; our key is not in it, so no error can show it.
+        self.request = ClientRequest("GET", url, ssl=tls, loop=asyncio.get_running_loop())
+        self.key = self.request.connection_key
+        lines = [f" {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if not all(line.isprintable() for line in lines):
+            raise ValueError("a header or URL with control characters")
+        head = "\r\n".join(lines).encode() + b"\r\n"
+        self.get_head = b"GET" + head + b"\r\n"
+        self.post_head = b"POST" + head + b"Idempotency-Key: "
 
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return str(self._value, encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        exchange = self._exchange
-        transport: asyncio.WriteTransport | None = getattr(writer, "transport", None)
-        if transport is None or transport.is_closing() or has_spoken(transport):
-            # aiohttp holds the headers back until the body comes, so nothing at all has been written yet.
-            raise aiohttp.ClientConnectionResetError("the idle connection was already closed")
-        exchange.writing(transport)
-        await writer.write(self._value)
-        exchange.wrote()
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await self.write(writer)
+    def write(self, transport: asyncio.WriteTransport, idempotency_key: str, body: bytes) -> None:
+        key = idempotency_key.encode()
+        if len(body) <= ONE_WRITE_BYTES_MAX:
+            transport.write(b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (self.post_head, key, len(body), body))
+        else:
+            transport.write(b"%b%b\r\nContent-Length: %d\r\n\r\n" % (self.post_head, key, len(body)))
+            transport.write(body)
 
 
-@dataclass(slots=True)
 class AiohttpLine:
-    transport: "AiohttpTransport"
-    session: aiohttp.ClientSession
-    tls: Any
-    read_timeout_s: float
+    __slots__ = ("_headers", "_tls", "_transport", "_ways", "read_timeout_s")
 
-    async def post(self, url: URL, idempotency_key: str, body: bytes, total_s: float) -> Reply:
-        headers = CIMultiDict({IDEMPOTENCY_KEY: idempotency_key})
-        return await self.transport.call(self, "POST", url, headers, body, total_s)
+    def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
+        self.read_timeout_s = read_timeout_s
+        self._transport = transport
+        self._headers = _headers(deployment)
+        self._tls = tls_context(deployment.tls)
+        self._ways: dict[URL, Way] = {}
 
-    async def get(self, url: URL, total_s: float) -> Reply:
-        return await self.transport.call(self, "GET", url, None, None, total_s)
+    def post(self, url: URL, idempotency_key: str, body: bytes, total_s: float) -> Coroutine[Any, Any, Reply]:
+        return self._transport.call(self, url, idempotency_key, body, total_s)
+
+    def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, Reply]:
+        return self._transport.call(self, url, "", None, total_s)
+
+    def way(self, url: URL) -> Way:
+        way = self._ways.get(url)
+        if way is None:
+            way = self._ways[url] = Way(url, self._headers, self._tls)
+        return way
 
 
 class AiohttpTransport:
@@ -117,39 +116,24 @@ class AiohttpTransport:
         self._sweep = Sweep(self._loop, limits)
         self._in_use = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._sessions: list[aiohttp.ClientSession] = []
 
     def line(self, deployment: Deployment) -> AiohttpLine:
-        limits = self.limits
-        session = aiohttp.ClientSession(
-            connector=self.connections,
-            connector_owner=False,
-            headers=_headers(deployment),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_timeout_s),
-            read_bufsize=READ_BUFFER_BYTES,
-            max_line_size=limits.header_bytes_max,
-            max_field_size=limits.header_bytes_max,
-            max_headers=limits.header_count_max,
-        )
-        self._sessions.append(session)
-        read_timeout_s = deployment.read_timeout_s or limits.read_timeout_s
-        return AiohttpLine(self, session, tls_context(deployment.tls), read_timeout_s)
+        return AiohttpLine(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
 
     def free_slots(self) -> int:
         return self.limits.connections_max - self._in_use
 
     async def close(self) -> None:
-        for session in self._sessions:
-            await session.close()
+        self.connections.abort_in_use()
         await self.connections.close()
         self._sweep.stop()
 
     async def call(
-        self, line: AiohttpLine, method: str, url: URL, headers: Any, body: bytes | None, total_s: float
+        self, line: AiohttpLine, url: URL, idempotency_key: str, body: bytes | None, total_s: float
     ) -> Reply:
-        """One request and its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
+        """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
+        that the upstream sees it.
+        """
         if self._in_use < self.limits.connections_max:
             self._in_use += 1
         else:
@@ -158,12 +142,11 @@ class AiohttpTransport:
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._exchange(line, method, url, headers, body, exchange)
+                    return await self._exchange(line, url, idempotency_key, body, exchange)
                 except (Exception, asyncio.CancelledError) as wrong:
                     # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
-                    # chained or kept: it knows the headers, and with them our key.
-                    exchange.abort()
-                    failed = self._sort(wrong, exchange)
+                    # chained or kept: its frames know the request's head, and with it our key.
+                    failed = self._sort(wrong, exchange, repeatable=body is None)
                 if failed is not None:
                     break
         finally:
@@ -172,45 +155,53 @@ class AiohttpTransport:
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
     async def _exchange(
-        self, line: AiohttpLine, method: str, url: URL, headers: Any, body: bytes | None, exchange: Exchange
+        self, line: AiohttpLine, url: URL, idempotency_key: str, body: bytes | None, exchange: Exchange
     ) -> Reply:
-        response = await line.session.request(
-            method,
-            url,
-            data=None if body is None else RequestBody(body, exchange),
-            headers=headers,
-            allow_redirects=False,
-            ssl=line.tls,
-        )
-        if not exchange.sent and body is not None:
-            # An answer to a request that was never written belongs to an earlier one on this connection.
-            response.close()
-            raise aiohttp.ClientConnectionResetError("the connection held an answer to something else")
-        exchange.heard(response)
-        content = response.content
-        chunk = await content.readany()
-        if not content.at_eof():
-            chunk = await self._read_rest(chunk, content, exchange)
-        elif len(chunk) > self.limits.response_bytes_max:
-            raise classify.AnswerTooLarge(response.status, self.limits.response_bytes_max)
-        return Reply(response.status, response.headers, chunk)
+        way = line.way(url)
+        if not idempotency_key.isprintable():
+            raise ValueError("an idempotency key with control characters")
+        wire = self.connections.take(way.key)
+        if wire is None:
+            wire = await self.connections.open(way.request)
+        whole = False
+        try:
+            wire.expect_answer(self.limits)
+            exchange.writing(wire)
+            assert wire.transport is not None
+            if body is None:
+                wire.transport.write(way.get_head)
+            else:
+                way.write(wire.transport, idempotency_key, body)
+            message, payload = await wire.read()
+            while 100 <= message.code <= 199 and message.code != 101:
+                message, payload = await wire.read()
+            exchange.heard(message.code)
+            if payload.is_eof():
+                answer = payload.read_nowait()
+                if len(answer) > self.limits.response_bytes_max:
+                    raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
+            else:
+                answer = await self._read_body(payload, exchange)
+            whole = True
+        finally:
+            self.connections.give_back(way.key, wire, whole=whole)
+        return Reply(message.code, message.headers, answer)
 
-    async def _read_rest(self, chunk: bytes, content: aiohttp.StreamReader, exchange: Exchange) -> bytes:
+    async def _read_body(self, payload: aiohttp.StreamReader, exchange: Exchange) -> bytes:
         bytes_max = self.limits.response_bytes_max
         chunks = []
         size = 0
-        while True:
+        while not payload.at_eof():
+            chunk = await payload.readany()
             size += len(chunk)
             if size > bytes_max:
                 raise classify.AnswerTooLarge(exchange.status, bytes_max)
             chunks.append(chunk)
             exchange.received(chunk)
-            if content.at_eof():
-                return b"".join(chunks)
-            chunk = await content.readany()
+        return b"".join(chunks)
 
-    def _sort(self, wrong: BaseException, exchange: Exchange) -> UpstreamError | None:
-        """The error to raise, or None when nothing was written and the call may simply be made again."""
+    def _sort(self, wrong: BaseException, exchange: Exchange, *, repeatable: bool) -> UpstreamError | None:
+        """The error to raise, or None when nothing was written or asked for work and the call may simply be made again."""
         if isinstance(wrong, asyncio.CancelledError):
             cut = exchange.cut_reason()
             if cut is None:
@@ -219,7 +210,7 @@ class AiohttpTransport:
         was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
             wrong, classify.NEVER_CONNECTED
         )
-        if was_connected and not exchange.sent:
+        if was_connected and (repeatable or not exchange.sent):
             return None
         return classify.failure(wrong, sent=exchange.sent)
 
@@ -258,15 +249,13 @@ class AiohttpTransport:
         self._in_use -= 1
 
 
-def _headers(deployment: Deployment) -> CIMultiDict[str]:
-    headers = CIMultiDict(
-        {
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "User-Agent": f"tidegate/{__version__}",
-        }
-    )
+def _headers(deployment: Deployment) -> dict[str, str]:
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": f"tidegate/{__version__}",
+    }
     if deployment.engine is Engine.ANTHROPIC:
         headers["anthropic-version"] = "2023-06-01"
     if deployment.api_key is not None:
