@@ -158,6 +158,8 @@ async def main():
 
     async def body(tx):
         await tx.one("tenant_lock", tenant_id="t1")
+        if sys.argv[3] == "half":
+            await tx._connection.prepare("select 1")
         print("holding", flush=True)
         time.sleep(1000)
 
@@ -167,13 +169,15 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("where", ["between", "half"])
 @pytest.mark.parametrize("pooler", ["none", "transaction"])
 async def test_a_process_that_stops_in_a_transaction_gives_its_locks_back(
-    postgres_url: str, processes: Processes, pooler: str
+    postgres_url: str, processes: Processes, pooler: str, where: str
 ) -> None:
+    """Between two statements, and with half of one sent: the server calls only the first of them idle."""
     async with opened(postgres_url) as (store, driver):
         await store.put_tenant("t1", "acme")
-        paused = processes.start([sys.executable, "-c", PAUSED, postgres_url, pooler])
+        paused = processes.start([sys.executable, "-c", PAUSED, postgres_url, pooler, where])
         await asyncio.to_thread(paused.wait_for_line, "holding")
 
         async def body(tx: Tx) -> Any:

@@ -20,7 +20,6 @@ T = TypeVar("T")
 _RETRIES_MAX = 8
 _BULK_TIMEOUT_S = 120
 _BULK_ROWS_MIN = 1_000
-_LONG = f"set local statement_timeout = {_BULK_TIMEOUT_S * 1000}"
 _MIGRATION_LOCK = 7_308_327_417_365
 
 
@@ -56,7 +55,7 @@ class PostgresTx:
         return [dict(row) for row in await self.all(query, **parameters)]
 
     async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        many = await self._allow_time(rows)
+        many = await self._listed(rows)
         await self._connection.executemany(_sql(query)[0], many, timeout=_BULK_TIMEOUT_S)
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
@@ -68,14 +67,14 @@ class PostgresTx:
         return await self._connection.fetch(sql, *map(list, columns))  # type: ignore[no-any-return]
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        many = await self._allow_time(rows)
+        many = await self._listed(rows)
         await self._connection.copy_records_to_table(table, columns=columns, records=many, timeout=_BULK_TIMEOUT_S)
 
-    async def _allow_time(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    async def _listed(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
         """Only a really long list gets more time: whoever is paused in this transaction holds its locks for as long."""
         many = list(rows)
         if len(many) > _BULK_ROWS_MIN:
-            await self._connection.execute(_LONG)
+            await _allow_time(self._connection)
         return many
 
 
@@ -85,21 +84,15 @@ class PostgresDriver:
     def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
-        # A process that is paused between the messages of one statement is not idle to the server, so both are needed.
-        limits = {
+        self._limits = {
             "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),
         }
+        self._pooled = pooler == "transaction"
         self._prelude = ""
-        self._options: dict[str, Any] = {
-            "dsn": url,
-            "command_timeout": self._timeout_s,
-            "timeout": self._timeout_s,
-            "server_settings": {"application_name": "tidegate", **limits},
-        }
-        if pooler == "transaction":
-            self._options |= {"statement_cache_size": 0, "server_settings": {}}
-            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in limits.items())
+        self._options: dict[str, Any] = {"dsn": url, "command_timeout": self._timeout_s, "timeout": self._timeout_s}
+        if self._pooled:
+            self._options["statement_cache_size"] = 0
         self._pool: Any = None
         self._heart: Any = None
         self._opening = asyncio.Lock()
@@ -115,6 +108,7 @@ class PostgresDriver:
         async def run() -> T:
             async with self._beating:
                 if self._heart is None or self._heart.is_closed():
+                    await self._opened()
                     self._heart = await asyncpg.connect(**self._options)
                 try:
                     async with self._heart.transaction():
@@ -138,7 +132,7 @@ class PostgresDriver:
         async def run() -> bool:
             pool = await self._opened()
             async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction():
-                await connection.execute(_LONG)
+                await _allow_time(connection)
                 await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_BULK_TIMEOUT_S)
                 if await _version(connection) >= version:
                     return False
@@ -164,6 +158,7 @@ class PostgresDriver:
         if self._pool is None:
             async with self._opening:
                 if self._pool is None:
+                    await self._choose_limits()
                     pool = await asyncpg.create_pool(min_size=1, max_size=self._pool_size, **self._options)
                     try:
                         await _refuse_unsafe(pool)
@@ -172,6 +167,22 @@ class PostgresDriver:
                         raise
                     self._pool = pool
         return self._pool
+
+    async def _choose_limits(self) -> None:
+        """What ends a transaction whose process was paused, so that it does not hold a job's row for ever.
+
+        A process that stopped between the messages of one statement is not idle to the server, and a server that waits for a message
+        ignores the statement's time-out: only the transaction's own, which PostgreSQL has since 17, ends that one."""
+        connection = await asyncpg.connect(**self._options)
+        try:
+            if connection.get_server_version() >= (17,):
+                self._limits["transaction_timeout"] = self._limits["idle_in_transaction_session_timeout"]
+        finally:
+            connection.terminate()
+        if self._pooled:
+            self._prelude = "; ".join(f"set local {name} = {value}" for name, value in self._limits.items())
+        else:
+            self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
         """A deadlock, a serialisation failure or a plan that a migration outdated has rolled back for certain: run again.
@@ -219,6 +230,14 @@ _PASSING = (
     OSError,
     TimeoutError,
 )
+
+
+async def _allow_time(connection: Any) -> None:
+    """This one transaction may take long."""
+    names = ["statement_timeout"]
+    if connection.get_server_version() >= (17,):
+        names.append("transaction_timeout")
+    await connection.execute("; ".join(f"set local {name} = {_BULK_TIMEOUT_S * 1000}" for name in names))
 
 
 async def _version(connection: Any) -> int:
