@@ -311,6 +311,7 @@ class Worker:
                     held.deadline_ms,
                     item,
                     options.grace_ms,
+                    hand.lease_until_ms,
                 )
             except asyncio.CancelledError:
                 if not held.aborted:

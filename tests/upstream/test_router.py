@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import msgspec
 import pytest
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
@@ -473,3 +474,14 @@ async def test_doctors_probe_says_what_is_there_and_what_to_do(world: World) -> 
         probe = await router.probe("one")
         assert not probe.reachable
         assert "is the server running?" in probe.message
+
+
+async def test_a_call_whose_lease_may_be_over_is_not_sent_and_harms_nobody(world: World) -> None:
+    async with RawServer(always(200, CHAT)) as server, world.router(deployment(server.url)) as router:
+        call = msgspec.structs.replace(world.call(), begin_by_ms=world.clock.monotonic_ms())
+        with pytest.raises(Unavailable) as refused:
+            await router.send(call)
+        assert refused.value.code == "lease_over"
+        assert not refused.value.billed
+        assert router.status()[0].failures == {}
+        assert server.requests == []

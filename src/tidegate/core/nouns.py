@@ -3,6 +3,7 @@
 Those made once per item are msgspec structs, which cost a fifth of a dataclass to make.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -264,7 +265,8 @@ class Item:
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
 
-    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait."""
+    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
+    It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first."""
 
     job_id: str
     number: int
@@ -273,9 +275,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     idempotency_key: str
     deadline_ms: float
-    prefix_group: int = 0
     attempt_count: int = 0
     grace_ms: int = 0
+    begin_by_ms: float = math.inf
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

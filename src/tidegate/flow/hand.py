@@ -41,7 +41,7 @@ class Hand:
         self._queues: dict[str, deque[tuple[Held, Item]]] = {}
         self._held: dict[tuple[str, int, str], Held] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
-        self._lease_until_ms = 0.0
+        self.lease_until_ms = 0.0
         self._in_flight: dict[str, int] = {}
         self.in_flight = 0
 
@@ -67,12 +67,12 @@ class Hand:
 
     def extend_lease(self, until_ms: float) -> None:
         """A heartbeat was answered: calls may start until this moment, on the monotonic clock."""
-        self._lease_until_ms = until_ms
+        self.lease_until_ms = until_ms
         self.wake()
 
     def lose_lease(self) -> None:
         """This incarnation was declared gone: nothing more is sent under its leases."""
-        self._lease_until_ms = 0.0
+        self.lease_until_ms = 0.0
         for held in self.held():
             self.drop(held)
 
@@ -106,7 +106,7 @@ class Hand:
     def take(self) -> tuple[Held, Item] | None:
         """The next item that may be sent now."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._lease_until_ms or not self._may_send_at_all():
+        if now_ms >= self.lease_until_ms or not self._may_send_at_all():
             return None
         empty = None
         for model, queue in self._queues.items():

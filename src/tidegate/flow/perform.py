@@ -57,8 +57,10 @@ async def perform(
     deadline_ms: float,
     item: Item,
     grace_ms: int,
+    begin_by_ms: float,
 ) -> Answered | Failed | Again:
-    """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer."""
+    """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
+    when the lease may be over."""
     job_id, number = piece.job_id, item.number
     if not piece.model:
         wrong = _invalid.decode(item.body)
@@ -78,7 +80,7 @@ async def perform(
     count = item.attempt_count
     try:
         answer = await upstream.send(
-            Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, 0, count, grace_ms)
+            Call(job_id, number, piece.endpoint, piece.model, item.body, key, deadline_ms, count, grace_ms, begin_by_ms)
         )
     except UpstreamError as error:
         return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)

@@ -140,6 +140,8 @@ class Router:
         left_s = (call.deadline_ms - now_ms) / 1000
         if left_s <= 0:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
+        if now_ms >= call.begin_by_ms:
+            raise Unavailable("the lease may be over before the call was sent", code="lease_over")
         is_probe = lane.breaker.is_open
         if is_probe:
             lane.breaker.begin_probe(now_ms)
