@@ -32,8 +32,8 @@ from tidegate.settings import Settings, load, local_path
 
 LEASE_MS = 2_400
 IN_FLIGHT = 4
-# Calls in flight, and answers that came in while the last flush was on its way to the disk.
-UNRECORDED_MAX = 2 * IN_FLIGHT
+# Calls in flight, and answers that came in while the last flush was on its way to the disk or, longer, to the object store.
+UNRECORDED_MAX = 4 * IN_FLIGHT
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 QUICK = {
     "TIDEGATE_WORKER_LEASE_MS": str(LEASE_MS),
