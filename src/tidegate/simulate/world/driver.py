@@ -15,8 +15,6 @@ from tidegate.store.sqlite import SqliteDriver
 
 T = TypeVar("T")
 
-SLOW_S_MAX = 3.0
-
 
 class ProcessDriver:
     dialect = "sqlite"
@@ -47,7 +45,7 @@ class ProcessDriver:
 
     async def _send(self, act: Callable[[], T]) -> T:
         weather = self._process.weather
-        slow_s = weather.dice.uniform(0.1, SLOW_S_MAX) if weather.strikes("store_slow") else 0.0
+        slow_s = weather.dice.uniform(0.1, 1.2 * weather.plan.lease_ms / 1000) if weather.strikes("store_slow") else 0.0
         fails = weather.strikes("store_fail")
         unknown = weather.strikes("store_unknown")
 

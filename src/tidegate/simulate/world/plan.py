@@ -39,11 +39,14 @@ KINDS: dict[str, tuple[float, ...]] = {
 
 # Troubles that are worst together. Half of the seeds have one of these beside what they draw by chance.
 THEMES: tuple[dict[str, float], ...] = (
-    {"kill": 0.1, "border_kill": 0.02, "slow": 0.1, "disk_read": 0.2},
+    {"kill": 0.12, "border_kill": 0.015, "slow": 0.1, "disk_read": 0.3, "store_fail": 0.15},
     {"pause": 0.15, "slow": 0.5, "cancel": 0.6, "expire": 0.6},
     {"pause": 0.2, "disk_append": 0.3, "disk_read": 0.2, "disk_slow": 0.2, "cancel": 0.9, "slow": 0.5},
-    {"kill": 0.1, "throttle": 0.4, "error": 0.2, "slow": 0.3},
+    {"pause": 0.3, "store_slow": 0.3, "disk_slow": 0.2, "cancel": 0.9},
+    {"kill": 0.12, "throttle": 0.35, "error": 0.35, "slow": 0.5},
     {"store_fail": 0.1, "store_unknown": 0.1, "store_slow": 0.1, "border_kill": 0.005},
+    {"poison": 1.0, "expire": 0.2},
+    {"expire": 1.0, "throttle": 0.2},
 )
 
 

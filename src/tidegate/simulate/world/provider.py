@@ -20,7 +20,7 @@ from tidegate.simulate.world.weather import Weather
 MODELS = ("alpha", "beta")
 SLOTS = 6
 HANG_S = 6.0
-RETRY_AFTER_S_MAX = 12.0
+RETRY_AFTER_S_MAX = 25.0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,50 @@
+"""Planted bugs: a simulation that does not notice them checks nothing."""
+
+import pytest
+
+from tests.simulation.seeds import ONCE_BROKEN
+from tidegate.simulate.world.__main__ import main
+from tidegate.simulate.world.mutants import MUTANTS, planted
+from tidegate.simulate.world.plan import draw
+from tidegate.simulate.world.report import report
+from tidegate.simulate.world.trace import SHOWN_MAX
+from tidegate.simulate.world.world import Verdict, simulate
+
+SEEDS_MAX = 500
+
+
+def hunt(name: str) -> Verdict | None:
+    """The first seed that notices this bug, beginning with the one that did so before."""
+    known = ONCE_BROKEN.get(name)
+    for seed in [*([known] if known is not None else []), *range(SEEDS_MAX)]:
+        with planted(name):
+            verdict = simulate(draw(seed))
+        if verdict.broken is not None:
+            return verdict
+    return None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    verdict = hunt(name)
+    assert verdict is not None, f"{SEEDS_MAX} seeds did not notice that {MUTANTS[name][0]}"
+    assert simulate(draw(verdict.plan.seed)).broken is None, "it is the planted bug that was noticed"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 20
+
+
+def test_a_broken_run_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with planted("strangers_at_once"):
+        verdict = hunt("strangers_at_once")
+        assert verdict is not None
+        text = report(verdict)
+    assert f"seed {verdict.plan.seed} broke a promise" in text
+    assert f"replay: python -m tidegate.simulate.world {verdict.plan.seed}" in text
+    assert all(kind in text for kind in verdict.plan.kinds)
+    assert len(verdict.last) <= SHOWN_MAX
+    assert main([str(verdict.plan.seed), "--mutant", "strangers_at_once", "--shrink"]) == 1
+    assert "broke a promise" in capsys.readouterr().out
+    assert main([str(verdict.plan.seed)]) == 0

@@ -1,0 +1,83 @@
+"""The whole engine under faults, from fixed seeds: what breaks prints its seed, its last events and the command that replays it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.seeds import CHUNK, FIXED_COUNT, ONCE_BROKEN
+from tidegate.simulate.world.plan import KINDS, draw
+from tidegate.simulate.world.report import report, shrink
+from tidegate.simulate.world.world import Verdict, simulate
+
+SOAK_FROM = 1_000_000
+SOAK_CHUNKS = 16
+
+
+def run(seeds: range | list[int]) -> list[Verdict]:
+    """Run these seeds; the first that breaks a promise fails the test with everything needed to replay it."""
+    verdicts = []
+    for seed in seeds:
+        verdict = simulate(draw(seed))
+        if verdict.broken is not None:
+            pytest.fail(report(shrink(verdict)), pytrace=False)
+        verdicts.append(verdict)
+    return verdicts
+
+
+@pytest.mark.parametrize("first", range(0, FIXED_COUNT, CHUNK))
+def test_every_promise_holds(first: int) -> None:
+    assert len(run(range(first, first + CHUNK))) == CHUNK
+
+
+def test_seeds_that_once_showed_a_bug() -> None:
+    run(sorted(set(ONCE_BROKEN.values())))
+
+
+def test_without_faults_each_item_is_called_exactly_once() -> None:
+    for seed in range(15):
+        verdict = simulate(draw(seed, frozenset(KINDS)))
+        assert verdict.broken is None, report(verdict)
+        assert verdict.call_count == verdict.runnable_count
+
+
+def test_the_runs_meet_what_they_are_for() -> None:
+    """Checks that never see a fault, a loss or an end state prove nothing."""
+    verdicts = run(range(40))
+    assert {state for verdict in verdicts for state in verdict.states} == {
+        "completed",
+        "failed",
+        "expired",
+        "cancelled",
+    }
+    assert {kind for verdict in verdicts for kind in verdict.plan.kinds} == set(KINDS)
+    assert any(not verdict.plan.kinds for verdict in verdicts), "some runs are quiet"
+    assert sum(verdict.loss_count for verdict in verdicts) > 200
+
+
+def test_a_seed_replays_to_the_same_trace() -> None:
+    for seed in (0, 3, 11):
+        assert simulate(draw(seed)).digest == simulate(draw(seed)).digest
+    assert simulate(draw(0)).digest != simulate(draw(3)).digest
+
+
+def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
+    """Nothing may hang on the order of a set, which differs from process to process."""
+    command = [sys.executable, "-m", "tidegate.simulate.world", "3", "8", "--digest"]
+    said = [
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
+        for order in ("1", "2")
+    ]
+    assert said[0].stdout == said[1].stdout
+    assert len(said[0].stdout.split()) == 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("chunk", range(SOAK_CHUNKS))
+def test_many_more_seeds(chunk: int) -> None:
+    """As many as SOAK_SEEDS says; each soak can go on where the last one ended with SOAK_FROM."""
+    count = int(os.environ.get("SOAK_SEEDS", "8000")) // SOAK_CHUNKS
+    first = int(os.environ.get("SOAK_FROM", str(SOAK_FROM))) + chunk * count
+    assert len(run(range(first, first + count))) == count
