@@ -327,6 +327,28 @@ async def test_a_rejected_key_pauses_the_deployment_instead_of_failing_every_ite
         assert router.status()[0].state == "closed"
 
 
+async def test_while_a_probe_is_out_nobody_is_sent_to_rest_until_the_next_one(world: World) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def late(request: Request, peer: Peer) -> None:
+        if request.line.startswith("POST"):
+            asked.set()
+            await answer.wait()
+        await peer.answer(200, CHAT)
+
+    async with RawServer(always(401)) as server, world.router(deployment(server.url, api_key=secret())) as router:
+        await failure(router, world)
+        server.script = late
+        world.clock.advance(60_000)
+        probe = asyncio.create_task(router.send(world.call()))
+        await asked.wait()
+        assert router.free_slots("m") == 0
+        assert 0 < router.rests_until_ms("m") - world.clock.monotonic <= 1_000
+        answer.set()
+        await probe
+        assert router.rests_until_ms("m") == 0
+
+
 async def test_a_request_that_is_forbidden_while_others_pass_is_to_blame_itself(world: World) -> None:
     async def script(request: Request, peer: Peer) -> None:
         await peer.answer(*((403, b"{}") if request.headers["Idempotency-Key"] == "poison" else (200, CHAT)))

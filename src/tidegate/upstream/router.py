@@ -25,6 +25,7 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
 from tidegate.upstream import classify
+from tidegate.upstream.breaker import BreakerState
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.transport import AiohttpTransport, Transport
@@ -43,6 +44,7 @@ CONTROL_LIMITS = HttpLimits(
 )
 
 RETRY_BUDGET_WAIT_MS = 5_000
+PROBE_ANSWER_MS = 1_000
 
 
 class Router:
@@ -92,8 +94,15 @@ class Router:
         lanes = self._route(model)
         if not lanes:
             return 0.0
-        at_ms = min(lane.ready_at_ms() for lane in lanes)
-        return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
+        now_ms = self._clock.monotonic_ms()
+        at_ms = min(self._rest_ends_ms(lane, now_ms) for lane in lanes)
+        return at_ms if at_ms > now_ms else 0.0
+
+    @staticmethod
+    def _rest_ends_ms(lane: Lane, now_ms: float) -> float:
+        """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
+        at_ms = lane.ready_at_ms()
+        return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
     # The call itself.
 
