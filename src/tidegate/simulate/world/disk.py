@@ -12,7 +12,6 @@ from typing import TypeVar
 import msgspec
 
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable, BlobVoid
-from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Placed, Stamp
 from tidegate.core.ports import LogIds
 from tidegate.simulate.world.process import Process
@@ -32,12 +31,15 @@ class Blob:
         self.spool = spool
 
 
+class _Answer(msgspec.Struct):
+    id: str = ""
+
+
 class _Response(msgspec.Struct):
-    status_code: int
+    body: _Answer
 
 
 class _Line(msgspec.Struct):
-    id: str
     response: _Response | None = None
 
 
@@ -50,7 +52,7 @@ class Disk:
     def __init__(self, weather: Weather, time_s: Callable[[], float]) -> None:
         self.weather = weather
         self.blobs: dict[str, Blob] = {}
-        self.durable_at_s: dict[tuple[str, int], float] = {}
+        self.durable_at_s: dict[str, float] = {}
         self._time_s = time_s
 
     def append(self, blob: Blob, data: bytes, *, whole: bool) -> None:
@@ -59,10 +61,9 @@ class Disk:
             return
         blob.data += data
         for line in data.splitlines():
-            decoded = _line.decode(line)
-            split = split_item_id(decoded.id)
-            if split and decoded.response is not None and decoded.response.status_code == 200:
-                self.durable_at_s.setdefault(split, self._time_s())
+            response = _line.decode(line).response
+            if response is not None:
+                self.durable_at_s.setdefault(response.body.id, self._time_s())
 
     def readable(self, blob_id: str) -> bytearray:
         blob = self.blobs.get(blob_id)

@@ -147,8 +147,8 @@ class Judge:
         # One that left in trouble may have left in a hurry, with answers that it could not store in time.
         sure = sum(1 for call in unused if not call.process.dead and not call.process.told_in_trouble)
         # Lines of a void log are written again to another one; whoever adopts both sees the same answer twice.
-        twice = len(good) if {"disk_append", "disk_full"} & set(self._plan.kinds) else 0
-        if not sure <= job["unused_count"] <= len(unused) + twice:
+        again = bool({"disk_append", "disk_full"} & set(self._plan.kinds))
+        if job["unused_count"] < sure or (job["unused_count"] > len(unused) and not again):
             self._broken(
                 f"P4: {order.name} counts {job['unused_count']} unused answers; between {sure} and {len(unused)} came"
             )
@@ -160,8 +160,7 @@ class Judge:
         closed_s = (job["finalizing_at"] - EPOCH_MS) / 1000
         for call in unused:
             assert call.heard_s is not None
-            margin_s = 3.0 if self._plan.objects else 1.0
-            if call.heard_s < closed_s - margin_s and not call.process.dead:
+            if call.heard_s < closed_s - _margin_s(self._plan) and not call.process.dead:
                 self._broken(
                     f"P4: {order.name} lost answer {call.serial}, which came {closed_s - call.heard_s:.1f} s before it closed"
                 )
@@ -203,19 +202,20 @@ class Judge:
                 self._judge_wait(earlier, later)
             if earlier.mood in _UNBILLED or (earlier.mood in _BILLED_FAILURES and earlier.heard_s is not None):
                 continue
+            if earlier.aborted and earlier.process.told_in_trouble:
+                continue
             if not any(earlier.sent_s <= lost_s <= later.sent_s for lost_s in earlier.process.lost_at_s):
                 self._broken(
                     f"P5: call {later.serial} repeats call {earlier.serial} ({earlier.mood}), whose worker was not lost"
                 )
             if earlier.mood == "ok":
-                self._judge_durable(job, earlier, later)
+                self._judge_durable(earlier, later)
 
-    def _judge_durable(self, job: Line, earlier: Witnessed, later: Witnessed) -> None:
+    def _judge_durable(self, earlier: Witnessed, later: Witnessed) -> None:
         """What lay durable in a log before its owner was declared gone is adopted, never asked for again."""
         if self._plan.objects and not self._plan.spool_reachable:
             return
-        part = job["id"].removeprefix("batch_")[:16]
-        durable_s = self._disk.durable_at_s.get((part, earlier.number))
+        durable_s = self._disk.durable_at_s.get(f"call-{earlier.serial}")
         gone_ms = self._rules.gone_at_ms.get(earlier.incarnation)
         if durable_s is None or gone_ms is None:
             return
@@ -229,8 +229,9 @@ class Judge:
         assert earlier.heard_s is not None
         if later.sent_s >= earlier.heard_s + earlier.wait_s - 0.002:
             return
-        excused_s = earlier.heard_s + (1.0 if not _DELAYS & set(self._plan.kinds) - {"kill", "stop"} else 1e9)
-        if not any(earlier.heard_s <= lost_s <= excused_s for lost_s in earlier.process.lost_at_s):
+        delayed = _DELAYS & set(self._plan.kinds) - {"kill", "stop"}
+        excused_s = earlier.heard_s + (1e9 if delayed else _margin_s(self._plan))
+        if not any(earlier.sent_s <= lost_s <= excused_s for lost_s in earlier.process.lost_at_s):
             self._broken(f"P17: call {later.serial} came before the Retry-After that call {earlier.serial} was given")
 
     # ---- bytes
@@ -245,6 +246,11 @@ class Judge:
                 )
         if set(rows) != set(self._disk.blobs):
             self._broken(f"garbage: rows and bytes differ: {set(rows) ^ set(self._disk.blobs)}")
+
+
+def _margin_s(plan: Plan) -> float:
+    """How long a verdict may wait to be recorded when nothing is wrong."""
+    return 3.0 if plan.objects else 1.0
 
 
 def _lines(data: bytes) -> list[Line]:
