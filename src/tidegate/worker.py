@@ -415,6 +415,7 @@ class Worker:
         self._stopping = True
         self._drop_all()
         self._recorder.hurry()
+        await self._release_tails()
         await hit("stop_released")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._options.grace_ms / 1000
@@ -438,6 +439,18 @@ class Worker:
             await lost_workers.adopt_logs(self._store, self._blobs)
         except (TimeoutError, StoreError, BlobError) as error:
             log.warning("left_in_a_hurry", error=str(error), advice="another worker takes over when the lease runs out")
+
+    async def _release_tails(self) -> None:
+        """A slice whose calls are still out keeps only what was sent of it: others run the rest meanwhile."""
+        for held in self._hand.held():
+            piece, open_count = held.slice, self._hand.cut(held)
+            if not held.in_flight or not open_count:
+                continue
+            try:
+                if await self._store.release_tail(piece.job_id, piece.first, piece.token, held.sent_to):
+                    held.left -= open_count
+            except StoreUnavailable as error:
+                log.warning("tail_kept", job=piece.job_id, error=str(error))
 
     def _drop_all(self) -> None:
         for held in self._hand.held():

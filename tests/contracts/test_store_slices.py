@@ -215,3 +215,27 @@ async def test_what_is_unfinished_covers_every_item_without_an_outcome(world: Wo
     await world.store.close_job(job.id, -1)
     assert (await world.look(job)).state is JobState.FINALIZING
     assert await world.store.unfinished_slices(job.id) == [(3, 3, 3, 300, 300), (6, 3, 6, 600, 300)]
+
+
+async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(world: World) -> None:
+    caller, worker, other = await world.caller(), await world.worker(), await world.worker()
+    job = await world.running(caller, 5)
+    [held] = await world.lease(worker, job)
+    for _ in range(2):
+        assert await world.store.release_tail(job.id, held.first, held.token, 2), "also when it is replayed"
+    [tail] = await world.store.lease_slices(other, job.id, MODEL, 9, "other")
+    assert (tail.first, tail.count, tail.read_first) == (2, 3, 0)
+    assert (tail.work_at, tail.work_bytes) == (held.work_at, held.work_bytes)
+    assert [holding.first for holding in await world.store.beat(worker, LEASE_MS) or []] == [0]
+    assert tail.work_units < held.work_units
+
+
+async def test_a_tail_needs_the_token_and_something_behind_it(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), 5)
+    [held] = await world.lease(worker, job)
+    assert not await world.store.release_tail(job.id, held.first, "someone else's", 2)
+    assert not await world.store.release_tail(job.id, held.first, held.token, 0)
+    assert not await world.store.release_tail(job.id, held.first, held.token, 6)
+    assert not await world.store.release_tail(job.id, 3, held.token, 4)
+    assert await world.store.slice_counts(job.id) == {"leased": 1}

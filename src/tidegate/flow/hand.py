@@ -18,11 +18,12 @@ SHORT_WAIT_MS = 5_000
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One leased slice in this worker's hands; `reading` until its items are here."""
+    """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here."""
 
     slice: LeasedSlice
     deadline_ms: float
     left: int = 0
+    sent_to: int = 0
     in_flight: int = 0
     deferred: int = 0
     deferred_until_ms: float = 0.0
@@ -118,6 +119,7 @@ class Hand:
                     self._defer(held, held.deadline_ms)
                     continue
                 held.in_flight += 1
+                held.sent_to = max(held.sent_to, item.number + 1)
                 self.in_flight += 1
                 self._in_flight[model] = self._in_flight.get(model, 0) + 1
                 if len(self._queues) > 1:
@@ -188,6 +190,11 @@ class Hand:
     def drop(self, held: Held) -> None:
         """Send nothing more of this slice; its calls in flight go on."""
         held.dropped = True
+
+    def cut(self, held: Held) -> int:
+        """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
+        piece = held.slice
+        return sum(number not in piece.done for number in range(held.sent_to, piece.first + piece.count))
 
     def drop_model(self, model: str, until_ms: float) -> None:
         """A model rests for longer than a worker should wait: its unsent items go back until then."""

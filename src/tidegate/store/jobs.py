@@ -278,7 +278,9 @@ class Jobs(Table):
             if row is None:
                 return None
             reasons = await tx.all("attempts_waiting", job_id=job_id)
-            return Standing(*row, waiting_reasons=tuple((reason[0], reason[1]) for reason in reasons))
+            waiting = tuple((reason[0], reason[1]) for reason in reasons)
+            now, workers, ready, resting, rest_ends_in_ms, leased, ahead = row
+            return Standing(now, workers, ready, resting, rest_ends_in_ms, leased, ahead, waiting)
 
         return await self._driver.read(body)
 

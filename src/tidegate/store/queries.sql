@@ -515,6 +515,13 @@ from slices where job_id = :job_id and first = :first;
 -- A slice that lost two owners gives way to single items.
 delete from slices where job_id = :job_id and first = :first and state = 'ready' and count > 1 returning first;
 
+-- slice_shorten --
+-- Its owner will send nothing from this item on: the slice ends before it, and the rest becomes a slice of its own.
+update slices set count = :to_item - first, work_units = :work_units
+where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
+    and first < :to_item and first + count > :to_item
+returning first;
+
 -- slices_drop_job --
 -- A job that ended needs no slices.
 delete from slices where job_id = :job_id;

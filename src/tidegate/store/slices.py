@@ -11,7 +11,7 @@ from tidegate.store.table import Table
 # A slice that lost so many owners is taken apart into single items, each of which is then suspected of having killed them.
 SUSPECT_AFTER = 2
 
-_SINGLE_COLUMNS = (
+_PART_COLUMNS = (
     "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
     "work_units",
 )  # fmt: skip
@@ -72,6 +72,34 @@ class Slices(Table):
 
         async def body(tx: Tx) -> bool:
             return await tx.one("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms) is not None
+
+        return await self._driver.write(body)
+
+    async def release_tail(self, job_id: str, first: int, token: str, to_item: int) -> bool:
+        """Give back the items of a slice from this number on, none of which was sent, and keep those before it. False: nothing of
+        it was held under this token, or there is no such tail."""
+
+        async def body(tx: Tx) -> bool:
+            old = await tx.one("slice_get", job_id=job_id, first=first)
+            if old is None:
+                return False
+            _, count, model, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
+            if held_by == token and first + count == to_item:
+                return True
+            tail_units = max(1, work_units * (first + count - to_item) // count)
+            shortened = await tx.one(
+                "slice_shorten",
+                job_id=job_id,
+                first=first,
+                token=token,
+                to_item=to_item,
+                work_units=max(1, work_units - tail_units),
+            )
+            if shortened is None:
+                return False
+            tail = (to_item, first + count - to_item, lost_count, read_first, work_at, work_bytes, tail_units)
+            await _put_ready(tx, job_id, model, [tail])
+            return True
 
         return await self._driver.write(body)
 
@@ -138,27 +166,21 @@ async def _split(tx: Tx, job_id: str, first: int, count: int) -> None:
     if old is None or await tx.one("slice_drop", job_id=job_id, first=first) is None:
         raise LostRace(f"slice {first} of {job_id} moved while it was split")
     _, _, model, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
-    now = await tx.one("now")
     share = max(1, work_units // count)
+    singles = [
+        (number, 1, lost_count, read_first, work_at, work_bytes, share)
+        for number in range(first, first + count)
+        if number not in done
+    ]
+    await _put_ready(tx, job_id, model, singles)
+
+
+async def _put_ready(tx: Tx, job_id: str, model: str, pieces: list[tuple[int, int, int, int, int, int, int]]) -> None:
+    """Parts of a slice that was leased before: (first, count, lost_count, read_first, work_at, work_bytes, work_units)."""
+    row = await tx.one("now")
+    now = row[0] if row else 0
     await tx.copy(
         "slices",
-        _SINGLE_COLUMNS,
-        [
-            (
-                job_id,
-                number,
-                1,
-                model,
-                "ready",
-                now[0] if now else 0,
-                1,
-                lost_count,
-                read_first,
-                work_at,
-                work_bytes,
-                share,
-            )
-            for number in range(first, first + count)
-            if number not in done
-        ],
+        _PART_COLUMNS,
+        [(job_id, first, count, model, "ready", now, 1, *place) for first, count, *place in pieces],
     )
