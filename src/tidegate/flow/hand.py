@@ -171,7 +171,8 @@ class Hand:
             self._in_flight[held.slice.model] = left
 
     def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
-        """Try this item again here after a short wait."""
+        """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
+        held.deferred_until_ms = max(held.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
         asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, held, item)
 
     def _return(self, held: Held, item: Item) -> None:
