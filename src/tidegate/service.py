@@ -36,6 +36,7 @@ from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.probe import Probe
 from tidegate.upstream.router import Router, open_router
 from tidegate.web.app import build_app
+from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
 from tidegate.web.loopback import require_loopback
 from tidegate.web.pepper import pepper_of
@@ -44,7 +45,6 @@ from tidegate.worker import Worker, WorkerOptions
 
 log = structlog.get_logger()
 
-DEFAULT_TENANT = "default"
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
 

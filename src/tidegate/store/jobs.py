@@ -10,14 +10,10 @@ from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.rows import errors_text, job_from
-from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
+from tidegate.store.table import SLICE_COLUMNS, Table, idempotent_object, refuse_forgotten, remember_object
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
-_SLICE_COLUMNS = (
-    "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
-    "work_units",
-)  # fmt: skip
 
 
 class Jobs(Table):
@@ -302,7 +298,7 @@ async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan) -> None:
     now = row[0] if row else 0
     await tx.copy(
         "slices",
-        _SLICE_COLUMNS,
+        SLICE_COLUMNS,
         [
             (job_id, s.first, s.count, s.model, "ready", now, 0, 0, s.first, s.work_at, s.work_bytes, s.work_units)
             for s in plan.slices

@@ -6,15 +6,10 @@ from dataclasses import replace
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, Candidate, LeasedSlice
 from tidegate.store.driver import Row, Tx
-from tidegate.store.table import Table
+from tidegate.store.table import SLICE_COLUMNS, Table
 
 # A slice that lost so many owners is taken apart into single items, each of which is then suspected of having killed them.
 SUSPECT_AFTER = 2
-
-_PART_COLUMNS = (
-    "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
-    "work_units",
-)  # fmt: skip
 
 
 class Slices(Table):
@@ -181,6 +176,6 @@ async def _put_ready(tx: Tx, job_id: str, model: str, pieces: list[tuple[int, in
     now = row[0] if row else 0
     await tx.copy(
         "slices",
-        _PART_COLUMNS,
+        SLICE_COLUMNS,
         [(job_id, first, count, model, "ready", now, 1, *place) for first, count, *place in pieces],
     )
