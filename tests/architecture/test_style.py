@@ -15,8 +15,8 @@ SIMULATED = [
     if path.relative_to(SOURCE).parts[0] in ("flow", "upstream", "store", "core") or path.name == "worker.py"
 ]
 EFFECTS = {"time", "random", "uuid", "secrets"}
-# Each of these runs outside the simulator's loop on purpose.
-ALLOWED_EFFECTS = {"flow/ingest_file.py"}
+# Outside the simulator's loop on purpose: ingest is a process of its own, and aiohttp stamps idle connections with time.monotonic.
+ALLOWED_EFFECTS = {"flow/ingest_file.py", "upstream/connections.py"}
 LINES_MAX, FUNCTION_LINES_MAX = 500, 70
 
 
@@ -59,7 +59,9 @@ def test_a_module_says_what_it_is_for_and_stays_small(path: Path) -> None:
 
 
 def test_nothing_is_left_unwritten() -> None:
-    marked = [relative(path) for path in MODULES if re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", path.read_text())]
+    marked = [
+        relative(path) for path in MODULES if re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", path.read_text())
+    ]
     assert marked == []
 
 
