@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from bench import __main__ as bench
 
+from bench import __main__ as bench
 from docs import generate
 from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate import failpoints

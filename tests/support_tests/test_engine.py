@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+
 from tests.support.engine import Engine
 from tests.support.processes import wait_until
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+
 from tests.support import postgres
 from tests.support.postgres import PostgresFailed, PostgresServer
 from tests.support.processes import wait_until_async

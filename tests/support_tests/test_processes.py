@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+
 from tests.support.processes import (
     Processes,
     ProcessExited,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+
 from tests.support.processes import free_port, wait_until
 from tests.support.proxy import Proxies, Proxy
 

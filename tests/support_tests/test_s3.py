@@ -8,6 +8,7 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
+
 from tests.support.s3 import S3Failed, S3Server
 
 

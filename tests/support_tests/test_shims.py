@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.support.processes import Proc, Processes
 from tests.support.shims import Shims, preload_env
 
