@@ -109,7 +109,13 @@ def test_the_operators_routes_are_not_there_for_anyone_else(serving: Serving) ->
     made = json.loads(serving.desk.done("keys", "create", "--org", "acme", "--json").stdout())
     assert serving.call("POST", "/control/keys", wish, made["key"])[0] == 404
     assert serving.call("POST", f"/control/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 404
-    assert serving.call("POST", "/control/keys", wish, "tg_live_nonsense")[0] == 401
+    abandon = f"/control/batches/{'batch_' + 22 * '0'}/abandon"
+    assert serving.call("POST", abandon, b"{}", made["key"])[0] == 404
+    wait_until(
+        lambda: serving.call("POST", "/control/keys", wish, "tg_live_nonsense")[0] == 401,
+        10,
+        "the server to notice that there are keys now",
+    )
 
 
 def test_a_second_writer_is_refused_and_a_stop_is_clean(serving: Serving) -> None:
@@ -179,3 +185,12 @@ def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
     said = json.loads(desk.done("explain", batch, "--json").stdout())
     assert said["batch"] == batch
     assert "closing as cancelled" in said["why"][1]
+
+
+def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat("slow", behaving("slow=60000"))])
+    refused = desk.done("batches", "abandon", batch, "--yes", code=2)
+    assert "only one that is finalizing can be abandoned" in refused.stderr()
+    absent = desk.done("batches", "abandon", "batch_" + 22 * "0", "--yes", code=2)
+    assert "no such batch" in absent.stderr().lower()

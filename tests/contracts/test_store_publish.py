@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import World, line
-from tidegate.core.errors import LostRace
+from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
 from tidegate.core.states import FileState, JobState, Outcome
 
@@ -237,3 +237,30 @@ async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: W
     assert await world.store.any_job(job.id) is None
     await world.store.prune_files(1)
     assert await world.store.any_file(str(job.error_file_id)) is None
+
+
+async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> None:
+    job, _, token = await closed(world, answered=2, failed=1, rest=3)
+    for _ in range(2):
+        ended = await world.store.abandon_job(job.tenant_id, job.id, None)
+        assert ended is not None
+        assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.FAILED, 2, 1)
+        assert [error.code for error in ended.errors] == ["abandoned"]
+    for file_id, count in ((ended.output_file_id, 2), (ended.error_file_id, 1)):
+        file = await world.store.get_file(job.tenant_id, str(file_id))
+        assert file is not None
+        assert file.line_count == count
+    await publish(world, job, token)
+    after = await world.store.any_job(job.id)
+    assert after is not None
+    assert after.state is JobState.FAILED, "the publisher that comes late changes nothing"
+    assert not await world.store.slice_counts(job.id)
+
+
+async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2)
+    with pytest.raises(ApiProblem) as refused:
+        await world.store.abandon_job(caller.tenant_id, job.id, None)
+    assert refused.value.code == "batch_not_abandonable"
+    assert await world.store.abandon_job(world.id("tenant"), job.id, None) is None

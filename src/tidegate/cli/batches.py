@@ -1,4 +1,4 @@
-"""`tidegate batches`: look at batches, follow one, stop one, read its results. Reading works beside a running server."""
+"""`tidegate batches`: look at batches, follow one, stop one, give one up, read its results. Reading works beside a running server."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ FOLLOW_EVERY_S = 0.5
 PAGE_COUNT_MAX = 100
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at batches: list, show, watch, cancel, output."
+    no_args_is_help=True, rich_markup_mode=None, help="Look at batches: list, show, watch, cancel, abandon, output."
 )
 
 
@@ -120,6 +120,32 @@ def cancel(
 
 
 @app.command()
+def abandon(
+    batch: options.BatchId,
+    org: options.Org = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Give up a batch that is stuck in finalizing.
+
+    It fails with what was recorded of it; what never ran gets no line. For storage that will not come back.
+
+    Example: tidegate batches abandon batch_0f3kQ2mZ8s1xW7vB4nD9Lc --yes
+    """
+    settings = options.loaded(config, data).settings
+    if not yes:
+        typer.confirm(f"Give up publishing {batch}? What never ran will be in no file.", abort=True, err=True)
+    status = uvloop.run(_abandon(settings, org, batch))
+    if as_json:
+        screen.show_json({"id": batch, "status": status})
+    else:
+        screen.say(f"{batch} is {status}. What was recorded of it: tidegate batches output {batch}")
+
+
+@app.command()
 def output(
     batch: options.BatchId,
     output: Annotated[
@@ -195,6 +221,20 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
         job = await parts.store.cancel_job(await tenant(parts, org), batch)
+        if job is None:
+            raise _absent(batch, org)
+        return str(job.state)
+
+
+async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
+    from tidegate import service
+
+    options.check_batch_id(batch)
+    if (server := beside.server(settings)) is not None:
+        answer = await server.post(f"/control/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
+        return str(msgspec.json.decode(answer["status"], type=str))
+    async with service.opened(settings) as parts:
+        job = await parts.store.abandon_job(await tenant(parts, org), batch, settings.retention.file_s * 1000)
         if job is None:
             raise _absent(batch, org)
         return str(job.state)

@@ -3,15 +3,19 @@
 The job's row is locked first. Everything else (extents, counters, usage, offsets) comes only from the rows that were new.
 """
 
-from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Job, JobFlush, Recorded, Rest, Rewrite, Usage
+from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
 from tidegate.core.states import JOB_ENDED, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.log_lines import Logs, add_lines
-from tidegate.store.rows import job_from
+from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table
 
+ABANDONED = LineError(
+    "abandoned",
+    "An operator gave up publishing this batch: its files hold what was recorded, and what never ran is in neither.",
+)
 _OUTCOME_COLUMNS = ("job_id", "number", "outcome", "at", "size_bytes")
 
 
@@ -77,26 +81,35 @@ class Outcomes(Table):
             for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
                 if rewrite and file_id:
                     await _replace_file(tx, job.id, file_id, rewrite)
-            ended = job_from((await tx.dicts("job_any", id=job.id))[0])
-            failures = ended.failed_count + ended.expired_count + ended.cancelled_count
-            for file_id, size_bytes, line_count in (
-                (job.output_file_id, ended.output_bytes, ended.answered_count),
-                (job.error_file_id, ended.error_bytes, failures),
-            ):
-                if line_count:
-                    await tx.all(
-                        "file_show",
-                        id=file_id,
-                        size_bytes=size_bytes,
-                        line_count=line_count,
-                        expires_after_ms=expires_after_ms,
-                    )
-                else:
-                    await tx.all("file_drop", id=file_id)
+            await _show_files(tx, job, expires_after_ms)
             await tx.all("slices_drop_job", job_id=job.id)
             await tx.all("blob_release", id=job.work_blob_id, uses=1)
 
         await self._driver.write(body)
+
+    async def abandon_job(self, tenant_id: str, job_id: str, expires_after_ms: int | None) -> Job | None:
+        """End a job that cannot be published, with what was recorded of it; None when there is none. Only `finalizing` can be given up."""
+
+        async def body(tx: Tx) -> Job | None:
+            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+            if not rows:
+                return None
+            job = job_from(rows[0])
+            if any(error.code == ABANDONED.code for error in job.errors):
+                return job
+            if await tx.one("job_abandon", tenant_id=tenant_id, id=job_id, errors=errors_text([ABANDONED])) is None:
+                raise ApiProblem(
+                    409,
+                    "batch_not_abandonable",
+                    f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
+                    param="batch_id",
+                )
+            await _show_files(tx, job, expires_after_ms)
+            await tx.all("slices_drop_job", job_id=job_id)
+            await tx.all("blob_release", id=job.work_blob_id, uses=1)
+            return job_from((await tx.dicts("job_any", id=job_id))[0])
+
+        return await self._driver.write(body)
 
     async def outcomes_page(self, job_id: str, from_number: int, count_max: int) -> list[tuple[int, str, int, int]]:
         """Outcomes in order of number: (number, outcome, at, size in bytes)."""
@@ -106,6 +119,22 @@ class Outcomes(Table):
             return [(row[0], row[1], row[2], row[3]) for row in rows]
 
         return await self._driver.read(body)
+
+
+async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
+    """A job ended: its result files become visible as they now stand, and empty ones never do. `job` is how it stood before."""
+    ended = job_from((await tx.dicts("job_any", id=job.id))[0])
+    failures = ended.failed_count + ended.expired_count + ended.cancelled_count
+    for file_id, size_bytes, line_count in (
+        (job.output_file_id, ended.output_bytes, ended.answered_count),
+        (job.error_file_id, ended.error_bytes, failures),
+    ):
+        if line_count:
+            await tx.all(
+                "file_show", id=file_id, size_bytes=size_bytes, line_count=line_count, expires_after_ms=expires_after_ms
+            )
+        else:
+            await tx.all("file_drop", id=file_id)
 
 
 async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> Recorded:

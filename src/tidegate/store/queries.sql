@@ -663,6 +663,15 @@ update jobs set state = closing, step_token = null, step_worker_id = null,
 where id = :id and state = 'finalizing' and step_token = :token
 returning id;
 
+-- job_abandon --
+-- An operator gives up on a job that cannot be published: what was recorded is shown as it lies, and what never ran gets no line.
+-- moves: jobs: finalizing -> failed
+update jobs set state = 'failed', closing = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null,
+    output_file_id = case when answered_count > 0 then output_file_id end,
+    error_file_id = case when failed_count + expired_count + cancelled_count > 0 then error_file_id end
+where tenant_id = :tenant_id and id = :id and state = 'finalizing'
+returning id;
+
 -- jobs_ended_before --
 -- Jobs whose records may be forgotten.
 select id, tenant_id from jobs

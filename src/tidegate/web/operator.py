@@ -1,4 +1,5 @@
-"""Keys, made and revoked: by a command that holds the store, or through these routes by one that finds it held by a server.
+"""What only an operator does: keys made and revoked, a batch given up; by a command that holds the store, or through these routes by
+one that finds it held by a server.
 
 The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
 """
@@ -12,6 +13,7 @@ from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.ports import Entropy
+from tidegate.core.problems import no_such_batch
 from tidegate.store.store import Store
 from tidegate.web import asks, wire
 from tidegate.web.auth import CONTROL_HEADER
@@ -40,6 +42,11 @@ class KeyMade(msgspec.Struct, frozen=True):
 
     id: str
     key: str
+
+
+class BatchAbandoned(msgspec.Struct, frozen=True):
+    id: str
+    status: str
 
 
 class KeyRevoked(msgspec.Struct, frozen=True):
@@ -90,11 +97,13 @@ class Operator:
         self._entropy = context.entropy
         self._pepper = context.pepper
         self._body_bytes_max = context.settings.limits.body_bytes_max
+        self._file_keep_ms = context.settings.retention.file_s * 1000
 
     def routes(self) -> list[Guarded]:
         return [
             Guarded("POST", "/control/keys", _SCOPE, self.create_key),
             Guarded("POST", "/control/keys/{key_id}/revoke", _SCOPE, self.revoke_key),
+            Guarded("POST", "/control/batches/{batch_id}/abandon", _SCOPE, self.abandon_batch),
         ]
 
     async def create_key(self, request: Request, caller: Caller) -> Response:
@@ -107,6 +116,16 @@ class Operator:
         key_id = str(request.path_params["key_id"])
         revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
         return wire.json_answer(KeyRevoked(key_id, revoked))
+
+    async def abandon_batch(self, request: Request, caller: Caller) -> Response:
+        _require_operator(request)
+        batch_id = str(request.path_params["batch_id"])
+        job = None
+        if ids.is_valid("batch", batch_id):
+            job = await self._store.abandon_job(caller.tenant_id, batch_id, self._file_keep_ms)
+        if job is None:
+            raise no_such_batch()
+        return wire.json_answer(BatchAbandoned(job.id, job.state))
 
 
 def _require_operator(request: Request) -> None:
