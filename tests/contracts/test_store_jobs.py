@@ -377,9 +377,9 @@ async def test_closing_waits_for_leases_or_for_the_grace(world: World) -> None:
 async def test_an_item_finds_its_open_job_by_its_letters(world: World) -> None:
     caller = await world.caller()
     job, waiting = await world.running(caller), await world.job(caller)
-    assert await world.store.open_job_of_item(job_part(job.id)) == job.id
-    assert await world.store.open_job_of_item(job_part(waiting.id)) is None
-    assert await world.store.open_job_of_item("0" * 16) is None
+    assert await world.store.job_of_item(job_part(job.id)) == job.id
+    assert await world.store.job_of_item(job_part(waiting.id)) is None
+    assert await world.store.job_of_item("0" * 16) is None
     twin = await world.job(caller, job_id=job.id[:-6] + "zzzzzz")
     await world.ingested(twin, plan_of(1))
-    assert await world.store.open_job_of_item(job_part(job.id)) is None, "two have these letters: neither is sure"
+    assert await world.store.job_of_item(job_part(job.id)) is None, "two have these letters: neither is sure"

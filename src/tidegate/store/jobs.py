@@ -256,8 +256,8 @@ class Jobs(Table):
 
         await self._driver.write(body)
 
-    async def open_job_of_item(self, job_part: str) -> str | None:
-        """The open job whose items' ids begin with these letters."""
+    async def job_of_item(self, job_part: str) -> str | None:
+        """The job, open or closed, whose items' ids begin with these letters."""
 
         async def body(tx: Tx) -> str | None:
             low = f"batch_{job_part}"

@@ -134,7 +134,7 @@ def _end(placed: Placed) -> int:
 
 
 async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tuple[str, Finished] | None:
-    """Whose line this is; None for a torn line or a job that is no longer open."""
+    """Whose line this is; None for a torn line or a job that is forgotten."""
     try:
         decoded = _line.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -144,7 +144,7 @@ async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tupl
         return None
     part, number = split
     if part not in jobs:
-        jobs[part] = await store.open_job_of_item(part)
+        jobs[part] = await store.job_of_item(part)
     job_id = jobs[part]
     if job_id is None:
         return None
