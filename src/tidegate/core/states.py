@@ -1,6 +1,6 @@
 """The states of everything that has one, and the only moves between them.
 
-The guards that enforce these moves stand in `store/queries.sql`; a test holds the two and the schema to one another.
+The guards that enforce these moves stand in `store/queries/`; a test holds the two and the schema to one another.
 """
 
 from enum import StrEnum

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Tx(Protocol):
-    """One transaction. Statements are named in `queries.sql`."""
+    """One transaction. Statements are named in `queries/*.sql`."""
 
     async def all(self, query: str, /, **parameters: Any) -> list[Row]:
         """Every row."""

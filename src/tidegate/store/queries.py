@@ -1,4 +1,8 @@
-"""Reads `queries.sql` into named statements, and turns a statement into a dialect.
+"""Reads `queries/*.sql` into named statements, and turns a statement into a dialect.
+
+The statements are written in the intersection of SQLite and PostgreSQL. `-- name --` opens a statement, the lines under it say why it
+is as it is, and `moves:` names the state moves it makes (table: from -> to), which a test holds against core/states.py. PostgreSQL
+alone sees what stands in /*! … */.
 
 It refuses to know what any statement means.
 """
@@ -26,9 +30,9 @@ class Statement:
 
 @cache
 def statements() -> dict[str, Statement]:
-    """Every statement of queries.sql by name."""
+    """Every statement of `queries/*.sql` by name."""
     found: dict[str, Statement] = {}
-    text = files("tidegate.store").joinpath("queries.sql").read_text("utf-8")
+    pages = sorted(files("tidegate.store").joinpath("queries").iterdir(), key=lambda page: page.name)
     name, comments, lines = "", list[str](), list[str]()
 
     def close() -> None:
@@ -38,18 +42,20 @@ def statements() -> dict[str, Statement]:
         moves = tuple(match.groups() for line in comments if (match := _MOVE.match(line)))
         parameters = tuple(dict.fromkeys(_PARAMETER.findall(sql)))
         if name in found:
-            raise ValueError(f"queries.sql has two statements called {name}")
+            raise ValueError(f"two statements are called {name}")
         found[name] = Statement(name, "\n".join(comments), sql, parameters, moves)  # type: ignore[arg-type]
 
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            close()
-            name, comments, lines = header.group(1), [], []
-        elif line.startswith("--"):
-            comments.append(line)
-        else:
-            lines.append(line)
-    close()
+    for page in pages:
+        for line in page.read_text("utf-8").splitlines():
+            if header := _HEADER.match(line):
+                close()
+                name, comments, lines = header.group(1), [], []
+            elif line.startswith("--"):
+                comments.append(line)
+            else:
+                lines.append(line)
+        close()
+        name = ""
     return found
 
 

@@ -1,7 +1,7 @@
 """Planted bugs: each breaks one rule of the engine in one place, and the simulation must notice. One that it does not notice is a check
 that is missing.
 
-Most change one statement of queries.sql; the others replace one function for as long as they are planted.
+Most change one statement of queries/*.sql; the others replace one function for as long as they are planted.
 """
 
 import asyncio

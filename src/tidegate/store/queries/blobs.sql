@@ -1,0 +1,68 @@
+-- Where bytes lie: a row comes before the bytes, and `condemned` before their removal.
+
+-- blob_put --
+-- A blob has a row before it has bytes.
+insert into blobs (id, kind, state, worker_id, size_bytes, uses, recorded_to, created_at)
+values (:id, :kind, 'writing', :worker_id, 0, 0, 0, now_ms())
+on conflict (id) do nothing;
+
+-- blob_keep --
+-- Its bytes are durable and something needs them. No row: it was condemned meanwhile, so the bytes do not count.
+-- moves: blobs: writing -> kept
+update blobs set state = 'kept', size_bytes = :size_bytes, uses = uses + :uses
+where id = :id and state = 'writing'
+returning id;
+
+-- blob_extend --
+-- Record takes a log's bytes into use. No row: the log was condemned, and record must refuse its extents.
+update blobs
+set uses = uses + :uses,
+    size_bytes = case when size_bytes > :recorded_to then size_bytes else :recorded_to end,
+    recorded_to = case when recorded_to > :recorded_to then recorded_to else :recorded_to end
+where id = :id and state in ('writing', 'kept')
+returning id;
+
+-- blob_recorded_to --
+-- How far a log was recorded: what lies before is a replay.
+select recorded_to from blobs where id = :id;
+
+-- blob_release --
+-- Something that needed these bytes is gone.
+update blobs set uses = uses - :uses where id = :id;
+
+-- blob_settle --
+-- A log whose owner is gone is finished: nothing more of it will be recorded by its owner's hand unless it wakes.
+-- moves: blobs: writing -> kept
+update blobs set state = 'kept' where id = :id and state = 'writing' returning uses;
+
+-- blobs_condemn_unused --
+-- Bytes that nothing needs: kept but unused, and old enough that a transaction under way cannot be about to use them.
+-- moves: blobs: kept -> condemned
+update blobs set state = 'condemned', condemned_at = now_ms()
+where id in (
+    select id from blobs where state = 'kept' and uses = 0 and created_at < now_ms() - :age_ms order by created_at limit :count_max
+) and state = 'kept' and uses = 0
+returning id;
+
+-- blob_condemn --
+-- The owner gave this one up itself: a void log, an aborted upload.
+-- moves: blobs: writing -> condemned
+update blobs set state = 'condemned', condemned_at = now_ms() where id = :id and state = 'writing' and uses = 0 returning id;
+
+-- blobs_abandoned --
+-- Blobs still being written whose owner is gone: logs to adopt, uploads and work files to condemn.
+select b.id, b.kind, b.recorded_to, b.worker_id, now_ms() - coalesce(w.alive_until, 0) as gone_for_ms
+from blobs b
+left join workers w on w.id = b.worker_id
+where b.state = 'writing' and (w.state is null or w.state <> 'alive')
+order by b.created_at
+limit :count_max;
+
+-- blobs_condemned --
+select id from blobs where state = 'condemned' and condemned_at < now_ms() - :age_ms order by condemned_at limit :count_max;
+
+-- blob_forget --
+delete from blobs where id = :id and state = 'condemned' returning id;
+
+-- blob_get --
+select id, kind, state, worker_id, size_bytes, uses, recorded_to, created_at from blobs where id = :id;

@@ -1,0 +1,68 @@
+-- The end of a job: draining, closing, publishing, forgetting.
+
+-- jobs_draining --
+-- Jobs that close, and of which nothing is leased any more or the grace has passed.
+select j.id from jobs j
+where j.state in ('in_progress', 'cancelling') and j.closing is not null
+    and (j.closing_at + :grace_ms <= now_ms()
+        or not exists (select 1 from slices s where s.job_id = j.id and s.state = 'leased'))
+order by j.created_at
+limit :count_max;
+
+-- job_close --
+-- From here on record refuses, so the set of items without an outcome is frozen.
+-- moves: jobs: in_progress -> finalizing
+-- moves: jobs: cancelling -> finalizing
+update jobs set state = 'finalizing', finalizing_at = now_ms(), step_token = null, step_worker_id = null, step_not_before = 0
+where id = :id and state in ('in_progress', 'cancelling') and closing is not null
+    and (closing_at + :grace_ms <= now_ms()
+        or not exists (select 1 from slices s where s.job_id = jobs.id and s.state = 'leased'))
+returning id;
+
+-- jobs_to_publish --
+select id from jobs
+where state = 'finalizing' and step_not_before <= now_ms()
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+order by finalizing_at
+limit :count_max;
+
+-- job_publish --
+-- The end. Guarded by the step's token: whoever lost it changes nothing.
+-- moves: jobs: finalizing -> completed
+-- moves: jobs: finalizing -> failed
+-- moves: jobs: finalizing -> expired
+-- moves: jobs: finalizing -> cancelled
+update jobs set state = closing, step_token = null, step_worker_id = null,
+    completed_at = case when closing = 'completed' then now_ms() end,
+    failed_at = case when closing = 'failed' then now_ms() end,
+    expired_at = case when closing = 'expired' then now_ms() end,
+    cancelled_at = case when closing = 'cancelled' then now_ms() end,
+    failed_count = failed_count + :failed, expired_count = expired_count + :expired, cancelled_count = cancelled_count + :cancelled,
+    output_bytes = :output_bytes, error_bytes = :error_bytes,
+    output_file_id = case when answered_count > 0 then output_file_id end,
+    error_file_id = case when failed_count + expired_count + cancelled_count + :failed + :expired + :cancelled > 0 then error_file_id end
+where id = :id and state = 'finalizing' and step_token = :token
+returning id;
+
+-- job_abandon --
+-- An operator gives up on a job that cannot be published: what was recorded is shown as it lies, and what never ran gets no line.
+-- moves: jobs: finalizing -> failed
+update jobs set state = 'failed', closing = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null,
+    output_file_id = case when answered_count > 0 then output_file_id end,
+    error_file_id = case when failed_count + expired_count + cancelled_count > 0 then error_file_id end
+where tenant_id = :tenant_id and id = :id and state = 'finalizing'
+returning id;
+
+-- jobs_ended_before --
+-- Jobs whose records may be forgotten.
+select id, tenant_id from jobs
+where state in ('completed', 'failed', 'expired', 'cancelled') and created_at < now_ms() - :keep_ms
+    and coalesce(completed_at, failed_at, expired_at, cancelled_at) < now_ms() - :keep_ms
+order by created_at
+limit :count_max;
+
+-- job_models_forget --
+delete from job_models where job_id = :job_id;
+
+-- job_forget --
+delete from jobs where id = :job_id and state in ('completed', 'failed', 'expired', 'cancelled') returning id;

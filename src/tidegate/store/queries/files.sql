@@ -1,0 +1,94 @@
+-- What callers see of bytes: files and the extents they are made of.
+
+-- file_put --
+insert into files (id, tenant_id, job_id, purpose, filename, state, size_bytes, line_count, sha256, created_at, expires_at)
+values (:id, :tenant_id, :job_id, :purpose, :filename, :state, :size_bytes, :line_count, :sha256, now_ms(), now_ms() + cast(:expires_after_ms as bigint));
+
+-- file_get --
+-- A caller's own file, while it may be seen.
+select * from files where tenant_id = :tenant_id and id = :id and state = 'ready' and (expires_at is null or expires_at > now_ms());
+
+-- file_any --
+-- The engine's own look at a file, whatever its state.
+select * from files where id = :id;
+
+-- file_cursor --
+-- Where a page begins; deleted files still mark a place.
+select created_at, id from files where tenant_id = :tenant_id and id = :id and state <> 'growing';
+
+-- file_list_desc --
+select * from files
+where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
+    and (cast(:purpose as text) is null or purpose = :purpose)
+    and (created_at < :created_at or (created_at = :created_at and id < :id))
+order by created_at desc, id desc
+limit :count_max;
+
+-- file_list_asc --
+select * from files
+where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
+    and (cast(:purpose as text) is null or purpose = :purpose)
+    and (created_at > :created_at or (created_at = :created_at and id > :id))
+order by created_at asc, id asc
+limit :count_max;
+
+-- file_needed --
+-- An input is needed until its job has been ingested.
+select id from jobs where input_file_id = :id and state = 'validating' limit 1;
+
+-- file_delete --
+-- moves: files: ready -> deleted
+update files set state = 'deleted', deleted_at = now_ms()
+where tenant_id = :tenant_id and id = :id and state = 'ready'
+returning id;
+
+-- file_lock --
+-- Held by whoever exchanges the pieces of a file, so that nobody else lets go of the same pieces meanwhile.
+select id from files where id = :id and state <> 'deleted' /*! for update */;
+
+-- file_show --
+-- moves: files: growing -> ready
+update files set state = 'ready', size_bytes = :size_bytes, line_count = :line_count, created_at = now_ms(),
+    expires_at = now_ms() + cast(:expires_after_ms as bigint)
+where id = :id and state = 'growing'
+returning id;
+
+-- file_drop --
+-- A result file that stayed empty is never shown.
+-- moves: files: growing -> deleted
+update files set state = 'deleted', deleted_at = now_ms() where id = :id and state = 'growing' returning id;
+
+-- files_expired --
+select tenant_id, id from files
+where state = 'ready' and expires_at <= now_ms()
+    and not exists (select 1 from jobs j where j.input_file_id = files.id and j.state = 'validating')
+order by expires_at
+limit :count_max;
+
+-- files_prune --
+delete from files where state = 'deleted' and deleted_at < now_ms() - :keep_ms;
+
+-- extent_put --
+insert into extents (file_id, at, size_bytes, blob_id, blob_at) values (:file_id, :at, :size_bytes, :blob_id, :blob_at);
+
+-- extent_grow --
+-- The new bytes follow the last extent in the file and in the same blob: one extent instead of two.
+update extents set size_bytes = size_bytes + :size_bytes
+where file_id = :file_id
+    and at = (select max(e.at) from extents e where e.file_id = :file_id)
+    and at + size_bytes = :at and blob_id = :blob_id and blob_at + size_bytes = :blob_at
+returning at;
+
+-- extent_list --
+-- The extents of a file that end behind a place, in order.
+select at, size_bytes, blob_id, blob_at from extents
+where file_id = :file_id and at + size_bytes > :from_at
+order by at
+limit :count_max;
+
+-- extent_delete --
+delete from extents where file_id = :file_id and at >= :from_at and at < :to_at returning at, size_bytes, blob_id, blob_at;
+
+-- extent_crowded --
+-- Files in more pieces than is good for readers.
+select file_id, count(*) as pieces from extents group by file_id having count(*) > :count_max order by count(*) desc limit 4;

@@ -1,0 +1,14 @@
+-- What a caller's Idempotency-Key stands for.
+
+-- idempotency_get --
+select body_hash, object_id from idempotency where tenant_id = :tenant_id and route = :route and key = :key and created_at > now_ms() - :keep_ms;
+
+-- idempotency_forget --
+delete from idempotency where tenant_id = :tenant_id and route = :route and key = :key and created_at <= now_ms() - :keep_ms;
+
+-- idempotency_put --
+insert into idempotency (tenant_id, route, key, body_hash, object_id, created_at)
+values (:tenant_id, :route, :key, :body_hash, :object_id, now_ms());
+
+-- idempotency_prune --
+delete from idempotency where created_at < now_ms() - :keep_ms;

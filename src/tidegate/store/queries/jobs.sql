@@ -1,0 +1,159 @@
+-- Jobs from their creation to their last running day: what callers ask, and the steps that one process takes at a time.
+
+-- job_put --
+insert into jobs (
+    id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
+    output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
+    cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures
+)
+values (
+    :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
+    now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+);
+
+-- job_get --
+select * from jobs where tenant_id = :tenant_id and id = :id;
+
+-- job_any --
+-- The engine's own look at a job.
+select * from jobs where id = :id;
+
+-- job_cursor --
+select created_at, id from jobs where tenant_id = :tenant_id and id = :id;
+
+-- job_list --
+select * from jobs
+where tenant_id = :tenant_id and (created_at < :created_at or (created_at = :created_at and id < :id))
+order by created_at desc, id desc
+limit :count_max;
+
+-- job_pending --
+-- What a tenant has waiting or running, for its limits: jobs, and items not yet done (an input that was not ingested counts its lines).
+select count(*) as jobs,
+    coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0)
+        else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
+from jobs j
+left join files f on f.id = j.input_file_id
+where j.tenant_id = :tenant_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+
+-- job_created_since --
+-- What a user created lately, for the limits per period.
+select count(*) as jobs, coalesce(sum(f.size_bytes), 0) as bytes
+from jobs j
+left join files f on f.id = j.input_file_id
+where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
+    and (cast(:user_name as text) is null or j.user_name = :user_name);
+
+-- job_cancel_running --
+-- A job that closes already for another reason keeps that reason.
+-- moves: jobs: in_progress -> cancelling
+update jobs set state = 'cancelling', closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
+where tenant_id = :tenant_id and id = :id and state = 'in_progress' and closing is null
+returning id;
+
+-- job_cancel_waiting --
+-- A job that was not ingested yet is told to close; it ends when no ingest holds it.
+update jobs set closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
+where tenant_id = :tenant_id and id = :id and state = 'validating' and closing is null
+returning id;
+
+-- job_fail_open --
+-- Stop a job and keep its results: unfinished items become `batch_failed`.
+update jobs set closing = 'failed', closing_at = now_ms(), errors = :errors
+where id = :id and state in ('in_progress') and closing is null
+returning id;
+
+-- jobs_overdue --
+-- Jobs whose window, or whose time to begin, has passed and that are not closing yet.
+select id, state from jobs
+where state in ('validating', 'in_progress') and closing is null
+    and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
+order by created_at
+limit :count_max;
+
+-- job_expire --
+-- No new call after this. The same for a job that waits for ingest: it ends when no ingest holds it.
+update jobs set closing = 'expired', closing_at = now_ms()
+where id = :id and state in ('validating', 'in_progress') and closing is null
+    and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
+returning id;
+
+-- jobs_waiting_ingest --
+-- Inputs that nobody ingests now.
+select id from jobs
+where state = 'validating' and closing is null and step_not_before <= now_ms()
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+order by created_at, id
+limit :count_max;
+
+-- jobs_closing_unstarted --
+select id, closing from jobs
+where state = 'validating' and closing is not null
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+order by created_at, id
+limit :count_max;
+
+-- job_end_unstarted --
+-- moves: jobs: validating -> cancelled
+-- moves: jobs: validating -> expired
+update jobs set state = closing, step_token = null, step_worker_id = null,
+    cancelled_at = case when closing = 'cancelled' then now_ms() end,
+    expired_at = case when closing = 'expired' then now_ms() end
+where id = :id and state = 'validating' and closing in ('cancelled', 'expired')
+    and (step_worker_id is null or step_token = cast(:token as text)
+        or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+returning id;
+
+-- job_take_step --
+-- One process ingests or publishes a job at a time; the right to it dies with the process's heartbeat.
+update jobs set step_token = :token, step_worker_id = :worker_id
+where id = :id and state = :state and step_not_before <= now_ms()
+    and (step_token = :token or step_worker_id is null
+        or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
+returning id;
+
+-- job_drop_step --
+-- The step did not work out: let anyone try again, not before a moment that lies twice as far ahead each time, up to 32 times.
+update jobs set step_token = null, step_worker_id = null, step_failures = step_failures + 1,
+    step_not_before = now_ms() + :delay_ms * (1 << case when step_failures < 5 then cast(step_failures as integer) else 5 end)
+where id = :id and step_token = :token
+returning step_failures;
+
+-- job_start --
+-- Ingest is done. Refused when the job was told to close meanwhile, or someone else holds the step.
+-- moves: jobs: validating -> in_progress
+update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, item_count = :item_count,
+    output_file_id = :output_file_id, error_file_id = :error_file_id, work_blob_id = :work_blob_id, work_bytes = :work_bytes,
+    prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
+    step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
+where id = :id and state = 'validating' and step_token = :token and closing is null
+returning id, tenant_id;
+
+-- job_refuse --
+-- The input is no good. Results: none; reasons: in `errors`.
+-- moves: jobs: validating -> failed
+update jobs set state = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null
+where id = :id and state = 'validating' and step_token = :token and closing is null
+returning id;
+
+-- job_standing --
+-- How a job stands among the others, for whoever asks why it is or is not running.
+select now_ms() as now,
+    (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()) as slices_resting,
+    coalesce((select min(s.ready_at) - now_ms() from slices s
+        where s.job_id = j.id and s.state = 'ready' and s.ready_at > now_ms()), 0) as rest_ends_in_ms,
+    (select count(*) from slices s where s.job_id = j.id and s.state = 'leased') as slices_leased,
+    (select count(*) from jobs o
+        where o.state = 'in_progress' and o.closing is null
+            and (o.created_at < j.created_at or (o.created_at = j.created_at and o.id < j.id))
+            and exists (select 1 from slices s where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms())) as jobs_ahead
+from jobs j
+where j.id = :job_id;
+
+-- jobs_state_counts --
+select state, count(*) as jobs from jobs group by state;

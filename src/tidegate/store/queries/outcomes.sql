@@ -1,0 +1,78 @@
+-- Record: what became of items, and what is remembered of those that wait.
+
+-- attempts_waiting --
+-- Why items that were tried wait to be tried again.
+select a.reason, count(*) as items from attempts a
+where a.job_id = :job_id
+    and not exists (select 1 from outcomes o where o.job_id = a.job_id and o.number = a.number)
+group by a.reason
+order by a.reason;
+
+-- job_lock --
+-- Record begins here: the job's row serialises everyone who adds to it. No row: the job closed, and the answer is paid but unused.
+update jobs set item_count = item_count
+where id = :id and state in ('in_progress', 'cancelling')
+returning output_file_id, error_file_id, output_bytes, error_bytes;
+
+-- outcome_put --
+-- The first result wins; whoever comes second gets no row back.
+insert into outcomes (job_id, number, outcome, at, size_bytes) values (:job_id, :number, :outcome, :at, :size_bytes)
+on conflict (job_id, number) do nothing
+returning number;
+
+-- outcome_move --
+update outcomes set at = :at where job_id = :job_id and number = :number;
+
+-- job_add --
+-- Counters, usage and offsets, only from what was new. A job whose last item is done goes on to be published.
+-- moves: jobs: in_progress -> finalizing
+update jobs set
+    answered_count = answered_count + :answered, failed_count = failed_count + :failed,
+    input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
+    output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
+    output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
+    unused_count = unused_count + :unused,
+    closing = case when state = 'in_progress' and closing is null
+        and answered_count + failed_count + :answered + :failed = item_count then 'completed' else closing end,
+    closing_at = case when state = 'in_progress' and closing is null
+        and answered_count + failed_count + :answered + :failed = item_count then now_ms() else closing_at end,
+    finalizing_at = case when state = 'in_progress' and closing is null
+        and answered_count + failed_count + :answered + :failed = item_count then now_ms() else finalizing_at end,
+    state = case when state = 'in_progress' and closing is null
+        and answered_count + failed_count + :answered + :failed = item_count then 'finalizing' else state end
+where id = :id and state in ('in_progress', 'cancelling')
+returning state;
+
+-- job_add_unused --
+-- Answers that came after closing, or second: paid for, not used, counted.
+update jobs set unused_count = unused_count + :unused where id = :id;
+
+-- attempt_put --
+-- A shorter deferral never overwrites a longer one.
+insert into attempts (job_id, number, count, not_before, reason)
+values (:job_id, :number, :count, now_ms() + :delay_ms, :reason)
+on conflict (job_id, number) do update set
+    count = case when attempts.count > excluded.count then attempts.count else excluded.count end,
+    not_before = case when attempts.not_before > excluded.not_before then attempts.not_before else excluded.not_before end,
+    reason = excluded.reason;
+
+-- attempt_lost --
+-- An item whose owner was lost may have been called already: whoever finds it called again finds the reason here.
+insert into attempts (job_id, number, count, not_before, reason)
+values (:job_id, :number, 0, now_ms(), 'owner_lost')
+on conflict (job_id, number) do update set reason = excluded.reason;
+
+-- outcomes_page --
+-- The outcomes of a job in order of number, for everyone who must see all of them.
+select number, outcome, at, size_bytes from outcomes where job_id = :job_id and number >= :from_number order by number limit :count_max;
+
+-- outcomes_forget --
+delete from outcomes where job_id = :job_id;
+
+-- attempts_forget --
+delete from attempts where job_id = :job_id;
+
+-- jobs_by_part --
+-- Jobs by the letters that their items' ids carry: how an adopted log finds its owners. Those that closed too: what was answered for
+-- them is counted as unused.
+select id from jobs where id >= :low and id < :high and state <> 'validating' limit 2;

@@ -1,0 +1,143 @@
+-- The scheduler's look, leases, and what becomes of slices.
+
+-- job_model_put --
+insert into job_models (job_id, model, item_count, slice_count, work_units)
+values (:job_id, :model, :item_count, :slice_count, :work_units);
+
+-- candidates --
+-- The scheduler's snapshot: open jobs with a slice that is ready for this worker, oldest first, per model, without the models that it
+-- calls closed (each between :before and :behind, characters that no model's name contains). Never looks at items.
+select j.id, m.model, j.tenant_id, j.created_at, j.expires_at
+from jobs j
+join job_models m on m.job_id = j.id
+where j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
+    and replace(cast(:closed as text), cast(:before as text) || m.model || cast(:behind as text), '') = cast(:closed as text)
+    and exists (
+        select 1 from slices s
+        where s.job_id = j.id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms()
+            and (s.lost_count < :suspect_after or not exists (
+                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
+            ))
+    )
+order by j.created_at, j.id, m.model
+limit :count_max;
+
+-- job_open_for_lease --
+-- Held until the lease commits, so that no job is closed between the look and the lease. Shared: leases do not wait for each other.
+select id from jobs
+where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() and begun_at is not null /*! for share */;
+
+-- job_open_to_begin --
+-- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
+select id from jobs
+where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() /*! for no key update */;
+
+-- slices_lease --
+-- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
+-- goes out. A worker that is gone gets nothing. Single items that lost owners before are suspects: a worker holds one of them at a
+-- time, so that the next loss tells the poison from its neighbours.
+-- moves: slices: ready -> leased
+with picked as (
+    select s.job_id as picked_job, s.first as picked_first from slices s
+    where s.job_id = :job_id and s.model = :model and s.state = 'ready' and s.ready_at <= now_ms()
+        and (s.lost_count < :suspect_after
+            or s.first = (
+                select min(q.first) from slices q
+                where q.job_id = :job_id and q.model = :model and q.state = 'ready' and q.ready_at <= now_ms()
+                    and q.lost_count >= :suspect_after
+            ) and not exists (
+                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
+            ))
+    order by s.first
+    limit :count_max /*! for update skip locked */
+)
+update slices set state = 'leased', lease_token = :token, worker_id = :worker_id, lease_count = lease_count + 1
+from picked
+where job_id = picked_job and first = picked_first and state = 'ready'
+    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive' and w.alive_until > now_ms())
+returning first;
+
+-- slices_of_token --
+-- What a token holds: the answer to a lease, also to a replayed one.
+select s.job_id, j.tenant_id, j.endpoint, s.model, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes, s.work_units,
+    s.lost_count, s.lease_token, j.expires_at - now_ms() as expires_in_ms, s.lease_count
+from slices s
+join jobs j on j.id = s.job_id
+where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased'
+order by s.first;
+
+-- job_begin --
+update jobs set begun_at = now_ms() where id = :job_id and begun_at is null;
+
+-- slice_outcomes --
+-- Which items of a slice are done already: a slice that comes back is not run again from its start.
+select number from outcomes where job_id = :job_id and number >= :first and number < :first + :count order by number;
+
+-- slice_attempts --
+select number, count, not_before - now_ms() as wait_ms, reason from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
+
+-- slice_finish --
+-- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and whoever publishes must
+-- still find the items here.
+-- moves: slices: leased -> done
+update slices set state = 'done', lease_token = null, worker_id = null
+where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
+    and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'))
+returning first;
+
+-- slice_release --
+-- Given back by its owner: nothing of it is lost, and nobody is to blame.
+-- moves: slices: leased -> ready
+update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + :delay_ms
+where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
+returning first;
+
+-- slices_reclaim --
+-- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner. The living keep theirs. What a late
+-- owner is recording at this moment is left for the next sweep.
+-- moves: slices: leased -> ready
+with picked as (
+    select s.job_id as picked_job, s.first as picked_first from slices s
+    where s.state = 'leased' and s.worker_id = :worker_id
+        and not exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive') /*! for update skip locked */
+)
+update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms(), lost_count = lost_count + 1
+from picked
+where job_id = picked_job and first = picked_first and state = 'leased'
+returning job_id, first, count, lost_count;
+
+-- slices_stranded --
+-- Leased to an incarnation that is gone: a lease that committed while its worker was being declared gone.
+select distinct s.worker_id from slices s
+where s.state = 'leased' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive')
+limit :count_max;
+
+-- slice_get --
+select first, count, model, read_first, work_at, work_bytes, work_units, lost_count, state, lease_token
+from slices where job_id = :job_id and first = :first;
+
+-- slice_drop --
+-- A slice that lost two owners gives way to single items.
+delete from slices where job_id = :job_id and first = :first and state = 'ready' and count > 1 returning first;
+
+-- slice_shorten --
+-- Its owner will send nothing from this item on: the slice ends before it, and the rest becomes a slice of its own.
+update slices set count = :to_item - first, work_units = :work_units
+where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
+    and first < :to_item and first + count > :to_item
+returning first;
+
+-- slices_drop_job --
+-- A job that ended needs no slices.
+delete from slices where job_id = :job_id;
+
+-- slices_count --
+select state, count(*) as slices from slices where job_id = :job_id group by state;
+
+-- slices_unfinished --
+-- Where the items without an outcome lie in the work file, for the one who publishes.
+select first, count, read_first, work_at, work_bytes from slices where job_id = :job_id and state <> 'done' order by first;
+
+-- slice_tokens --
+-- Which of a job's slices a token still holds: the verdicts of anyone else are refused. Held, so that no slice changes hands meanwhile.
+select first, count from slices where job_id = :job_id and lease_token = :token and state = 'leased' order by first /*! for update */;

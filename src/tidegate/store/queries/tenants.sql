@@ -1,0 +1,43 @@
+-- Who owns things, and the keys that speak for them.
+
+-- tenant_put --
+insert into tenants (id, name, created_at) values (:id, :name, now_ms())
+on conflict do nothing;
+
+-- tenant_by_name --
+select id from tenants where name = :name;
+
+-- tenant_lock --
+-- Serialises what must be counted before it is allowed: pending jobs, queued items, stored bytes.
+select id from tenants where id = :tenant_id /*! for update */;
+
+-- key_put --
+insert into keys (id, tenant_id, secret_hash, label, team, user_name, scopes, models, created_at, expires_at)
+values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at)
+on conflict (id) do nothing;
+
+-- key_get --
+select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, now_ms() as now
+from keys k
+where k.id = :id;
+
+-- key_list --
+select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at
+from keys k
+join tenants t on t.id = k.tenant_id
+order by k.created_at, k.id
+limit :count_max;
+
+-- key_any --
+-- Whether any key was ever made: then every call needs one.
+select 1 from keys limit 1;
+
+-- key_revoke --
+update keys set revoked_at = now_ms() where id = :id and revoked_at is null returning id;
+
+-- key_used --
+update keys set last_used_at = now_ms() where id = :id and (last_used_at is null or last_used_at < now_ms() - 60000);
+
+-- tenant_bytes --
+-- What a tenant stores now.
+select coalesce(sum(size_bytes), 0) from files where tenant_id = :tenant_id and state = 'ready';

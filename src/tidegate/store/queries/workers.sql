@@ -1,0 +1,40 @@
+-- Processes and their heartbeats: every lease hangs on a row of workers.
+
+-- now --
+-- The database's clock, which decides everything about leases and deadlines.
+select now_ms();
+
+-- worker_put --
+-- A process introduces itself; its leases hang on this row.
+insert into workers (id, host, version, state, started_at, beat_at, alive_until)
+values (:id, :host, :version, 'alive', now_ms(), now_ms(), now_ms() + :lease_ms)
+on conflict (id) do nothing;
+
+-- worker_beat --
+-- The only write of a heartbeat. No row: this incarnation was declared gone and may not come back.
+update workers set beat_at = now_ms(), alive_until = now_ms() + :lease_ms
+where id = :id and state = 'alive'
+returning alive_until;
+
+-- worker_leases --
+-- What the store believes this worker holds, and how the jobs stand: an unknown token is handed back, a closing job stops sending.
+select s.job_id, s.first, s.lease_token, j.state, j.closing, coalesce(now_ms() - j.closing_at, 0) as closing_for_ms
+from slices s
+join jobs j on j.id = s.job_id
+where s.worker_id = :id and s.state = 'leased';
+
+-- workers_overdue --
+select id from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
+
+-- worker_gone --
+-- moves: workers: alive -> gone
+update workers set state = 'gone' where id = :id and state = 'alive' and (alive_until < now_ms() or :leaving = 1) returning id;
+
+-- workers_list --
+select id, host, version, state, started_at, beat_at, alive_until, now_ms() as now from workers order by started_at desc limit :count_max;
+
+-- workers_prune --
+-- Forgets incarnations that ended long ago and own nothing any more.
+delete from workers
+where state = 'gone' and beat_at < now_ms() - :keep_ms
+    and not exists (select 1 from blobs b where b.worker_id = workers.id and b.state = 'writing');
