@@ -4,10 +4,12 @@ Half-given or impossible values are refused here, in words that say what to do, 
 module knows no HTTP client, opens no file and reads no environment: a key arrives as a `Secret` that was already resolved.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from tidegate.core.budgets import Limit
 from tidegate.core.errors import SettingsError
 
 
@@ -78,9 +80,51 @@ class Tls:
             )
 
 
+class TideMode(StrEnum):
+    """How the batch share of a deployment is found: by its engine's metrics or by learning, or not at all (the ceiling is the limit)."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+class FirstToken(StrEnum):
+    """How the moment is known at which a call's prompt is done: by streaming the call, or by the learned speed of prompts."""
+
+    AUTO = "auto"
+    SEEN = "seen"
+    ESTIMATED = "estimated"
+
+
+class Estimate(StrEnum):
+    """How many tokens a call is charged before it is sent: what such calls used to take, or all that it could take."""
+
+    LIKELY = "likely"
+    BOUND = "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What an engine or a router behind us is told about a call; an empty name tells nothing.
+
+    `priority_field` is a field of the body (vLLM and SGLang take `priority`; the lowest goes first there). The others are headers.
+    """
+
+    priority_field: str = ""
+    priority: int = 100
+    objective_header: str = ""
+    objective: str = "batch"
+    fairness_header: str = ""
+    deadline_header: str = ""
+    prefix_header: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One upstream endpoint. `models` are the public names it serves; none means any model."""
+    """One upstream endpoint. `models` are the public names it serves; none means any model.
+
+    `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
+    its own, where it is neither vLLM nor SGLang.
+    """
 
     name: str
     url: str
@@ -92,6 +136,15 @@ class Deployment:
     read_timeout_s: float | None = None
     total_timeout_s: float = 3600.0
     tls: Tls = field(default_factory=Tls)
+    limits: tuple[Limit, ...] = ()
+    estimate: Estimate = Estimate.LIKELY
+    tokens_in_flight_max: int = 0
+    batch_fraction: float = 1.0
+    tide: TideMode = TideMode.AUTO
+    first_token: FirstToken = FirstToken.AUTO
+    metrics_url: str = ""
+    metrics_names: Mapping[str, str] = field(default_factory=dict)
+    hints: Hints = Hints()
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"
@@ -102,11 +155,22 @@ class Deployment:
             raise SettingsError(f"{where}: max_in_flight is {self.max_in_flight}: use 1 or more")
         if not self.weight > 0:
             raise SettingsError(f"{where}: weight is {self.weight}: use a number above 0, or remove the deployment")
+        if not 0 < self.batch_fraction <= 1:
+            raise SettingsError(f"{where}: batch_fraction is {self.batch_fraction}: use a number above 0 and up to 1")
+        if self.tokens_in_flight_max < 0:
+            raise SettingsError(
+                f"{where}: tokens_in_flight_max is {self.tokens_in_flight_max}: use 0 to lift it, or more"
+            )
         for name, value in (("read_timeout_s", self.read_timeout_s), ("total_timeout_s", self.total_timeout_s)):
             if value is not None and not value > 0:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
         if self.api_key is not None and not _fits_a_header(self.api_key.reveal()):
             raise SettingsError(f"{where}: api_key is empty or has spaces, line ends or non-ASCII characters: check it")
+
+    @property
+    def batch_in_flight_max(self) -> int:
+        """The most calls that batch work ever has in flight here, over all processes."""
+        return max(1, int(self.max_in_flight * self.batch_fraction))
 
     def url_of(self, endpoint: str) -> str:
         """Where an endpoint lies: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
@@ -137,6 +201,15 @@ def _check_url(where: str, url: str) -> None:
         raise SettingsError(f"{where}: url {url!r} has a query or a fragment: give only the address and path")
     if any(ord(letter) <= 32 for letter in url):
         raise SettingsError(f"{where}: url {url!r} has spaces or control characters: remove them")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name."""
+
+    name: str
+    model: str
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

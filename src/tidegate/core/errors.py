@@ -9,6 +9,7 @@ TidegateError
 │   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
 │   ├── BlobMissing           there is no such blob
 │   └── BlobVoid              this writer failed once; what it wrote does not count
+├── LimitsUnavailable         nobody can say what the shared budgets still bear: nothing new is sent
 ├── IngestFailed              an input could not be read through or its work file written: nothing was begun, try again
 │   └── IngestCrashed         the pass itself ended badly or never ended: the same input may do that each time
 ├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
@@ -57,6 +58,10 @@ class BlobMissing(BlobError):
 
 
 class BlobVoid(BlobError):
+    pass
+
+
+class LimitsUnavailable(TidegateError):
     pass
 
 

@@ -3,10 +3,11 @@
 Each port has one behaviour suite in `tests/contracts/` that every implementation passes.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tidegate.core.budgets import Ask, Grant, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 
 
@@ -124,6 +125,23 @@ class Upstream(Protocol):
 
     def knows(self, model: str) -> bool:
         """Whether any deployment is configured for this model."""
+
+
+class Limits(Protocol):
+    """Budgets and slots that all processes share. Whoever cannot reach it sends nothing new."""
+
+    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+        """Leave to send what is asked, or as much of it as the budgets bear now: one grant per ask, in order.
+
+        Raises LimitsUnavailable when nobody can say."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window."""
+
+    async def share_slots(self, worker_id: str, wanted: Mapping[str, int], caps: Mapping[str, int]) -> dict[str, int]:
+        """How many calls this process may have in flight per deployment now; over all processes never above the cap.
+
+        What was granted before and is no longer wanted is given back. A process that is gone holds nothing."""
 
 
 class Listener(Protocol):

@@ -1,0 +1,84 @@
+"""Budgets: so many requests and tokens per period, for whoever they bind.
+
+    minutes and hours slide; days, weeks and months are UTC calendar; lifetime is a total
+
+A budget is named by what it binds (a deployment, a resource, a tenant, a user, a key, a job). What is taken is taken from all of a call's
+budgets or from none. This module knows arithmetic only: who keeps the numbers is a matter of the Limits port.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Period(StrEnum):
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    LIFETIME = "lifetime"
+
+
+class Bound(StrEnum):
+    """What a budget binds."""
+
+    DEPLOYMENT = "deployment"
+    RESOURCE = "resource"
+    TENANT = "tenant"
+    USER = "user"
+    KEY = "key"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most so many in one period; None leaves that side open."""
+
+    period: Period
+    requests: int | None = None
+    tokens: int | None = None
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one thing may use. Two budgets with the same name are the same budget, in every process."""
+
+    bound: Bound
+    name: str
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a process will send in the next moment under the same budgets. `tokens` is the sum for all of the requests."""
+
+    budgets: tuple[Budget, ...]
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to send: `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question was asked.
+
+    Nothing granted: `wait_ms` is when it is worth asking again, and `spent` names the budget that is. `id` is what settling refers to.
+    """
+
+    id: str
+    requests: int
+    tokens: int
+    lasts_ms: int
+    wait_ms: int = 0
+    spent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What became of part of a grant: requests that were never sent, tokens that were reserved for what was, and tokens really used."""
+
+    grant_id: str
+    budgets: tuple[Budget, ...]
+    unsent_requests: int
+    reserved_tokens: int
+    used_tokens: int

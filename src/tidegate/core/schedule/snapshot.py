@@ -1,0 +1,102 @@
+"""What the scheduler sees and what it says: a bounded look at the store, and picks with their reasons.
+
+Costs are work units (tokens). A flow's `served` is what record wrote down as done for it, in weighted tokens; what is in flight is the
+sum over leased slices. Nothing here was counted by a process for itself, so a look is exact after any crash.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Why(StrEnum):
+    """Which rule took a slice; stored with the lease, so that shares of rules can be bounded by what is in flight."""
+
+    FIFO = "fifo"
+    FAIR = "fair"
+    URGENT = "urgent"
+    LARGE = "large"
+    FAST_LANE = "fast_lane"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job on one model, with at least one slice ready. Times are the database's milliseconds.
+
+    `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None while it has none.
+    """
+
+    job_id: str
+    model: str
+    scope: str
+    queue: str
+    created_at: int
+    expires_at: int
+    begin_by: int | None
+    total_units: int
+    left_units: int
+    in_flight_units: int
+    slice_units: int
+    leased_at: int | None
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowView:
+    """The queue of one scope (a tenant, or a part of one) for one model. `served` is weighted: tokens divided by the weight."""
+
+    model: str
+    scope: str
+    weight: float
+    served: float
+    in_flight_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """One model as this worker can use it: `room_items` more items, or why not. `rate` is what all workers together served lately."""
+
+    model: str
+    room_items: int
+    closed: str | None
+    in_flight_units: int
+    in_flight_by_why: Mapping[Why, int]
+    rate: float | None
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    now: int
+    models: Mapping[str, ModelView]
+    flows: Sequence[FlowView]
+    jobs: Sequence[JobView]
+    scope_in_flight_units: Mapping[str, int]
+    slice_items: int
+    slices_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Take up to so many ready slices of this job and model; which ones, the lease decides, so equal looks do not collide."""
+
+    job_id: str
+    model: str
+    slice_count: int
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """What was not taken, and why: `job_id` is empty where a whole flow or model was passed over."""
+
+    model: str
+    scope: str
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    picks: list[Pick]
+    skips: list[Skip]
