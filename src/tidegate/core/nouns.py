@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tidegate.core.budgets import Budget
 from tidegate.core.states import FileState, JobState, Outcome
 
 
@@ -266,7 +267,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
 
     It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
-    It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first."""
+    It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
+    `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
+    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike."""
 
     job_id: str
     number: int
@@ -278,6 +281,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     attempt_count: int = 0
     grace_ms: int = 0
     begin_by_ms: float = math.inf
+    budgets: tuple[Budget, ...] = ()
+    tokens: int = 0
+    scope: str = ""
+    prefix_group: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

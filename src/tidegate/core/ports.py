@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.core.budgets import Ask, Grant, Settlement
+from tidegate.core.budgets import Ask, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 
 
@@ -138,10 +138,23 @@ class Limits(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window."""
 
-    async def share_slots(self, worker_id: str, wanted: Mapping[str, int], caps: Mapping[str, int]) -> dict[str, int]:
-        """How many calls this process may have in flight per deployment now; over all processes never above the cap.
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        """How many calls this process may have in flight per name of `caps` now; over all processes never above the cap.
 
-        What was granted before and is no longer wanted is given back. A process that is gone holds nothing."""
+        What was granted before, is no longer wanted and is not in use is given back. An answer below `in_use` means: begin nothing new;
+        what is in use stays held until a later call no longer names it. A process that is gone holds nothing."""
+
+
+class DiscoveredLimits(Protocol):
+    """What deployments said of their own limits, kept for a week, so that every process and the next start know it."""
+
+    async def put_discovered(self, deployment: str, limit: Limit) -> None:
+        """This deployment said so just now; it replaces what it said before."""
+
+    async def discovered(self) -> dict[str, Limit]:
+        """What is known, by the deployment's name."""
 
 
 class Listener(Protocol):
