@@ -5,7 +5,7 @@ sum over leased slices. Nothing here was counted by a process for itself, so a l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -23,7 +23,9 @@ class Why(StrEnum):
 class JobView:
     """One job on one model, with at least one slice ready. Times are the database's milliseconds.
 
-    `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None while it has none.
+    `left_units` counts every slice that is not done, those in flight too; `slice_units` and `slice_items` are a mean slice's, and 0 items
+    mean the look's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None
+    while it has none.
     """
 
     job_id: str
@@ -39,6 +41,7 @@ class JobView:
     slice_units: int
     leased_at: int | None
     rate: float | None
+    slice_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,21 @@ class FlowView:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What a worker last took of a model, and when it last took something of each queue. Only turns hang on it: it may be forgotten."""
+
+    at: int
+    why: Why
+    queue_at: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model as this worker can use it: `room_items` more items, or why not. `rate` is what all workers together served lately."""
+    """One model as this worker can use it: `room_items` more items, or why not.
+
+    `rate` is the work units a second that all workers together served lately. `ratio` is what a unit really cost, in tokens charged.
+    `turn` is what the last choice on this worker gave back for this model.
+    """
 
     model: str
     room_items: int
@@ -63,10 +79,14 @@ class ModelView:
     in_flight_by_why: Mapping[Why, int]
     rate: float | None
     clock: float
+    ratio: float = 1.0
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap."""
+
     now: int
     models: Mapping[str, ModelView]
     flows: Sequence[FlowView]
@@ -74,6 +94,7 @@ class Snapshot:
     scope_in_flight_units: Mapping[str, int]
     slice_items: int
     slices_max: int
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +119,9 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """What to take, in order. `turns` go into the next look's models; `faults` say what a plugged-in order did wrong, to be logged."""
+
     picks: list[Pick]
     skips: list[Skip]
+    turns: Mapping[str, Turn] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
