@@ -1,0 +1,249 @@
+"""Several embedding items as one upstream call, and its answer taken apart again.
+
+Only what nobody can tell from a call of its own is grouped: one text or one row of token ids each, and every other field of the body the
+same, byte for byte. The answer is split by `index`; its vectors and every field that we do not know go on as the bytes that the upstream
+sent. An answer that cannot be split safely is no answer: its items are then sent one by one. Nothing here sends, waits or counts time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tidegate.core.apportion import apportion
+from tidegate.core.errors import BrokenAnswer, KeyRejected, PoolExhausted, Refused, UpstreamError
+from tidegate.core.estimate import prompt_tokens
+
+ENDPOINT = "/v1/embeddings"
+# Two inputs already save a call; a deployment whose calls cost little may want more before it pays.
+GROUP_INPUTS_MIN = 2
+# So many good groups in a row, and the size that was halved is doubled again.
+GROW_AFTER_GROUPS = 8
+
+_Raw = msgspec.Raw
+_decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
+_decode_tokens = msgspec.json.Decoder(list[int]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.encode
+
+
+class Alone(StrEnum):
+    """Why an item is sent by itself."""
+
+    ENDPOINT = "endpoint"
+    NO_INPUT = "no_input"
+    MANY_INPUTS = "many_inputs"
+    STREAM = "stream"
+    MALFORMED = "malformed"
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """One item that may share a call. Parts with equal `key` fit together; `tokens` is the estimate that usage is allocated by."""
+
+    key: bytes
+    fields: bytes
+    input: bytes
+    tokens: int
+
+
+class CannotSplit(ValueError):
+    """The grouped answer does not say, beyond doubt, what belongs to whom; the text says why."""
+
+
+def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
+    """What an item brings into a group of calls to `model`, or why it goes alone. The body is one that ingest has checked."""
+    if endpoint != ENDPOINT:
+        return Alone.ENDPOINT
+    try:
+        fields = _decode_fields(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Alone.MALFORMED
+    given = bytes(fields.pop("input", b""))
+    if given in (b"", b"null"):
+        return Alone.NO_INPUT
+    if bytes(fields.get("stream", b"false")) not in (b"false", b"null"):
+        return Alone.STREAM
+    kind, tokens = _measure(given)
+    if tokens is None:
+        return Alone.MALFORMED if kind == b"text" else Alone.MANY_INPUTS
+    # Text and token ids do not mix in one call, and neither do two models behind one name.
+    same = b",".join(_encode(name) + b":" + bytes(fields[name]) for name in sorted(fields))
+    return Part(b"%b\n%b\n%b" % (kind, model.encode(), same), same, given, tokens)
+
+
+def _measure(given: bytes) -> tuple[bytes, int | None]:
+    """Text or ids, and how many tokens; None when it is anything but one input."""
+    kind = b"text" if given[:1] == b'"' else b"ids"
+    try:
+        if kind == b"text":
+            return kind, max(1, prompt_tokens(len(_decode_text(given).encode())))
+        return kind, len(_decode_tokens(given)) or None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return kind, None
+
+
+def plan(parts: Sequence[Part | Alone], inputs_max: int, inputs_min: int = GROUP_INPUTS_MIN) -> list[list[int]]:
+    """Which items go together, as places in `parts`: each exactly once, in order within a group, groups by their first item.
+
+    A group is cut into pieces of nearly equal size, none above `inputs_max`; a piece below `inputs_min` is not worth a group.
+    """
+    together: dict[bytes, list[int]] = {}
+    calls: list[list[int]] = []
+    for place, part in enumerate(parts):
+        if isinstance(part, Alone) or inputs_max < 2:
+            calls.append([place])
+        else:
+            together.setdefault(part.key, []).append(place)
+    for places in together.values():
+        pieces = -(-len(places) // inputs_max)
+        size, larger = divmod(len(places), pieces)
+        at = 0
+        for number in range(pieces):
+            piece = places[at : at + size + (number < larger)]
+            at += len(piece)
+            calls.extend([piece] if len(piece) >= inputs_min else [[place] for place in piece])
+    calls.sort()
+    return calls
+
+
+def build(parts: Sequence[Part]) -> bytes:
+    """One request for all of these parts, which share their key; inputs in order."""
+    first = parts[0]
+    if any(part.key != first.key for part in parts):
+        raise ValueError("only parts with the same key share a call")
+    inputs = b",".join([part.input for part in parts])
+    return b'{%b%b"input":[%b]}' % (first.fields, b"," if first.fields else b"", inputs)
+
+
+def split(body: bytes, parts: Sequence[Part]) -> list[bytes]:
+    """The grouped answer as one answer for each part, in order, each as a call of its own would have got it."""
+    try:
+        fields = _decode_fields(body)
+        rows = msgspec.json.decode(fields.get("data", b"null"), type=list[dict[str, _Raw]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise CannotSplit("the answer has no list of vectors in `data`") from None
+    if bytes(fields.get("error", b"null")) != b"null":
+        raise CannotSplit("the answer carries an error object")
+    if len(rows) != len(parts):
+        raise CannotSplit(f"{len(parts)} inputs were sent and {len(rows)} vectors came back")
+    in_order = _by_index(rows)
+    usages = _split_usage(fields.get("usage"), [part.tokens for part in parts])
+    answers = []
+    for row, usage in zip(in_order, usages, strict=True):
+        row["index"] = _Raw(b"0")
+        fields["data"] = _Raw(b"[%b]" % _encode(row))
+        if usage is not None:
+            fields["usage"] = usage
+        answers.append(_encode(fields))
+    return answers
+
+
+def _by_index(rows: list[dict[str, msgspec.Raw]]) -> list[dict[str, msgspec.Raw]]:
+    placed: dict[int, dict[str, msgspec.Raw]] = {}
+    for row in rows:
+        try:
+            index = msgspec.json.decode(row.get("index", b"null"), type=int)
+        except msgspec.MsgspecError:
+            raise CannotSplit("a vector has no `index`") from None
+        if index in placed or not 0 <= index < len(rows):
+            raise CannotSplit(f"the index {index} is named twice or belongs to no input")
+        if bytes(row.get("embedding", b"null")) == b"null":
+            raise CannotSplit(f"there is no `embedding` at index {index}")
+        placed[index] = row
+    return [placed[index] for index in range(len(rows))]
+
+
+def _split_usage(said: msgspec.Raw | None, weights: Sequence[int]) -> list[msgspec.Raw | None]:
+    """Usage for each part, in the upstream's own fields; every number adds up to what the upstream said."""
+    if said is None or bytes(said) == b"null":
+        return [None] * len(weights)
+    try:
+        whole = msgspec.json.decode(said, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        # A paid answer is not thrown away because its numbers are odd: like in any other answer, only its usage is.
+        return [None] * len(weights)
+    prompts = apportion(_count(whole.get("prompt_tokens")) or 0, weights)
+    parts: list[dict[str, Any]] = [{} for _ in weights]
+    for name, value in whole.items():
+        for part, share in zip(parts, _divide(name, value, whole, prompts, weights), strict=True):
+            part[name] = share
+    return [_Raw(_encode(part)) for part in parts]
+
+
+def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], weights: Sequence[int]) -> list[Any]:
+    count = _count(value)
+    if name == "prompt_tokens" and count is not None:
+        return prompts
+    if count is not None:
+        prompt, completion = _count(whole.get("prompt_tokens")), _count(whole.get("completion_tokens")) or 0
+        if name == "total_tokens" and prompt is not None and count == prompt + completion:
+            # The sum of two numbers that were divided is the sum of their parts; rounded by itself it could be another.
+            return [mine + other for mine, other in zip(prompts, apportion(completion, weights), strict=True)]
+        return apportion(count, weights)
+    if isinstance(value, dict):
+        # Details are parts of the prompt (cached tokens): divided like it, nobody has more of them than of the prompt.
+        nested: list[dict[str, Any]] = [{} for _ in weights]
+        for inner, detail in value.items():
+            number = _count(detail)
+            shares = [detail] * len(weights) if number is None else apportion(number, prompts)
+            for part, share in zip(nested, shares, strict=True):
+                part[inner] = share
+        return list(nested)
+    return [value] * len(weights)
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+class Remedy(StrEnum):
+    """What is done with the items of a group whose call failed."""
+
+    REQUEUE = "requeue"
+    SHRINK = "shrink"
+    SINGLES = "singles"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """How many inputs a deployment's next groups may have, learned from how the last ones went.
+
+    Overload is first waited out; if it comes again the size is halved, down to single calls; good calls double it again, so that it
+    always comes back to what the operator allowed. Many groups are in flight at once: a call remembers the `epoch` in which it was sent,
+    and whatever it tells about an epoch that is over changes nothing, so that one overload is counted once.
+    """
+
+    inputs_max: int
+    inputs: int
+    overloads: int = 0
+    good: int = 0
+    epoch: int = 0
+
+    @classmethod
+    def fresh(cls, inputs_max: int) -> "GroupSize":
+        return cls(inputs_max, inputs_max)
+
+    def succeeded(self, epoch: int) -> "GroupSize":
+        """After a call that was answered; single calls count too, or a size of 1 would never grow again."""
+        if epoch != self.epoch:
+            return self
+        good = self.good + 1
+        if self.inputs < self.inputs_max and good >= GROW_AFTER_GROUPS:
+            return GroupSize(self.inputs_max, min(self.inputs_max, self.inputs * 2), epoch=epoch + 1)
+        return replace(self, overloads=0, good=good)
+
+    def failed(self, error: UpstreamError, epoch: int) -> tuple["GroupSize", Remedy]:
+        """After a grouped call that failed: the size from now on, and what to do with its items."""
+        if isinstance(error, Refused | BrokenAnswer):
+            # One bad input, or a server that cannot do groups: alone, each item gets its own verdict.
+            return self, Remedy.SINGLES
+        if isinstance(error, KeyRejected | PoolExhausted) or epoch != self.epoch:
+            return self, Remedy.REQUEUE
+        overloads = self.overloads + 1
+        if overloads == 1:
+            return GroupSize(self.inputs_max, self.inputs, overloads, epoch=epoch + 1), Remedy.REQUEUE
+        halved = max(1, self.inputs // 2)
+        remedy = Remedy.SINGLES if halved == 1 else Remedy.SHRINK
+        return GroupSize(self.inputs_max, halved, overloads, epoch=epoch + 1), remedy
