@@ -1,0 +1,151 @@
+"""What tokens cost, in whole billionths of the operator's currency: no float ever touches money.
+
+A price is per million tokens; prompt tokens that came from a cache have their own, and batch work a factor. The cost of an item is
+rounded once, and its parts (input, cached, output) and every sum over items, jobs, keys and days add up to it exactly. Which currency it
+is, nobody here knows; where spending is kept is the store's affair.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+import msgspec
+
+from tidegate.core.apportion import apportion
+from tidegate.core.errors import SettingsError
+from tidegate.core.nouns import Usage
+
+NANO = 10**9
+MILLION = 10**6
+FACTOR_ONE = 10**6
+# A million units for a million tokens: above any price, and far from where sums leave a database's integer.
+PRICE_UNITS_MAX = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a deployment's tokens cost, in nano-units per million of them. `batch_factor_ppm` is the share that batch work pays.
+
+    Without a price of their own, cached tokens cost what others do.
+    """
+
+    input_nano: int = 0
+    cached_nano: int | None = None
+    output_nano: int = 0
+    batch_factor_ppm: int = FACTOR_ONE
+
+    @classmethod
+    def of(
+        cls,
+        input: str | int | float | Decimal = 0,
+        cached: str | int | float | Decimal | None = None,
+        output: str | int | float | Decimal = 0,
+        batch_factor: str | int | float | Decimal = 1,
+    ) -> "Price":
+        """From what an operator writes: units per million tokens, and a factor from 0 to 1 (0.5: batch work costs half)."""
+        factor = _scaled("batch_factor", batch_factor, FACTOR_ONE)
+        if factor > FACTOR_ONE:
+            raise SettingsError(f"price.batch_factor is {batch_factor}: use a number from 0 to 1")
+        return cls(
+            _scaled("input", input, NANO),
+            None if cached is None else _scaled("cached", cached, NANO),
+            _scaled("output", output, NANO),
+            factor,
+        )
+
+
+def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
+    # A float prints as the shortest text that means it, so 0.05 from a configuration file is 0.05 here.
+    try:
+        exact = Decimal(str(value))
+        in_range = not isinstance(value, bool) and 0 <= exact <= PRICE_UNITS_MAX
+    except InvalidOperation:
+        raise SettingsError(f"price.{name} is {value!r}: write a number such as 0.05") from None
+    if not in_range:
+        raise SettingsError(f"price.{name} is {value}: use a number from 0 to {PRICE_UNITS_MAX}")
+    # Fractions do not round behind our back as decimals of many digits do.
+    scaled = Fraction(exact) * scale
+    if scaled.denominator != 1:
+        raise SettingsError(f"price.{name} is {value}: it is finer than one part in {scale}; round it")
+    return scaled.numerator
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """Money in nano-units, by what it was paid for."""
+
+    input_nano: int = 0
+    cached_nano: int = 0
+    output_nano: int = 0
+
+    @property
+    def total_nano(self) -> int:
+        return self.input_nano + self.cached_nano + self.output_nano
+
+
+def _exact_parts(usage: Usage, price: Price, batch: bool) -> tuple[int, int, int]:
+    """Input, cached and output in a unit so small that nothing is rounded; `_SCALE` of them are one nano-unit."""
+    factor = price.batch_factor_ppm if batch else FACTOR_ONE
+    cached_nano = price.input_nano if price.cached_nano is None else price.cached_nano
+    fresh = usage.input_tokens - usage.cached_tokens
+    return (
+        fresh * price.input_nano * factor,
+        usage.cached_tokens * cached_nano * factor,
+        usage.output_tokens * price.output_nano * factor,
+    )
+
+
+_SCALE = MILLION * FACTOR_ONE
+
+
+def _rounded(parts: tuple[int, int, int]) -> Cost:
+    exact = sum(parts)
+    return Cost(*apportion((exact + _SCALE // 2) // _SCALE, parts))
+
+
+def cost(usage: Usage, price: Price, *, batch: bool) -> Cost:
+    """What one call cost: its total is rounded to the nearest nano-unit, and its parts add up to that."""
+    return _rounded(_exact_parts(usage, price, batch))
+
+
+def group_costs(usages: Sequence[Usage], price: Price, *, batch: bool) -> list[Cost]:
+    """What each item of one grouped call cost: together exactly what the call as a whole did."""
+    exact = [_exact_parts(usage, price, batch) for usage in usages]
+    totals = [sum(parts) for parts in exact]
+    shares = apportion((sum(totals) + _SCALE // 2) // _SCALE, totals)
+    return [Cost(*apportion(share, parts)) for share, parts in zip(shares, exact, strict=True)]
+
+
+def bound(prompt_tokens: int, output_tokens: int, price: Price, *, batch: bool) -> int:
+    """The most nano-units that a call of this size can cost, rounded up: what a hard budget sets aside before it is sent."""
+    factor = price.batch_factor_ppm if batch else FACTOR_ONE
+    dearest = max(price.input_nano, price.cached_nano or 0)
+    return -(-(prompt_tokens * dearest + output_tokens * price.output_nano) * factor // _SCALE)
+
+
+def units_text(nano: int) -> str:
+    """Nano-units as a decimal number of whole units, exact: 1500000 is 0.0015."""
+    whole, rest = divmod(abs(nano), NANO)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".") if rest else str(whole)
+    return f"-{text}" if nano < 0 else text
+
+
+class Spend(msgspec.Struct, frozen=True, gc=False):
+    """What some calls used and cost together."""
+
+    calls: int = 0
+    usage: Usage = Usage()
+    cost: Cost = Cost()
+
+    @staticmethod
+    def total(parts: "Iterable[Spend]") -> "Spend":
+        calls = 0
+        usages: list[Usage] = []
+        input_nano = cached_nano = output_nano = 0
+        for part in parts:
+            calls += part.calls
+            usages.append(part.usage)
+            input_nano += part.cost.input_nano
+            cached_nano += part.cost.cached_nano
+            output_nano += part.cost.output_nano
+        return Spend(calls, Usage.total(usages), Cost(input_nano, cached_nano, output_nano))
