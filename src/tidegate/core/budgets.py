@@ -9,6 +9,12 @@ budgets or from none. This module knows arithmetic only: who keeps the numbers i
 from dataclasses import dataclass
 from enum import StrEnum
 
+# A grant made at the database's moment g is sent before g + GRANT_MS, or not at all.
+GRANT_MS = 250
+NEVER_MS = 2**53
+# More than anyone can mean: what is above it is a broken estimate or a hostile usage.
+TOKENS_MAX = 2**50
+
 
 class Period(StrEnum):
     MINUTE = "minute"
@@ -48,6 +54,10 @@ class Budget:
     name: str
     limits: tuple[Limit, ...]
 
+    @property
+    def id(self) -> str:
+        return f"{self.bound}:{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -62,7 +72,8 @@ class Ask:
 class Grant:
     """Leave to send: `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question was asked.
 
-    Nothing granted: `wait_ms` is when it is worth asking again, and `spent` names the budget that is. `id` is what settling refers to.
+    Fewer than asked for: `wait_ms` is when one more would fit if nobody settled before, NEVER_MS when it never will, and `spent` names the
+    budget and its period. `id` is what settling refers to.
     """
 
     id: str

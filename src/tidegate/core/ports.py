@@ -143,8 +143,10 @@ class Limits(Protocol):
     ) -> dict[str, int]:
         """How many calls this process may have in flight per name of `caps` now; over all processes never above the cap.
 
-        What was granted before, is no longer wanted and is not in use is given back. An answer below `in_use` means: begin nothing new;
-        what is in use stays held until a later call no longer names it. A process that is gone holds nothing."""
+        `in_use` is the most that may be in flight until the answer is heard: what is in flight now, or the last answer where that is
+        more and calls may still begin under it. What was granted before, is no longer wanted and is not in use is given back. An answer
+        below `in_use` means: begin nothing new; what is in use stays held until a later call no longer names it. A process that is gone
+        holds nothing."""
 
 
 class DiscoveredLimits(Protocol):
@@ -155,6 +157,16 @@ class DiscoveredLimits(Protocol):
 
     async def discovered(self) -> dict[str, Limit]:
         """What is known, by the deployment's name."""
+
+
+class Rests(Protocol):
+    """Who asked to be left alone, told to every process. Hints only: losing one costs a refused call."""
+
+    def publish(self, deployment: str, rest_ms: int) -> None:
+        """This deployment wants nothing for so long; a longer rest always wins over a shorter one."""
+
+    def current(self) -> Mapping[str, float]:
+        """The monotonic moment until which each deployment rests, as far as this process has heard."""
 
 
 class Listener(Protocol):
