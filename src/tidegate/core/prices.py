@@ -21,6 +21,7 @@ MILLION = 10**6
 FACTOR_ONE = 10**6
 # A million units for a million tokens: above any price, and far from where sums leave a database's integer.
 PRICE_UNITS_MAX = 10**6
+DIGITS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
         raise SettingsError(f"price.{name} is {value!r}: write a number such as 0.05") from None
     if not in_range:
         raise SettingsError(f"price.{name} is {value}: use a number from 0 to {PRICE_UNITS_MAX}")
-    # Fractions do not round behind our back as decimals of many digits do.
-    scaled = Fraction(exact) * scale
-    if scaled.denominator != 1:
+    # Fractions do not round behind our back as decimals of many digits do; 1e-999999999 would be one of a billion digits.
+    fine = exact.adjusted() < -DIGITS_MAX or len(exact.as_tuple().digits) > DIGITS_MAX
+    scaled = Fraction(0 if fine else exact) * scale
+    if (fine and exact) or scaled.denominator != 1:
         raise SettingsError(f"price.{name} is {value}: it is finer than one part in {scale}; round it")
     return scaled.numerator
 
