@@ -1,0 +1,188 @@
+"""Every metric, declared once, in a registry of its own.
+
+A label has a closed set of values: rules and reasons of ours, and the models and deployments that an operator named (`pin`). Anything else
+counts as `other`, so that no caller can make a series by inventing a name. No tenant, key, id or text of an error is ever a label; what
+one tenant did is in the store. This module knows nothing of who measures or who reads.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+
+from tidegate.core.budgets import Bound
+from tidegate.core.schedule.snapshot import Why
+
+PREFIX = "tidegate_"
+OTHER = "other"
+PINNED_MAX = 200
+REASONS_MAX = 50
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+REGISTRY = CollectorRegistry()
+
+_NAMED_BY_OPERATORS = ("model", "deployment")
+_MOMENTS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_WAITS_S = (0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+
+M = TypeVar("M", bound=MetricWrapperBase)
+
+# A series more for each counter that says when its process began would tell nothing that its restart does not show.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric as people meet it; a label without values here has those that operators or our reasons give it."""
+
+    name: str
+    kind: str
+    about: str
+    labels: tuple[str, ...]
+
+
+_declared: list[Declared] = []
+_pinned: dict[str, set[str]] = {label: set() for label in _NAMED_BY_OPERATORS}
+
+
+class Family(Generic[M]):
+    """A metric with labels. `of` gives the one to count on, for values that may be anything."""
+
+    def __init__(self, made: M, labels: dict[str, frozenset[str]]) -> None:
+        self.made = made
+        self._labels = labels
+        self._reasons: set[str] = set()
+
+    def of(self, *values: str) -> M:
+        return self.made.labels(*(self._closed(*pair) for pair in zip(self._labels, values, strict=True)))
+
+    def forget(self) -> None:
+        """Drop every series: for gauges of things that may be gone."""
+        self.made.clear()
+
+    def _closed(self, label: str, value: str) -> str:
+        if label in _pinned:
+            return value if value in _pinned[label] else OTHER
+        if known := self._labels[label]:
+            return value if value in known else OTHER
+        if value not in self._reasons and len(self._reasons) >= REASONS_MAX:
+            return OTHER
+        self._reasons.add(value)
+        return value
+
+
+def pin(*, models: Iterable[str], deployments: Iterable[str]) -> None:
+    """The names that an operator gave: the only ones that are shown, the first 200 of each kind."""
+    for label, names in (("model", models), ("deployment", deployments)):
+        _pinned[label].update(list(names)[:PINNED_MAX])
+        while len(_pinned[label]) > PINNED_MAX:
+            _pinned[label].pop()
+
+
+def text() -> bytes:
+    """Everything as Prometheus reads it."""
+    return generate_latest(REGISTRY)
+
+
+def counted(metric: Counter | Family[Counter]) -> dict[str, int]:
+    """What this process counted so far, by label; without one, under an empty name."""
+    made = metric if isinstance(metric, Counter) else metric.made
+    samples = [sample for family in made.collect() for sample in family.samples]
+    return {",".join(sample.labels.values()): int(sample.value) for sample in samples}
+
+
+def declared() -> tuple[Declared, ...]:
+    return tuple(_declared)
+
+
+def _named(name: str, kind: str, about: str, labels: Iterable[str] = ()) -> str:
+    _declared.append(Declared(PREFIX + name, kind, about, tuple(labels)))
+    return PREFIX + name
+
+
+def _counter(name: str, about: str) -> Counter:
+    return Counter(_named(name, "counter", about), about, registry=REGISTRY)
+
+
+def _counters(name: str, about: str, **labels: Iterable[str]) -> Family[Counter]:
+    return Family(
+        Counter(_named(name, "counter", about, labels), about, list(labels), registry=REGISTRY), _sets(labels)
+    )
+
+
+def _gauge(name: str, about: str) -> Gauge:
+    return Gauge(_named(name, "gauge", about), about, registry=REGISTRY)
+
+
+def _gauges(name: str, about: str, **labels: Iterable[str]) -> Family[Gauge]:
+    return Family(Gauge(_named(name, "gauge", about, labels), about, list(labels), registry=REGISTRY), _sets(labels))
+
+
+def _histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(_named(name, "histogram", about), about, registry=REGISTRY, buckets=buckets)
+
+
+def _sets(labels: dict[str, Iterable[str]]) -> dict[str, frozenset[str]]:
+    return {label: frozenset(str(value) for value in values) for label, values in labels.items()}
+
+
+# ---- the scheduler
+
+scheduler_decision_seconds = _histogram(
+    "scheduler_decision_seconds", "How long one decision took, its snapshot included.", _MOMENTS_S
+)
+scheduler_picks = _counters("scheduler_picks_total", "Slices that a decision wanted, by the rule.", why=Why)
+scheduler_skips = _counters("scheduler_skips_total", "What a decision passed over, by reason.", reason=())
+scheduler_fairness_gap_tokens = _gauges(
+    "scheduler_fairness_gap_tokens",
+    "Weighted tokens between the most and the least served flow of a model that both wait; the bound is in the docs.",
+    model=(),
+)
+scheduler_shadow_decisions = _counter("scheduler_shadow_decisions_total", "Decisions that the shadow mode also made.")
+scheduler_shadow_differences = _counter(
+    "scheduler_shadow_differences_total", "Decisions in which the shadow mode would have chosen otherwise."
+)
+deadline_slack_seconds = _gauge(
+    "deadline_slack_seconds", "Least slack among the jobs of the last decision; below 0 one is behind."
+)
+
+# ---- leases
+
+work_leases = _counters("work_leases_total", "Slices that were leased, by the rule that took them.", why=Why)
+work_lease_misses = _counter("work_lease_misses_total", "Slices that a decision wanted and another worker had first.")
+work_lease_seconds = _histogram("work_lease_seconds", "How long the store took to lease what was wanted.", _MOMENTS_S)
+
+# ---- shared limits
+
+limits_granted_requests = _counters(
+    "limits_granted_requests_total", "Requests that budgets granted, by what they bind.", bound=Bound
+)
+limits_granted_tokens = _counters(
+    "limits_granted_tokens_total", "Tokens that budgets granted, by what they bind.", bound=Bound
+)
+limits_spent = _counters(
+    "limits_spent_total", "Questions that found a budget spent, by what the budget binds.", bound=Bound
+)
+limits_unavailable = _counter(
+    "limits_unavailable_total", "Times that nobody could say what budgets still bear, so that nothing was sent."
+)
+budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call was told to wait for a budget.", _WAITS_S)
+
+# ---- the tide and the deployments
+
+tide_calls_limit = _gauges(
+    "tide_calls_limit", "Calls that batch work may have in flight at a deployment now.", deployment=()
+)
+tide_prompt_tokens_limit = _gauges(
+    "tide_prompt_tokens_limit",
+    "Prompt tokens that batch work may have sent to a deployment and that wait for a first token.",
+    deployment=(),
+)
+tide_handbacks = _counters(
+    "tide_handbacks_total", "Calls taken back before their first token, for interactive work.", deployment=()
+)
+upstream_in_flight = _gauges(
+    "upstream_in_flight", "Calls that this process has in flight at a deployment.", deployment=()
+)

@@ -1,0 +1,33 @@
+"""Verbs about what an operator switches at run time, for every process."""
+
+import msgspec
+
+from tidegate.core.schedule.switch import Switch
+from tidegate.store.driver import Tx
+from tidegate.store.table import Table
+
+_SCHEDULER = "scheduler_switch"
+
+
+class Switches(Table):
+    async def scheduler_switch(self) -> Switch:
+        """How the scheduler was switched; nothing of what another version wrote can break this one."""
+
+        async def body(tx: Tx) -> Switch:
+            row = await tx.one("switch_get", name=_SCHEDULER)
+            if row is None:
+                return Switch()
+            try:
+                return msgspec.json.decode(row[0], type=Switch)
+            except msgspec.MsgspecError:
+                return Switch()
+
+        return await self._driver.read(body)
+
+    async def switch_scheduler(self, switch: Switch) -> None:
+        """Every process follows with its next look; an empty switch gives back what the settings say."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("switch_put", name=_SCHEDULER, value=msgspec.json.encode(switch).decode())
+
+        await self._driver.write(body)
