@@ -1,0 +1,67 @@
+"""How asks are dealt: every budget of an ask gives, or none does, and nobody overtakes on a budget that someone waits for.
+
+Without that last rule a large request would never find room among many small ones. It holds among the asks of one deal; a request that
+will never fit blocks nobody. Pure: ledgers in, grants out, and the ledgers have changed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.core.budgets import GRANT_MS, NEVER_MS, TOKENS_MAX, Ask, Budget, Grant, Limit, Settlement
+from tidegate.core.budgets_ledger import Ledger
+
+
+def deal(asks: Sequence[Ask], ledgers: Mapping[str, Ledger], now: int) -> list[Grant]:
+    """One grant per ask, in order. `ledgers` are those of every budget that is named, by its id."""
+    waited_for: dict[str, int] = {}
+    return [_grant(ask, ledgers, now, waited_for) for ask in asks]
+
+
+def _grant(ask: Ask, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
+    if ask.requests < 1 or not 0 <= ask.tokens <= TOKENS_MAX:
+        raise ValueError(f"an ask for {ask.requests} requests with {ask.tokens} tokens cannot be meant")
+    each = -(-ask.tokens // ask.requests)
+    bounds = [(budget, limit) for budget in ask.budgets for limit in budget.limits if limit.enabled]
+    count = ask.requests
+    if any(budget.id in waited_for for budget, _ in bounds):
+        count = 0
+    for budget, limit in bounds:
+        if count:
+            count = ledgers[budget.id].fits(limit, now, count, each)
+    tokens = ask.tokens if count == ask.requests else count * each
+    if count:
+        for budget, limit in bounds:
+            ledgers[budget.id].take(limit, now, count, tokens)
+    wait_ms, spent = 0, ""
+    if count < ask.requests:
+        wait_ms, spent = _wait(bounds, ledgers, now, each, waited_for)
+    return Grant(str(now), count, tokens, GRANT_MS, wait_ms, spent)
+
+
+def _wait(
+    bounds: Sequence[tuple[Budget, Limit]],
+    ledgers: Mapping[str, Ledger],
+    now: int,
+    each: int,
+    waited_for: dict[str, int],
+) -> tuple[int, str]:
+    waits = [(ledgers[budget.id].wait(limit, now, each), budget, limit) for budget, limit in bounds]
+    # The longest wait of all tells when it is worth asking again; those before us on the same budgets have to be through, too.
+    waits = [(max(wait_ms, waited_for.get(budget.id, 0)), budget, limit) for wait_ms, budget, limit in waits]
+    wait_ms, budget, limit = max(waits, key=lambda one: one[0])
+    if wait_ms < NEVER_MS:
+        for own_ms, spent, _ in waits:
+            if own_ms:
+                waited_for[spent.id] = max(own_ms, waited_for.get(spent.id, 0))
+    return wait_ms, f"{budget.id} {limit.period}"
+
+
+def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:
+    """Enter what became of grants. A settlement whose grant cannot be told gives nothing back, but what it used too much is owed."""
+    for one in settlements:
+        granted_at = int(one.grant_id) if one.grant_id.isdecimal() and len(one.grant_id) < 16 else 0
+        unsent, reserved = max(0, one.unsent_requests), max(0, one.reserved_tokens)
+        used = min(max(0, one.used_tokens), TOKENS_MAX)
+        for budget in one.budgets:
+            for limit in budget.limits:
+                if limit.enabled:
+                    ledgers[budget.id].settle(limit, now, granted_at, unsent, reserved, used)

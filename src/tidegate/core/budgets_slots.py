@@ -1,0 +1,28 @@
+"""How slots are shared: max-min fair over those who want them, whole slots, nobody above what they want.
+
+What is left over when the slots do not divide goes round by turns, so that of three who want one slot each has it for a third of the time.
+"""
+
+from collections.abc import Mapping
+
+
+def fair_shares(cap: int, wants: Mapping[str, int], turn: int) -> dict[str, int]:
+    """So many of `cap` slots for each of those who want some; `turn` says with whom the remainder begins."""
+    shares = dict.fromkeys(wants, 0)
+    left = max(0, cap)
+    hungry = sorted(name for name, want in wants.items() if want > 0)
+    while hungry and left >= len(hungry):
+        level = min(left // len(hungry), *(wants[name] - shares[name] for name in hungry))
+        for name in hungry:
+            shares[name] += level
+        left -= level * len(hungry)
+        hungry = [name for name in hungry if shares[name] < wants[name]]
+    for place in range(min(left, len(hungry))):
+        shares[hungry[(turn + place) % len(hungry)]] += 1
+    return shares
+
+
+def next_holding(cap: int, held_by_others: int, fair: int, in_use: int) -> tuple[int, int]:
+    """What a process may have in flight from now on, and what it is written down for: never less than it may have in flight already."""
+    may = max(0, min(fair, cap - held_by_others))
+    return may, max(may, in_use)
