@@ -114,12 +114,15 @@ def test_killed_process_is_clear(stuck_input: Path, tmp_path: Path) -> None:
 
 
 def peak_bytes(path: Path, work: Path, **rules: object) -> tuple[int, dict[str, object]]:
-    """The child's peak memory, and its plan; `ru_maxrss` would carry this process's own over."""
+    """The peak memory of the child or of a helper of its own, and its plan; its `ru_maxrss` would carry this process's over."""
     code = (
-        "import re, sys\n"
+        "import re, resource, sys\n"
+        "from tidegate.flow import ingest_scan\n"
         "from tidegate.flow.ingest_file import main\n"
+        "ingest_scan._cores = lambda: 2\n"
         "main()\n"
-        "sys.stderr.write(re.search('VmHWM:(.*)kB', open('/proc/self/status').read())[1])\n"
+        "own = int(re.search('VmHWM:(.*)kB', open('/proc/self/status').read())[1])\n"
+        "sys.stderr.write(str(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)))\n"
     )
     request = {"input_path": str(path), "work_path": str(work), "rules": {"endpoint": "/v1/chat/completions", **rules}}
     child = subprocess.run(

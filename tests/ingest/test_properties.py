@@ -1,6 +1,7 @@
 """What must hold for any input: every line arrives once and unchanged, slices tile the work, order follows the prompts."""
 
 import json
+from array import array
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +15,9 @@ from tidegate.core import scan as scan_module
 from tidegate.core.line_faults import LineFault
 from tidegate.core.lines import LineRules, check_line
 from tidegate.core.nouns import IngestPlan
-from tidegate.core.prefix import KEY_BYTES, Family, common_prefix, order_family, resume
+from tidegate.core.prefix import Bundle, order_family
 from tidegate.core.scan import Scan
+from tidegate.core.stems import KEY_BYTES, Family, common_prefix, resume
 from tidegate.flow.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions", slice_count_max=5, slice_bytes_max=700, slice_units_max=2000)
@@ -116,9 +118,9 @@ def plain_common_prefix(one: bytes, other: bytes) -> int:
 
 
 @QUICK
-@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=50), st.integers(0, 400))
-def test_common_prefix(start: bytes, one: bytes, other: bytes, guess: int) -> None:
-    assert common_prefix(start + one, start + other, guess) == plain_common_prefix(start + one, start + other)
+@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=50))
+def test_common_prefix(start: bytes, one: bytes, other: bytes) -> None:
+    assert common_prefix(start + one, start + other) == plain_common_prefix(start + one, start + other)
 
 
 @QUICK
@@ -144,11 +146,29 @@ def test_pieces_of_any_size_say_the_same(lines: list[bytes], size: int, broken: 
         scan_in(max(size, len(lines[0]) + 9), shapes=True),
         scan_in(10**6, shapes=False),
     )
-    for name in ("at", "size", "line", "id_hash", "family", "output_tokens", "fixed_size", "prompt_at", "prompt_size"):
+    for name in ("at", "size", "line", "id_hash", "output_tokens", "fixed_size", "prompt_at", "prompt_size"):
         assert getattr(whole, name) == getattr(plain, name), name
         assert getattr(pieces, name) == getattr(plain, name), name
     assert whole.errors == plain.errors == pieces.errors
-    assert bytes(whole.keys) == bytes(plain.keys) == bytes(pieces.keys)
+    assert families(whole) == families(pieces) == families(plain)
+    for scan in (whole, pieces, plain):
+        assert all(known_beginning(scan, number, data) for number in range(len(scan.at)))
+
+
+def families(scan: Scan) -> list[tuple[str, int]]:
+    """Of each item, the model of its family and where all prompts of the family begin to differ."""
+    numbers = [scan.stem_family[stem] for stem in scan.stem]
+    return [(scan.family_names[number][0], scan.families[number].cut) for number in numbers]
+
+
+def known_beginning(scan: Scan, number: int, data: bytes) -> bool:
+    """Whether an item's prompt begins as its stem and its key say."""
+    start = scan.at[number] + scan.prompt_at[number]
+    prompt = data[start : start + scan.prompt_size[number]]
+    stem = scan.stem[number]
+    key = scan.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+    cut = scan.stem_cut[stem]
+    return prompt[: cut + KEY_BYTES].ljust(cut + KEY_BYTES, b"\0") == scan.stem_reference[stem][:cut] + key
 
 
 @QUICK
@@ -208,18 +228,18 @@ def reference_order(prompts: list[bytes], numbers: list[int], cut: int) -> list[
 
 
 @QUICK
-@given(st.lists(texts, min_size=1, max_size=30), st.sampled_from([30, 100, 1 << 16]))
-def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: int) -> None:
+@given(st.lists(texts, min_size=1, max_size=30), st.sampled_from([30, 100, 1 << 16]), st.data())
+def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: int, data: st.DataObject) -> None:
+    """However items are bundled, and however much is known of each bundle."""
     prompts = [json.dumps([{"role": "user", "content": text}]).encode() for text in contents]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidegate.core.prefix.REFERENCE_BYTES_MAX", reference_bytes_max)
-        family = Family(prompts[0], 0)
-        keys = bytearray()
-        for number, prompt in enumerate(prompts):
-            family.take(prompt, number)
-            keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
+        patch.setattr("tidegate.core.stems.REFERENCE_BYTES_MAX", reference_bytes_max)
+        family = Family(prompts[0])
+        for prompt in prompts:
+            family.take(prompt)
+        bundles = draw_bundles(prompts, family.cut, data)
         numbers = range(len(prompts))
-        ordered, shared = order_family(family, numbers, bytes(keys), lambda n, at, count: prompts[n][at : at + count])
+        ordered, shared = order_family(family.cut, bundles, lambda n, at, count: prompts[n][at : at + count])
     if reference_bytes_max > 1000:
         assert list(ordered) == reference_order(prompts, list(numbers), family.cut)
     assert sorted(ordered) == list(numbers)
@@ -228,6 +248,20 @@ def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: 
     # Next to the order of all bytes, which shares the most, an item loses less than a key's length at each of its forks.
     best = sorted(prompts)
     assert shared >= sum(plain_common_prefix(a, b) for a, b in pairwise(best)) - 2 * KEY_BYTES * len(prompts)
+
+
+def draw_bundles(prompts: list[bytes], cut: int, data: st.DataObject) -> list[Bundle]:
+    """Any partition of the prompts into groups, each known as far as its members agree or less far, but for the cut."""
+    group_of = data.draw(st.lists(st.integers(0, 4), min_size=len(prompts), max_size=len(prompts)))
+    bundles = []
+    for group in sorted(set(group_of)):
+        numbers = [number for number, own in enumerate(group_of) if own == group]
+        first = prompts[numbers[0]]
+        agreed = min(plain_common_prefix(first, prompts[number]) for number in numbers)
+        known = data.draw(st.integers(cut, agreed))
+        keys = [prompts[number][known : known + KEY_BYTES].ljust(KEY_BYTES, b"\0") for number in numbers]
+        bundles.append(Bundle(array("I", numbers), keys, first[:agreed], known))
+    return bundles
 
 
 def test_many_families_stay_bounded(monkeypatch: Any) -> None:

@@ -6,166 +6,188 @@ at once and no tokenizer is needed. Branches come in the order in which the inpu
 less than `KEY_BYTES` behind a fork are not kin: that is a fraction of a cache block, and the nearer the work stays to the
 order of the input, the cheaper it is to rewrite.
 
-Prompts are not kept. A family (items of one model with equal tools and instructions) remembers how far all its prompts
-agree, and each item keeps the `KEY_BYTES` behind that point. Only kin are read again, from where they are known to agree.
-Where the bytes come from is the caller's business.
+Prompts are not kept. Items come in bundles that are known to begin alike, each with the `KEY_BYTES` behind that beginning. Only
+kin of which no more is known are read again, from where they are known to agree. Where the bytes come from is the caller's
+business, and how the items were bundled changes nothing but the work.
 """
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter, xor
 
-KEY_BYTES = 24
-REFERENCE_BYTES_MAX = 64 << 10
+from tidegate.core import stems
+from tidegate.core.stems import KEY_BYTES, common_prefix
 
 # Reads up to `count` bytes of item `number`'s prompt from `at` on: (number, at, count).
 Read = Callable[[int, int, int], bytes]
-# Items on one branch of the tree and how far they are known to agree; None when they need no further order.
-Branch = tuple["array[int]", int | None]
 
 
-class Family:
-    """Prompts that may share a beginning, and how much of it all of them share.
+class Bundle:
+    """Items, in the order of the input, whose prompts are `reference` from `base` up to `cut`; and their keys there."""
 
-    `cut` is where the prompts seen so far may begin to differ. It stands at the start of a string or inside one, never
-    inside an escape, so that JSON can be read on from there behind `opening`: the same brackets and an open string.
-    """
+    __slots__ = ("_agreed", "base", "cut", "keys", "numbers", "reference")
 
-    __slots__ = ("cut", "cuts", "opening", "reference")
+    def __init__(
+        self,
+        numbers: "array[int]",
+        keys: Sequence[bytes],
+        reference: bytes,
+        cut: int,
+        base: int = 0,
+        *,
+        read: bool = False,
+    ) -> None:
+        self.numbers = numbers
+        self.keys = keys
+        self.reference = reference
+        self.cut = cut
+        self.base = base
+        # What has just been read ends where it begins to differ.
+        self._agreed = b"" if read else None
 
-    def __init__(self, first: bytes, number: int) -> None:
-        start = first[:REFERENCE_BYTES_MAX]
-        self.cut, self.opening = resume(start, len(start))
-        self.reference = start[: self.cut]
-        # Since which item which cut was in force.
-        self.cuts = [(number, self.cut)]
+    def known(self, at: int) -> bytes:
+        """What all of them have from `at` on, as far as is known."""
+        return self.reference[at - self.base : self.cut - self.base] + self._agreed_key.rstrip(b"\0")
 
-    def take(self, prompt: bytes, number: int) -> bool:
-        """Make room for one more prompt; True when the cut had to move."""
-        if prompt.startswith(self.reference[: self.cut]):
-            return False
-        agreed = common_prefix(self.reference[: self.cut], prompt)
-        self.cut, self.opening = resume(self.reference, agreed)
-        self.cuts.append((number, self.cut))
-        return True
+    @property
+    def may_agree_further(self) -> bool:
+        return len(self._agreed_key) == KEY_BYTES and not self._agreed_key.endswith(b"\0")
 
-    def key_of(self, number: int, keys: bytes) -> bytes:
-        """An item's key at the final cut. An item that was keyed before the cut moved agrees with the reference up to
-        its own cut, so what its key lacks stands there."""
-        key = keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
-        own_cut = self.cuts[bisect_right(self.cuts, number, key=itemgetter(0)) - 1][1]
-        return (self.reference[self.cut : own_cut] + key)[:KEY_BYTES]
+    @property
+    def _agreed_key(self) -> bytes:
+        if self._agreed is None:
+            least = min(self.keys)
+            self._agreed = least[: common_prefix(least, max(self.keys))]
+        return self._agreed
 
-
-def resume(text: bytes, agreed: int) -> tuple[int, bytes]:
-    """The last place up to `agreed` from which the JSON in `text` can be read on, and the shortest opening that leads there.
-
-    Without any string there is no such place but the beginning."""
-    quote, position = -1, 0
-    outside = bytearray()
-    while (start := text.find(b'"', position, agreed)) >= 0:
-        outside += text[position:start]
-        outside += b'"'
-        quote = start
-        position = _string_end(text, start + 1, agreed)
-        if position < 0:
-            break
-        outside += b'"'
-    if quote < 0:
-        return 0, b""
-    if position >= 0:
-        # The agreement ends outside of any string: go back to the start of the last one.
-        return quote + 1, bytes(outside[:-1])
-    cut = agreed
-    # An escape is at most twelve bytes long (a surrogate pair), so stand clear of any backslash by as much.
-    while (slash := text.rfind(b"\\", quote + 1, cut)) >= 0 and cut - slash < 12:
-        cut = slash
-    return cut, bytes(outside)
+    def keys_at(self, cut: int, read: Read) -> Sequence[bytes]:
+        """Their keys at a fork that is less than a key's length before the bundle's own cut, or behind it."""
+        if cut == self.cut:
+            return self.keys
+        if cut > self.cut:
+            return [read(number, cut, KEY_BYTES).ljust(KEY_BYTES, b"\0") for number in self.numbers]
+        lacking = self.reference[cut - self.base : self.cut - self.base]
+        room = KEY_BYTES - len(lacking)
+        return [lacking + key[:room] for key in self.keys]
 
 
-def _string_end(text: bytes, position: int, stop: int) -> int:
-    """The place behind the quote that closes the string; -1 when it is not closed before `stop`."""
-    while (end := text.find(b'"', position, stop)) >= 0:
-        slashes = end - len(text[position:end].rstrip(b"\\")) - position
-        if slashes % 2 == 0:
-            return end + 1
-        position = end + 1
-    return -1
+# Bundles and single items on one branch of the tree, and how far they are known to agree; None when they need no further order.
+Branch = tuple[list[Bundle], "array[int]", int | None]
 
 
-def common_prefix(one: bytes, other: bytes, guess: int = 0) -> int:
-    """How many leading bytes two texts share; a good guess saves most of the search."""
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
-        return size
-    at = guess if one[:guess] == other[:guess] else 0
-    step = 64
-    while one[at : at + step] == other[at : at + step]:
-        at += step
-        step *= 2
-    while step > 32:
-        step //= 2
-        if one[at : at + step] == other[at : at + step]:
-            at += step
-    return at + _leading_bytes(one[at : at + step], other[at : at + step], step)
-
-
-def _leading_bytes(one: bytes, other: bytes, width: int) -> int:
-    different = int.from_bytes(one.ljust(width, b"\0"), "big") ^ int.from_bytes(other.ljust(width, b"\0"), "big")
-    return width - (different.bit_length() + 7) // 8
-
-
-def order_family(family: Family, numbers: Sequence[int], keys: bytes, read: Read) -> "tuple[array[int], int]":
-    """The family's items in prefix order, and the sum of what each shares with the one before it."""
-    if len(family.cuts) == 1:
-        own_keys = [keys[at : at + KEY_BYTES] for at in map(KEY_BYTES.__mul__, numbers)]
-    else:
-        own_keys = [family.key_of(number, keys) for number in numbers]
+def order_family(cut: int, bundles: list[Bundle], read: Read) -> "tuple[array[int], int]":
+    """The items of one family, whose prompts agree up to `cut`, in prefix order; and the sum of what each shares with the one
+    before it."""
     ordered = array("I")
-    branches, shared = _fork(numbers, own_keys, family.cut)
+    branches, shared = _fork(bundles, cut, read)
     # The walk goes deep before it goes on: what a branch splits into is put in its place.
     branches.reverse()
     while branches:
-        members, at = branches.pop()
+        bundles, numbers, at = branches.pop()
         if at is None:
-            ordered.extend(members)
+            ordered.extend(numbers)
             continue
-        cut, own_keys = _keys_behind(members, at, read)
-        inner, bytes_shared = _fork(members, own_keys, at + cut)
+        bundles, cut = _agree(bundles, numbers, at, read)
+        inner, bytes_shared = _fork(bundles, cut, read)
         shared += bytes_shared
         branches.extend(reversed(inner))
     return ordered, shared
 
 
-def _fork(numbers: Sequence[int], keys: Sequence[bytes], at: int) -> tuple[list[Branch], int]:
+def _agree(bundles: list[Bundle], numbers: "array[int]", at: int, read: Read) -> tuple[list[Bundle], int]:
+    """Bundles of the items of one branch that are known from `at` on, and exactly how far all their prompts agree."""
+    numbers = _with_items(numbers, [bundle for bundle in bundles if bundle.cut < at])
+    bundles = [bundle for bundle in bundles if bundle.cut >= at]
+    while True:
+        if numbers:
+            bundles.append(_read_bundle(numbers, at, read))
+        known = [bundle.known(at) for bundle in bundles]
+        agreed = min(common_prefix(known[0], text) for text in known)
+        short = [
+            bundle
+            for bundle, text in zip(bundles, known, strict=True)
+            if len(text) == agreed and bundle.may_agree_further
+        ]
+        if not short:
+            return bundles, at + agreed
+        numbers = _with_items(array("I"), short)
+        bundles = [bundle for bundle in bundles if bundle not in short]
+
+
+def _with_items(numbers: "array[int]", bundles: list[Bundle]) -> "array[int]":
+    if not bundles:
+        return numbers
+    return array("I", sorted([*numbers, *(number for bundle in bundles for number in bundle.numbers)]))
+
+
+def _fork(bundles: list[Bundle], at: int, read: Read) -> tuple[list[Branch], int]:
     """Split items that agree up to `at` by their keys there, in the order in which the keys appear; and what neighbours on
     different branches, and equals on one, share."""
-    leaders: dict[bytes, int] = {}
-    kin: dict[int, array[int]] = {}
-    for number, leader in zip(numbers, map(leaders.setdefault, keys, numbers), strict=True):
-        if leader != number:
-            kin.setdefault(leader, array("I", (leader,))).append(number)
+    whole: dict[bytes, list[Bundle]] = {}
+    split: list[Bundle] = []
+    for bundle in bundles:
+        if bundle.cut - at >= KEY_BYTES:
+            start = at - bundle.base
+            whole.setdefault(bundle.reference[start : start + KEY_BYTES], []).append(bundle)
+        else:
+            split.append(bundle)
+    leaders, kin = _kin(*_keyed(split, at, read))
+    single = leaders
+    if whole:
+        firsts = {key: min(bundle.numbers[0] for bundle in group) for key, group in whole.items()}
+        for key in firsts.keys() & leaders.keys():
+            firsts[key] = min(firsts[key], leaders[key])
+        leaders = dict(sorted((leaders | firsts).items(), key=itemgetter(1)))
     shared = _between(leaders, at)
-    if not kin:
-        return [(array("I", leaders.values()), None)], shared
+    if not kin and not whole:
+        return [([], array("I", leaders.values()), None)], shared
     branches: list[Branch] = []
     alone = array("I")
     for key, leader in leaders.items():
-        members = kin.pop(leader, None)
-        if members is None:
+        group = whole.get(key, [])
+        members = kin.get(key) or (array("I", (single[key],)) if key in single else array("I"))
+        count = len(members) + sum(len(bundle.numbers) for bundle in group)
+        if count == 1:
             alone.append(leader)
         elif key.endswith(b"\0"):
             # Their prompts end within the key, so they are the same.
             alone += members
-            shared += (len(members) - 1) * (at + len(key.rstrip(b"\0")))
+            shared += (count - 1) * (at + len(key.rstrip(b"\0")))
         else:
-            branches.append((alone, None))
-            branches.append((members, at + KEY_BYTES))
+            branches += [([], alone, None), (group, members, at + KEY_BYTES)]
             alone = array("I")
-    branches.append((alone, None))
+    branches.append(([], alone, None))
     return branches, shared
+
+
+def _keyed(bundles: list[Bundle], at: int, read: Read) -> tuple[Sequence[int], Sequence[bytes]]:
+    """The items of several bundles in the order of the input, and their keys."""
+    if len(bundles) == 1:
+        return bundles[0].numbers, bundles[0].keys_at(at, read)
+    numbers = array("I")
+    keys: list[bytes] = []
+    ordered = True
+    for bundle in bundles:
+        ordered = ordered and (not numbers or numbers[-1] < bundle.numbers[0])
+        numbers += bundle.numbers
+        keys += bundle.keys_at(at, read)
+    if ordered:
+        return numbers, keys
+    pairs = sorted(zip(numbers, keys, strict=True))
+    return [number for number, _ in pairs], [key for _, key in pairs]
+
+
+def _kin(numbers: Sequence[int], keys: Sequence[bytes]) -> "tuple[dict[bytes, int], dict[bytes, array[int]]]":
+    """The first item with each key, in their order; and all items with it, where there are several."""
+    leaders: dict[bytes, int] = {}
+    kin: dict[bytes, array[int]] = {}
+    leading = list(map(leaders.setdefault, keys, numbers))
+    if len(leaders) < len(leading):
+        for number, key, leader in zip(numbers, keys, leading, strict=True):
+            if leader != number:
+                kin.setdefault(key, array("I", (leader,))).append(number)
+    return leaders, kin
 
 
 def _between(keys: Iterable[bytes], at: int) -> int:
@@ -175,9 +197,9 @@ def _between(keys: Iterable[bytes], at: int) -> int:
     return sum((at + KEY_BYTES - (bits + 7) // 8) * count for bits, count in different_bits.items())
 
 
-def _keys_behind(numbers: Sequence[int], at: int, read: Read) -> tuple[int, list[bytes]]:
-    """How much further items agree that agree up to `at`, and their keys there."""
-    longest = reference = read(numbers[0], at, REFERENCE_BYTES_MAX)
+def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
+    """Items that agree up to `at`, read as much further as they agree."""
+    longest = reference = read(numbers[0], at, stems.REFERENCE_BYTES_MAX)
     cut = len(reference)
     keys: list[bytes] = []
     moved: list[tuple[int, int]] = []
@@ -194,4 +216,4 @@ def _keys_behind(numbers: Sequence[int], at: int, read: Read) -> tuple[int, list
         lacking = longest[cut:own_cut]
         keys[start:stop] = [(lacking + key)[:KEY_BYTES] for key in keys[start:stop]]
         start = stop
-    return cut, keys
+    return Bundle(numbers, keys, reference, at + cut, at, read=True)

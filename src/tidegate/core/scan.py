@@ -13,31 +13,35 @@ from operator import sub
 from tidegate.core.line_faults import LineFault, strange_file
 from tidegate.core.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
 from tidegate.core.nouns import LineError
-from tidegate.core.prefix import KEY_BYTES, REFERENCE_BYTES_MAX, Family
 from tidegate.core.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Alike, Shape, shape_of
+from tidegate.core.stems import KEY_BYTES, REFERENCE_BYTES_MAX, Family, Stem, branch_off
 
 BOM = b"\xef\xbb\xbf"
 REFERENCES_BYTES_MAX = 4 << 20
 MODELS_MAX = 1000
 FAMILIES_MAX = 4096
+# Branches are made for as long as they pay with little memory.
+BRANCHES_MADE_MAX = 2000
+BRANCHES_BYTES_MAX = 4 << 20
 
 
 class Scan:
-    """What is known of an input so far. Good items are numbered from 0 in the order of the input."""
+    """What is known of an input, or of the part of it that begins at `at`, so far. Good items are numbered from 0 in its order."""
 
-    def __init__(self, rules: LineRules) -> None:
+    def __init__(self, rules: LineRules, at: int = 0) -> None:
         self.rules = rules
         self.errors: list[LineError] = []
         self.stopped = False
         self.line_count = 0
-        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, its family, the
-        # tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place in the
-        # line and its size, and the prompt's first bytes that may be its own.
+        self.input_count = 0
+        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, the stem that its prompt
+        # stands on, the tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place
+        # in the line and its size, and the prompt's bytes behind the stem.
         self.at = array("Q")
         self.size = array("I")
         self.line = array("I")
         self.id_hash = array("q")
-        self.family = array("I")
+        self.stem = array("I")
         self.output_tokens = array("I")
         self.fixed_size = array("I")
         self.prompt_at = array("I")
@@ -48,18 +52,24 @@ class Scan:
         self.bad_size = array("I")
         self.bad_line = array("I")
         self.models: list[str] = []
+        # Of every family: its model and a hash of what its items share before their prompts, and the size of that.
         self.families: list[Family] = []
-        self.family_model = array("I")
-        # What an item of a family shares with any other of it, before its prompt.
+        self.family_names: list[tuple[str, bytes]] = []
         self.family_fixed_size = array("I")
-        self._model_numbers: dict[str, int] = {}
+        # Of every stem: its family, its bytes and where they end.
+        self.stem_family = array("I")
+        self.stem_reference: list[bytes] = []
+        self.stem_cut = array("I")
+        self.references_size = 0
+        self._model_names: set[str] = set()
         self._family_numbers: dict[tuple[str, bytes], int] = {}
-        self._references_size = 0
-        self._input_count = 0
+        self._roots: list[Stem] = []
+        self._branches_made = 0
+        self._branches_size = 0
         self._shapes: list[Shape] = []
         self._shapes_made = 0
         self._rest = b""
-        self._rest_at = 0
+        self._rest_at = at
         self._dropping = False
 
     @property
@@ -98,13 +108,30 @@ class Scan:
             self._rest = b""
             self._dropping = True
 
-    def finish(self) -> None:
-        """Take the last line, if no newline ended it, and hold the whole against the limits."""
+    def take(self, data: bytes) -> int:
+        """Like `feed`, for a reader that can go back: how much was taken. The rest of a line is not, so nothing is copied."""
+        end = data.rfind(b"\n") + 1
+        if not end or self._rest or self._dropping:
+            self.feed(data)
+            return len(data)
+        self._take(data, end)
+        self._rest_at += end
+        return end
+
+    def end(self) -> None:
+        """Take the last line, if no newline ended it; nothing may follow."""
         if self._rest and not self.stopped:
             self._take(self._rest + b"\n", len(self._rest) + 1)
+        self._rest = b""
+        # They served the reading alone.
+        self._shapes, self._roots = [], []
+
+    def finish(self) -> None:
+        """Take the last line and hold the whole against the limits."""
+        self.end()
         if not self.item_count and not self.errors:
             self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
-        if self._input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
+        if self.input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
             message = f"The file has more than {self.rules.inputs_max} inputs: split it into several batches."
             self._stop(LineError("too_many_tasks", message, "body.input"))
 
@@ -131,6 +158,8 @@ class Scan:
                 self._shapes.remove(shape)
                 self._shapes.insert(0, shape)
             alike = shape.gather(data, at)
+            if not alike.ids:
+                break
             room = self.rules.item_count_max - self.item_count - len(self.errors)
             if len(alike.ids) <= room and alike.good(self.rules):
                 self._keep_alike(alike)
@@ -142,7 +171,7 @@ class Scan:
         return at
 
     def _keep_alike(self, alike: Alike) -> None:
-        shape, starts, texts, count = alike.shape, alike.starts, alike.texts, len(alike.ids)
+        shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
         base = self._rest_at
         to_prompt = len(shape.opening) + shape.between_size
         self.at.fromlist([base + start for start in starts[:-1]])
@@ -150,16 +179,46 @@ class Scan:
         self.line.extend(range(self.line_count + 1, self.line_count + 1 + count))
         self.id_hash.fromlist([*map(hash, alike.ids)])
         self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
-        self.prompt_size.fromlist([shape.shared_size + len(text) for text in texts])
-        self.family.extend(array("I", (shape.family_number,)) * count)
+        if stems.count(shape.stem) == count:
+            self.prompt_size.fromlist([*map(shape.stem.cut.__add__, map(len, texts))])
+            self.stem.extend(array("I", (shape.stem.number,)) * count)
+        else:
+            self.prompt_size.fromlist([stem.cut + len(text) for stem, text in zip(stems, texts, strict=True)])
+            self.stem.fromlist([stem.number for stem in stems])
         self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
         self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
-        keys = b"".join([text[:KEY_BYTES] for text in texts])
-        if len(keys) != count * KEY_BYTES:
-            keys = b"".join([text[:KEY_BYTES].ljust(KEY_BYTES, b"\0") for text in texts])
-        self.keys += keys
+        keys = [text[:KEY_BYTES] for text in texts]
+        packed = b"".join(keys)
+        if len(packed) != count * KEY_BYTES:
+            packed = b"".join([key.ljust(KEY_BYTES, b"\0") for key in keys])
+        self.keys += packed
         self.line_count += count
-        self._input_count += count
+        self.input_count += count
+        if alike.strays or len(set(keys)) < count:
+            self._branch_off(alike, keys)
+
+    def _branch_off(self, alike: Alike, keys: list[bytes]) -> None:
+        """Make branches for prompts that went on alike, and let those that did not fit a branch have a place on it."""
+        texts_of: dict[tuple[Stem, bytes], list[bytes]] = {}
+        for stem, key, text in zip(alike.stems, keys, alike.texts, strict=True):
+            texts_of.setdefault((stem, key), []).append(text)
+        for (stem, key), texts in texts_of.items():
+            known = key in stem.branches
+            if (len(texts) == 1 and not known) or (known and stem.branches[key] is None) or len(key) < KEY_BYTES:
+                continue
+            if self._branches_made >= BRANCHES_MADE_MAX or self._branches_size >= BRANCHES_BYTES_MAX:
+                return
+            self._branches_made += 1
+            branch = branch_off(stem, key, texts, len(self.stem_cut))
+            if branch is not None:
+                self._branches_size += 0 if known else len(branch.reference)
+                self._add_stem(branch, alike.shape.family_number)
+
+    def _add_stem(self, stem: Stem, family_number: int) -> Stem:
+        self.stem_family.append(family_number)
+        self.stem_reference.append(stem.reference)
+        self.stem_cut.append(stem.cut)
+        return stem
 
     def _take_line(self, line: bytes, at: int, utf8: bool) -> None:
         """Check one line by itself."""
@@ -178,7 +237,7 @@ class Scan:
         except LineFault as fault:
             self._refuse(fault, at, len(line))
             return
-        self._input_count += checked.input_count
+        self.input_count += checked.input_count
         self._keep(line, at, checked)
 
     def check(self, line: bytes, *, utf8_known: bool = False) -> Line:
@@ -187,7 +246,7 @@ class Scan:
         if self.rules.single_model and self.models and checked.model != self.models[0]:
             message = "All lines of a batch must name the same model here: put each model in a batch of its own."
             raise LineFault("model_mismatch", message, "body.model")
-        if len(self.models) >= MODELS_MAX and checked.model not in self._model_numbers:
+        if len(self.models) >= MODELS_MAX and checked.model not in self._model_names:
             message = f"A batch may name at most {MODELS_MAX} models: split it into several batches."
             raise LineFault("invalid_request", message, "body.model")
         return checked
@@ -195,18 +254,15 @@ class Scan:
     def _keep(self, line: bytes, at: int, checked: Line) -> None:
         number = len(self.at)
         prompt = line[checked.prompt_at : checked.prompt_at + checked.prompt_size]
-        family_number = self._family_of(checked, prompt, number)
+        family_number = self._family_of(checked, prompt)
         family = self.families[family_number]
-        if family.take(prompt, number):
-            for shape in self._shapes:
-                if shape.family_number == family_number:
-                    shape.follow(family)
-            self._shapes = [shape for shape in self._shapes if shape.bridge]
+        if family.take(prompt):
+            self._follow(family_number)
         self.at.append(at)
         self.size.append(len(line) + 1)
         self.line.append(self.line_count)
         self.id_hash.append(hash(checked.custom_id.encode()))
-        self.family.append(family_number)
+        self.stem.append(self._roots[family_number].number)
         self.output_tokens.append(checked.output_tokens)
         self.fixed_size.append(len(checked.fixed))
         self.prompt_at.append(checked.prompt_at)
@@ -215,7 +271,7 @@ class Scan:
         if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
             self._make_shape(line, checked, family_number)
 
-    def _family_of(self, checked: Line, prompt: bytes, number: int) -> int:
+    def _family_of(self, checked: Line, prompt: bytes) -> int:
         fixed = blake2b(checked.fixed, digest_size=16).digest() if checked.fixed else b""
         known = self._family_numbers.get((checked.model, fixed))
         if known is not None:
@@ -226,25 +282,51 @@ class Scan:
             known = self._family_numbers.get((checked.model, fixed))
             if known is not None:
                 return known
-        model = self._model_numbers.setdefault(checked.model, len(self.models))
-        if model == len(self.models):
-            self.models.append(checked.model)
+        self.add_model(checked.model)
         # Past their common bound, families begin without a reference: their items are told apart by reading them again.
-        room = REFERENCES_BYTES_MAX - self._references_size
-        family = Family(prompt[: min(room, REFERENCE_BYTES_MAX)], number)
-        self._references_size += len(family.reference)
-        self._family_numbers[checked.model, fixed] = len(self.families)
+        room = REFERENCES_BYTES_MAX - self.references_size
+        family = Family(prompt[: min(room, REFERENCE_BYTES_MAX)])
+        number = self.add_family(family, (checked.model, fixed), 0 if fixed == b"any" else len(checked.fixed))
+        root = self._root_of(family)
+        self._roots.append(self._add_stem(root, number))
+        return number
+
+    def add_model(self, model: str) -> None:
+        if model not in self._model_names:
+            self._model_names.add(model)
+            self.models.append(model)
+
+    def family_number(self, name: tuple[str, bytes]) -> int | None:
+        return self._family_numbers.get(name)
+
+    def add_family(self, family: Family, name: tuple[str, bytes], fixed_size: int) -> int:
+        number = len(self.families)
         self.families.append(family)
-        self.family_model.append(model)
-        self.family_fixed_size.append(0 if fixed == b"any" else len(checked.fixed))
-        return len(self.families) - 1
+        self.family_names.append(name)
+        self.family_fixed_size.append(fixed_size)
+        self.references_size += len(family.reference)
+        self._family_numbers[name] = number
+        return number
+
+    def _root_of(self, family: Family) -> Stem:
+        return Stem(len(self.stem_cut), family.reference, family.cut, family.opening, family.cut)
+
+    def _follow(self, family_number: int) -> None:
+        """After its cut moved, a family has another root, and shapes that end there."""
+        family = self.families[family_number]
+        root = self._root_of(family)
+        self._roots[family_number] = self._add_stem(root, family_number)
+        for shape in self._shapes:
+            if shape.family_number == family_number:
+                shape.follow(root)
+        self._shapes = [shape for shape in self._shapes if shape.stem.opening]
 
     def _make_shape(self, line: bytes, checked: Line, family_number: int) -> None:
         shape = shape_of(line, checked, family_number, self.rules)
         self._shapes_made += 1
         if shape is None or any(shape.same_frame(other) for other in self._shapes):
             return
-        shape.follow(self.families[family_number])
+        shape.follow(self._roots[family_number])
         self._shapes.insert(0, shape)
         del self._shapes[SHAPES_MAX:]
 

@@ -6,12 +6,14 @@ of its prompt is valid JSON: a JSON reader that has seen the same bytes is in th
 by itself. Nothing is guessed: whatever does not fit exactly goes through `lines` like the first line did.
 """
 
+from operator import sub
+
 import msgspec
 from msgspec import Raw
 
 from tidegate.core.line_faults import LineFault, check_exactly
 from tidegate.core.lines import Line, LineRules, check_depth, count_openers, decode_request, endpoint_of
-from tidegate.core.prefix import Family
+from tidegate.core.stems import KEY_BYTES, Stem
 
 # The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
 PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))
@@ -21,6 +23,7 @@ SHAPES_MAX = 8
 # An input whose lines are all different must not pay for a shape with each of them.
 SHAPES_MADE_MAX = 1000
 SHAPE_RETRY_EVERY = 16
+DEPTH_LINES = 16
 OPENINGS = (b'{"custom_id":"', b'{"custom_id": "')
 
 _decode_lines = msgspec.json.Decoder(Raw).decode_lines
@@ -39,14 +42,12 @@ class Shape:
         self.fixed_size = len(line.fixed)
         self.head = between
         self.between_size = len(between)
-        self.shared_size = 0
-        self.bridge = b""
+        self.stem = Stem(0, b"", 0, b"")
 
-    def follow(self, family: Family) -> None:
+    def follow(self, stem: Stem) -> None:
         """Let the head end where the family's prompts now begin to differ."""
-        self.head = self._between + family.reference[: family.cut]
-        self.shared_size = family.cut
-        self.bridge = family.opening
+        self.head = self._between + stem.reference[: stem.cut]
+        self.stem = stem
 
     def fits(self, data: bytes, at: int) -> bool:
         """Whether the line at `at` is this frame around anything."""
@@ -60,31 +61,47 @@ class Shape:
         )
 
     def gather(self, data: bytes, at: int) -> "Alike":
-        """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits."""
+        """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits. Each stands on the
+        longest stem that is known, and all of these stems have the same opening."""
         find, startswith = data.find, data.startswith
         id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
-        head_size, tail_size = len(head), len(self.tail)
-        starts: list[int] = []
-        ids: list[bytes] = []
-        texts: list[bytes] = []
-        while True:
-            stop = find(b"\n", at)
+        head_size, tail_size, root = len(head), len(self.tail), self.stem
+        alike = Alike(self)
+        add_start, add_id = alike.starts.append, alike.ids.append
+        add_text, add_stem = alike.texts.append, alike.stems.append
+        more, bridge = True, None
+        while more:
             id_end = find(b'"', at + id_from)
-            head_end = id_end + head_size
+            if not startswith(head, id_end):
+                break
+            text_at = id_end + head_size
+            stem = root
+            while stem.branches:
+                branch = stem.branches.get(data[text_at : text_at + KEY_BYTES])
+                if branch is None:
+                    break
+                if not startswith(branch.rest, text_at):
+                    alike.strays = True
+                    break
+                stem = branch
+                text_at += len(branch.rest)
+            # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
+            stop = find(b"\n", text_at)
             text_end = stop - tail_size
-            if head_end > text_end or not startswith(head, id_end):
-                break
             more = startswith(joint, text_end)
-            if not (more or startswith(last, text_end)):
+            if text_at > text_end or not (more or startswith(last, text_end)):
                 break
-            starts.append(at)
-            ids.append(data[at + id_from : id_end])
-            texts.append(data[head_end:text_end])
+            if stem.opening != bridge:
+                if bridge is not None:
+                    break
+                bridge = alike.bridge = stem.opening
+            add_start(at)
+            add_id(data[at + id_from : id_end])
+            add_text(data[text_at:text_end])
+            add_stem(stem)
             at = stop + 1
-            if not more:
-                break
-        starts.append(at)
-        return Alike(self, starts, ids, texts)
+        add_start(at)
+        return alike
 
     def same_frame(self, other: "Shape") -> bool:
         return (self.opening, self._between, self.tail, self.family_number) == (
@@ -96,33 +113,43 @@ class Shape:
 
 
 class Alike:
-    """Neighbouring lines of one shape: where they start (and the last one ends), their ids, the rests of their prompts."""
+    """Neighbouring lines of one shape: where they start (and the last one ends), their ids, the stems that their prompts stand
+    on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be theirs."""
 
-    def __init__(self, shape: Shape, starts: list[int], ids: list[bytes], texts: list[bytes]) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.starts = starts
-        self.ids = ids
-        self.texts = texts
+        self.bridge = b""
+        self.starts: list[int] = []
+        self.ids: list[bytes] = []
+        self.texts: list[bytes] = []
+        self.stems: list[Stem] = []
+        self.strays = False
 
     def good(self, rules: LineRules) -> bool:
         """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
-        ids, texts, bridge = self.ids, self.texts, self.shape.bridge
+        ids, texts, bridge = self.ids, self.texts, self.bridge
         if not all(ids) or max(map(len, ids)) > rules.custom_id_bytes_max or b"".join(ids).translate(None, PLAIN):
             return False
-        frame_size = len(self.shape.opening) + len(self.shape.head) + len(self.shape.tail)
-        if max(map(len, texts)) + rules.custom_id_bytes_max + frame_size > rules.line_bytes_max:
+        if max(map(sub, self.starts[1:], self.starts)) > rules.line_bytes_max:
             return False
-        room = rules.depth_max - LINE_DEPTH - count_openers(bridge)
         try:
-            if count_openers(b"".join(texts)) > room:
-                for text in texts:
-                    check_depth(bridge + text, rules.depth_max - LINE_DEPTH)
+            self._check_depth(rules.depth_max - LINE_DEPTH)
             prompts = _decode_lines((b"\n" + bridge).join([b"", *texts]))
         except (ValueError, LineFault):
             return False
         # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
         bridge_size = len(bridge)
         return [len(prompt) - bridge_size for prompt in prompts] == list(map(len, texts))
+
+    def _check_depth(self, depth_max: int) -> None:
+        """Refuse deep nesting; brackets are counted for some lines at once, and exactly only for those that have many."""
+        texts = self.texts
+        room = depth_max - count_openers(self.bridge)
+        for at in range(0, len(texts), DEPTH_LINES):
+            some = texts[at : at + DEPTH_LINES]
+            if count_openers(b"".join(some)) > room:
+                for text in some:
+                    check_depth(self.bridge + text, depth_max)
 
 
 def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -> Shape | None:

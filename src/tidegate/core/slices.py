@@ -4,7 +4,9 @@ An item that is larger than a bound by itself has a slice of its own. Items are 
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import add
 
 from tidegate.core import estimate
 from tidegate.core.lines import LineRules
@@ -12,50 +14,44 @@ from tidegate.core.nouns import SlicePlan
 from tidegate.core.scan import Scan
 
 
-def cut_slices(model: str, numbers: "array[int]", first: int, at: int, scan: Scan) -> Iterator[SlicePlan]:
-    """The slices of one model's items, of which the first is item `first` of the work and stands at byte `at`."""
+def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
+    """The slices of one model's items, of which the first is item `first` of the work; `places` are where in the work each
+    of them begins, and where the last ends."""
     rules = scan.rules
+    read = _sums(scan.prompt_size, numbers)
+    if any(scan.fixed_size):
+        read = [*map(add, read, _sums(scan.fixed_size, numbers))]
+    written = _sums(scan.output_tokens, numbers)
     place = 0
     while place < len(numbers):
-        taken = numbers[place : place + rules.slice_count_max]
-        size, units = _measure(taken, scan)
-        if size > rules.slice_bytes_max or units > rules.slice_units_max:
-            taken = _fitting(taken, scan)
-            size, units = _measure(taken, scan)
-        yield SlicePlan(first + place, len(taken), model, at, size, units)
-        place += len(taken)
-        at += size
+        stop = min(place + rules.slice_count_max, len(numbers))
+        units = estimate.work_units(read[stop] - read[place], written[stop] - written[place])
+        if places[stop] - places[place] > rules.slice_bytes_max or units > rules.slice_units_max:
+            sizes = (places[at + 1] - places[at] for at in range(place, stop))
+            costs = (
+                estimate.work_units(read[at + 1] - read[at], written[at + 1] - written[at]) for at in range(place, stop)
+            )
+            stop = place + _fitting(sizes, costs, rules)
+            units = estimate.work_units(read[stop] - read[place], written[stop] - written[place])
+        yield SlicePlan(first + place, stop - place, model, places[place], places[stop] - places[place], units)
+        place = stop
 
 
-def consecutive(numbers: "array[int]") -> bool:
-    """Whether items stand in the work as they stand in the input."""
-    first, count = numbers[0], len(numbers)
-    return numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count))
+def _sums(column: "array[int]", numbers: "array[int]") -> list[int]:
+    """Of the items before each, and of all."""
+    return [*accumulate(map(column.__getitem__, numbers), initial=0)]
 
 
-def _measure(numbers: "array[int]", scan: Scan) -> tuple[int, int]:
-    """The bytes that items take in the work file, and their cost."""
-    columns = (scan.size, scan.prompt_size, scan.fixed_size, scan.output_tokens)
-    if consecutive(numbers):
-        chosen = slice(numbers[0], numbers[-1] + 1)
-        size, prompt_size, fixed_size, output_tokens = (sum(column[chosen]) for column in columns)
-    else:
-        size, prompt_size, fixed_size, output_tokens = (sum(map(column.__getitem__, numbers)) for column in columns)
-    return size, estimate.work_units(prompt_size + fixed_size, output_tokens)
-
-
-def _fitting(numbers: "array[int]", scan: Scan) -> "array[int]":
-    """As many of the items, from the first on, as stay within the bounds; at least one."""
-    rules = scan.rules
+def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> int:
+    """How many of the items, from the first on, stay within the bounds; at least one."""
     size = units = count = 0
-    for place in range(len(numbers)):
-        one_size, one_units = _measure(numbers[place : place + 1], scan)
+    for one_size, one_units in zip(sizes, costs, strict=True):
         size += one_size
         units += one_units
         if count and (size > rules.slice_bytes_max or units > rules.slice_units_max):
             break
         count += 1
-    return numbers[:count]
+    return count
 
 
 def add_bad(slices: list[SlicePlan], number: int, at: int, size: int, rules: LineRules) -> None:
