@@ -1,5 +1,41 @@
-"""Who goes next: pure functions from a bounded snapshot to picks."""
+"""Who goes next: pure functions from a bounded look at the store to picks with reasons. No clock, no I/O, no memory of its own."""
 
-from tidegate.core.schedule.fifo import Choice, Pick, Skip, Snapshot, choose
+from tidegate.core.schedule.modes import choose
+from tidegate.core.schedule.policy import Mode, Policy
+from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
+from tidegate.core.schedule.reasons import Reason, reason_of
+from tidegate.core.schedule.shadow import Difference, compare
+from tidegate.core.schedule.snapshot import (
+    Choice,
+    FlowView,
+    JobView,
+    ModelView,
+    Pick,
+    Skip,
+    Snapshot,
+    Turn,
+    Why,
+)
 
-__all__ = ["Choice", "Pick", "Skip", "Snapshot", "choose"]
+__all__ = [
+    "Choice",
+    "Difference",
+    "FlowView",
+    "JobView",
+    "Mode",
+    "ModelView",
+    "Pick",
+    "Policy",
+    "QueueOrder",
+    "QueueView",
+    "Reason",
+    "Skip",
+    "Snapshot",
+    "StrictOrder",
+    "Turn",
+    "WeightedOrder",
+    "Why",
+    "choose",
+    "compare",
+    "reason_of",
+]

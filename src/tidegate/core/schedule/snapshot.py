@@ -57,11 +57,13 @@ class FlowView:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a worker last took of a model, and when it last took something of each queue. Only turns hang on it: it may be forgotten."""
+    """What a worker last took of a model: when and by which rule, when of each queue, and of which flows it was a large job's due.
+    Only turns hang on it: it may be forgotten."""
 
     at: int
     why: Why
     queue_at: Mapping[str, int]
+    large_scopes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class ModelView:
     """One model as this worker can use it: `room_items` more items, or why not.
 
     `rate` is the work units a second that all workers together served lately. `ratio` is what a unit really cost, in tokens charged.
-    `turn` is what the last choice on this worker gave back for this model.
+    `turn` is what the last choice on this worker gave back for this model. `weights` is the sum over all awake flows, 0 where only
+    those shown are known.
     """
 
     model: str
@@ -81,6 +84,7 @@ class ModelView:
     clock: float
     ratio: float = 1.0
     turn: Turn | None = None
+    weights: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,220 @@
+"""One choice in the making: what is left of every room, cap, share and counter after each slice that was dealt.
+
+It keeps the books for the layers and decides nothing. Room is per model first, then the worker's own; a scope's cap holds over all models.
+"""
+
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
+
+from tidegate.core.schedule import fair, shares
+from tidegate.core.schedule.policy import Policy, RankKey
+from tidegate.core.schedule.queues import QueueView, ordered
+from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
+
+Key = tuple[str, str]
+_PLACE = attrgetter("model", "scope", "queue")
+
+
+@dataclass(slots=True)
+class Flow:
+    """One scope's queue for one model, its jobs by named queue. `lined_up` holds those in order, once somebody asked for it."""
+
+    scope: str
+    weight: float
+    counter: float
+    jobs: dict[str, list[JobView]] = field(default_factory=dict)
+    lined_up: dict[str, list[JobView]] = field(default_factory=dict)
+    due: dict[str, list[JobView]] = field(default_factory=dict)
+    dealt: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Ground:
+    """One open model, as this choice changes it."""
+
+    view: ModelView
+    room_items: int
+    in_flight_units: int
+    by_why: dict[Why, int]
+    weights: float
+    last: Why | None
+    large_scopes: set[str]
+    flows: dict[str, Flow] = field(default_factory=dict)
+    least_served: dict[str, list[tuple[float, str, Flow]]] = field(default_factory=dict)
+    dealt: int = 0
+
+
+class Deal:
+    def __init__(self, snapshot: Snapshot, policy: Policy, open_models: dict[str, ModelView]) -> None:
+        self.snapshot, self.policy, self.now = snapshot, policy, snapshot.now
+        self.slices_left = snapshot.slices_max
+        self.faults: list[str] = []
+        self.picked: dict[tuple[str, str, Why], int] = {}
+        self.grounds = {name: _ground(view) for name, view in open_models.items()}
+        self._ready: dict[Key, int] = {}
+        self._scope_units: dict[str, int] = dict(snapshot.scope_in_flight_units)
+        self._queue_units: dict[Key, int] = {}
+        self._queues: dict[tuple[str, ...], list[QueueView]] = {}
+        self._place_flows()
+
+    def _place_flows(self) -> None:
+        by_model: dict[str, list[FlowView]] = {}
+        for view in self.snapshot.flows:
+            if view.model in self.grounds:
+                by_model.setdefault(view.model, []).append(view)
+        for model, views in by_model.items():
+            ground = self.grounds[model]
+            counters = fair.counters(views, ground.view.ratio, self.snapshot.workers)
+            for view in views:
+                ground.flows[view.scope] = Flow(view.scope, fair.weight_of(view), counters[view.scope])
+            ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
+        # A look comes flow by flow, so this loop turns once a flow; in any other order it is only slower.
+        for (model, scope, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
+            if model not in self.grounds:
+                continue
+            ground = self.grounds[model]
+            flow = ground.flows.get(scope) or _stranger(ground, scope)
+            flow.jobs.setdefault(queue, []).extend(jobs)
+
+    # -- what may be taken
+
+    def ready(self, job: JobView) -> int:
+        """About how many slices of a job are still to be had; a job is only shown when there is one."""
+        left = self._ready.get((job.job_id, job.model))
+        if left is not None:
+            return left
+        return max(1, -(-(job.left_units - job.in_flight_units) // max(job.slice_units, 1)))
+
+    def capped(self, job: JobView) -> bool:
+        """Whether its scope has as much in flight as it may. A scope with nothing out may always have one slice, however large."""
+        most = self.policy.in_flight_units_max
+        out = self._scope_units.get(job.scope, 0)
+        return most > 0 and out > 0 and out + job.slice_units > most
+
+    def was_dealt(self, job: JobView) -> bool:
+        return (job.job_id, job.model) in self._ready
+
+    def takeable(self, job: JobView) -> bool:
+        return self.ready(job) > 0 and not self.capped(job)
+
+    def open(self, ground: Ground) -> bool:
+        return ground.room_items > 0 and self.slices_left > 0
+
+    def within(self, ground: Ground, why: Why, share: float, job: JobView) -> bool:
+        return shares.within(share, why, job.slice_units, ground.in_flight_units, ground.by_why, ground.last)
+
+    # -- taking
+
+    def take(self, job: JobView, why: Why, count: int = 1) -> None:
+        ground = self.grounds[job.model]
+        flow = ground.flows[job.scope]
+        units = job.slice_units * count
+        self._ready[job.job_id, job.model] = self.ready(job) - count
+        self._scope_units[job.scope] = self._scope_units.get(job.scope, 0) + units
+        self._queue_units[job.model, job.queue] = self._queue_units.get((job.model, job.queue), 0) + units
+        self.slices_left -= count
+        ground.room_items -= count * self.slice_items(job)
+        ground.in_flight_units += units
+        ground.by_why[why] = ground.by_why.get(why, 0) + units
+        ground.dealt += count
+        ground.last = why
+        if why is Why.LARGE:
+            ground.large_scopes.add(job.scope)
+        else:
+            ground.large_scopes.discard(job.scope)
+        flow.dealt.add(job.job_id)
+        flow.counter += count * fair.cost(job.slice_units, ground.view.ratio, flow.weight)
+        key = (job.job_id, job.model, why)
+        self.picked[key] = self.picked.get(key, 0) + count
+
+    def slice_items(self, job: JobView) -> int:
+        return max(1, job.slice_items or self.snapshot.slice_items)
+
+    # -- order
+
+    def line_up(self, jobs: list[JobView], own: RankKey) -> list[JobView]:
+        """Jobs by the plugged-in rank, or the layer's own where there is none or it fails."""
+        rank = self.policy.rank
+        if rank is not None:
+            try:
+                return sorted(jobs, key=lambda job: (rank(job), job.created_at, job.job_id))
+            except Exception as fault:
+                self.faults.append(f"rank failed: {type(fault).__name__}: {fault}")
+        return sorted(jobs, key=own)
+
+    def jobs_by_queue(self, grounds: tuple[Ground, ...]) -> dict[str, list[JobView]]:
+        jobs: dict[str, list[JobView]] = {}
+        for ground in grounds:
+            for flow in ground.flows.values():
+                for queue, queued in flow.jobs.items():
+                    jobs.setdefault(queue, []).extend(queued)
+        return jobs
+
+    def queues(self, *grounds: Ground) -> list[str]:
+        """The named queues of these models, best first as things stand now."""
+        models = tuple(ground.view.model for ground in grounds)
+        if models not in self._queues:
+            jobs = self.jobs_by_queue(grounds)
+            self._queues[models] = [self._queue(queue, jobs[queue], grounds) for queue in sorted(jobs)]
+        views = self._queues[models]
+        if len(views) <= 1:
+            return [view.queue for view in views]
+        return ordered(self.policy.queue_order, [self._as_dealt(view, models) for view in views], self.faults)
+
+    def _queue(self, queue: str, jobs: list[JobView], grounds: tuple[Ground, ...]) -> QueueView:
+        leased = [
+            ground.view.turn.queue_at[queue]
+            for ground in grounds
+            if ground.view.turn and queue in ground.view.turn.queue_at
+        ]
+        return QueueView(
+            queue,
+            len(jobs),
+            sum(job.left_units for job in jobs),
+            sum(job.in_flight_units for job in jobs),
+            min(job.created_at for job in jobs),
+            max(leased, default=None),
+        )
+
+    def _as_dealt(self, view: QueueView, models: tuple[str, ...]) -> QueueView:
+        """A queue with what this choice has given it so far."""
+        dealt = [self._queue_units[model, view.queue] for model in models if (model, view.queue) in self._queue_units]
+        if not dealt:
+            return view
+        return replace(view, in_flight_units=view.in_flight_units + sum(dealt), leased_at=self.now)
+
+    # -- what came of it
+
+    def picks(self) -> list[Pick]:
+        return [Pick(job_id, model, count, why) for (job_id, model, why), count in self.picked.items()]
+
+    def turns(self) -> dict[str, Turn]:
+        """What to remember for the next look: only models of which something was taken."""
+        turns = {}
+        for name, ground in self.grounds.items():
+            if not ground.dealt:
+                continue
+            assert ground.last is not None, "a slice was dealt by some rule"
+            present = {queue for flow in ground.flows.values() for queue in flow.jobs}
+            before = ground.view.turn.queue_at if ground.view.turn else {}
+            queue_at = {queue: at for queue, at in before.items() if queue in present}
+            queue_at |= {queue: self.now for model, queue in self._queue_units if model == name}
+            turns[name] = Turn(self.now, ground.last, queue_at, frozenset(ground.large_scopes & ground.flows.keys()))
+        return turns
+
+
+def _ground(view: ModelView) -> Ground:
+    last = view.turn.why if view.turn else None
+    large_scopes = set(view.turn.large_scopes) if view.turn else set()
+    return Ground(
+        view, view.room_items, view.in_flight_units, dict(view.in_flight_by_why), view.weights, last, large_scopes
+    )
+
+
+def _stranger(ground: Ground, scope: str) -> Flow:
+    """The flow of a job that was shown for its deadline while its flow was not: those who were served most are left out of a look."""
+    most = max((flow.counter for flow in ground.flows.values()), default=0.0)
+    flow = ground.flows[scope] = Flow(scope, 1.0, most)
+    ground.weights += 0.0 if ground.view.weights else flow.weight
+    return flow

@@ -1,0 +1,157 @@
+"""The layers that deal slices of one model: each offers the job that its rule would take next, or nothing. A mode is a list of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
+
+from tidegate.core.schedule import deadline, fair, size
+from tidegate.core.schedule.deal import Deal, Flow, Ground
+from tidegate.core.schedule.policy import Policy
+from tidegate.core.schedule.snapshot import JobView, Why
+
+Offer = tuple[JobView, Why]
+Layer = Callable[[Deal, Ground], Offer | None]
+
+
+oldest = attrgetter("created_at", "job_id")
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Round robin over jobs: the one that had fewest slices in this choice, and of those the one that waits longest."""
+
+    grounds: tuple[Ground, ...]
+    heaps: dict[str, list[tuple[int, int, int, JobView]]] = field(default_factory=dict)
+
+    def build(self, deal: Deal) -> None:
+        for queue, jobs in deal.jobs_by_queue(self.grounds).items():
+            line = deal.line_up(jobs, oldest)
+            self.heaps[queue] = [(0, size.waiting_since(job), place, job) for place, job in enumerate(line)]
+            heapify(self.heaps[queue])
+
+    def next(self, deal: Deal) -> Offer | None:
+        if not self.heaps:
+            self.build(deal)
+        for queue in deal.queues(*self.grounds):
+            heap = self.heaps[queue]
+            while heap:
+                dealt, since, place, job = heappop(heap)
+                if deal.open(deal.grounds[job.model]) and deal.takeable(job):
+                    heappush(heap, (dealt + 1, since, place, job))
+                    return job, Why.FAIR
+        return None
+
+
+@dataclass(slots=True)
+class Lane:
+    """A rule with a bounded share: of the flows that have a job for it, the one that was served least. Queues do not matter to it."""
+
+    why: Why
+    share: float
+    look: Callable[[Deal, Ground, Flow], list[JobView]]
+    found: dict[str, list[tuple[float, str, Flow, list[JobView]]]] = field(default_factory=dict)
+
+    def __call__(self, deal: Deal, ground: Ground) -> Offer | None:
+        if self.share <= 0:
+            return None
+        heap = self.found.get(ground.view.model)
+        if heap is None:
+            told = ((flow, self.look(deal, ground, flow)) for flow in ground.flows.values())
+            heap = [(flow.counter, flow.scope, flow, jobs) for flow, jobs in told if jobs]
+            heapify(heap)
+            self.found[ground.view.model] = heap
+        while heap:
+            counter, scope, flow, jobs = heap[0]
+            # Counters only grow while one choice is made, so an entry that is out of date belongs further down.
+            if counter != flow.counter:
+                heapreplace(heap, (flow.counter, scope, flow, jobs))
+                continue
+            job = next((job for job in jobs if self._may(deal, job)), None)
+            if job is not None:
+                # Who is next and does not fit waits for the share to shrink: smaller slices of others do not slip by.
+                return (job, self.why) if deal.within(ground, self.why, self.share, job) else None
+            heappop(heap)
+        return None
+
+    def _may(self, deal: Deal, job: JobView) -> bool:
+        # Of a job that must begin, the first slice is what hurries: the next look tells whether it hurries on.
+        return deal.takeable(job) and not (job.begin_by is not None and deal.was_dealt(job))
+
+
+def urgent_lane(policy: Policy) -> Lane:
+    return Lane(Why.URGENT, policy.urgent_share, _urgent)
+
+
+def fast_lane(policy: Policy) -> Lane:
+    return Lane(Why.FAST_LANE, policy.fast_lane_share if policy.fast_lane else 0.0, _small)
+
+
+def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
+    pace = deadline.pace(ground.view, fair.share_of(flow.weight, ground.weights), deal.policy)
+    jobs = [job for queued in flow.jobs.values() for job in queued]
+    return deadline.urgent(jobs, ground.view, deal.now, pace)
+
+
+def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
+    small = [job for queued in flow.jobs.values() for job in queued if size.is_small(job, deal.policy)]
+    return deal.line_up(small, _by_size(deal)) if small else []
+
+
+def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, str], Offer | None]) -> Offer | None:
+    """The best queue's flow that was served least, and of that flow the job that `head` says."""
+    for queue in deal.queues(ground):
+        heap = ground.least_served.get(queue)
+        if heap is None:
+            heap = [(flow.counter, scope, flow) for scope, flow in ground.flows.items() if queue in flow.jobs]
+            heapify(heap)
+            ground.least_served[queue] = heap
+        while heap:
+            counter, scope, flow = heap[0]
+            if counter != flow.counter:
+                heapreplace(heap, (flow.counter, scope, flow))
+                continue
+            offer = head(deal, flow, ground, queue)
+            if offer is not None:
+                return offer
+            # Rooms and caps only shrink meanwhile: what has nothing to give now has nothing later.
+            heappop(heap)
+    return None
+
+
+def first_come(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
+    """Of a flow, the oldest job."""
+    if queue not in flow.lined_up:
+        flow.lined_up[queue] = deal.line_up(flow.jobs[queue], oldest)
+    job = _first(deal, flow.lined_up[queue])
+    return None if job is None else (job, Why.FAIR)
+
+
+def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
+    """Of a flow, the job that size and age put first. A large one that had no slice for too long goes before it, at most every second
+    slice of the flow."""
+    if queue not in flow.lined_up:
+        line = flow.lined_up[queue] = deal.line_up(flow.jobs[queue], _by_size(deal))
+        due = [job for job in line if size.is_due(job, deal.now, deal.policy)]
+        flow.due[queue] = sorted(due, key=size.waiting_since)
+    job = _first(deal, flow.lined_up[queue])
+    if job is None:
+        return None
+    if flow.due[queue] and flow.scope not in ground.large_scopes:
+        large = next((job for job in flow.due[queue] if not deal.was_dealt(job) and deal.takeable(job)), job)
+        if large is not job:
+            return large, Why.LARGE
+    return job, Why.FAIR
+
+
+def _first(deal: Deal, line: list[JobView]) -> JobView | None:
+    return next(filter(deal.takeable, line), None)
+
+
+def _by_size(deal: Deal) -> Callable[[JobView], tuple[float, int, str]]:
+    return lambda job: (size.rank(job, deal.now, deal.policy), job.created_at, job.job_id)
+
+
+fair_first_come: Layer = partial(fair_share, head=first_come)
+fair_smallest: Layer = partial(fair_share, head=smallest)

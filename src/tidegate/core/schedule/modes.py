@@ -1,0 +1,113 @@
+"""The named modes, each a composition of layers, and `choose`: a bounded look in, picks with their reasons out.
+
+fifo_v1            the oldest job takes all the room it can use, then the next
+slice_v1           jobs take turns, a slice each
+model_capacity_v1  and models take turns too: no model uses up a worker before another had its slice
+fair_share_v1      and within a model the flow that was served least goes next, oldest job first
+smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
+
+In every mode a closed model is passed over, caps hold, and no room is left empty that a job could use.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from tidegate.core.schedule.deal import Deal, Ground
+from tidegate.core.schedule.gate import pass_gate
+from tidegate.core.schedule.layers import Layer, Rounds, fair_first_come, fair_smallest, fast_lane, oldest, urgent_lane
+from tidegate.core.schedule.policy import Mode, Policy
+from tidegate.core.schedule.reasons import Reason
+from tidegate.core.schedule.snapshot import Choice, Skip, Snapshot, Why
+
+
+def choose(snapshot: Snapshot, policy: Policy) -> Choice:
+    """What to take now, slice by slice as the policy's mode deals them. The same look and policy always give the same choice."""
+    open_models, skips = pass_gate(snapshot)
+    deal = Deal(snapshot, policy, open_models)
+    _MODES[policy.mode](deal)
+    skips.extend(_passed_over(deal))
+    return Choice(deal.picks(), skips, deal.turns(), deal.faults)
+
+
+def _fifo(deal: Deal) -> None:
+    grounds = tuple(deal.grounds.values())
+    jobs = deal.jobs_by_queue(grounds)
+    for queue in deal.queues(*grounds):
+        for job in deal.line_up(jobs[queue], oldest):
+            while deal.open(deal.grounds[job.model]) and deal.takeable(job):
+                deal.take(job, Why.FIFO)
+            if deal.slices_left <= 0:
+                return
+
+
+def _slices(deal: Deal) -> None:
+    rounds = Rounds(tuple(deal.grounds.values()))
+    while deal.slices_left > 0:
+        offer = rounds.next(deal)
+        if offer is None:
+            return
+        deal.take(*offer)
+
+
+def _model_capacity(deal: Deal) -> None:
+    rounds = {name: Rounds((ground,)) for name, ground in deal.grounds.items()}
+    _in_turn(deal, [lambda deal, ground: rounds[ground.view.model].next(deal)])
+
+
+def _fair_share(deal: Deal) -> None:
+    _in_turn(deal, [fair_first_come])
+
+
+def _smart(deal: Deal) -> None:
+    _in_turn(deal, [urgent_lane(deal.policy), fast_lane(deal.policy), fair_smallest])
+
+
+def _in_turn(deal: Deal, layers: list[Layer]) -> None:
+    """A slice for each open model in turn, the one whose last turn was longest ago first, until no layer offers anything."""
+    grounds = list(deal.grounds.values())
+    while deal.slices_left > 0 and grounds:
+        ground = min(grounds, key=_turn)
+        offers = (layer(deal, ground) for layer in layers)
+        offer = next((offer for offer in offers if offer is not None), None) if deal.open(ground) else None
+        if offer is None:
+            grounds.remove(ground)
+        else:
+            deal.take(*offer)
+
+
+def _turn(ground: Ground) -> tuple[int, int, str]:
+    return ground.dealt, ground.view.turn.at if ground.view.turn else -1, ground.view.model
+
+
+_MODES: Mapping[Mode, Callable[[Deal], None]] = MappingProxyType(
+    {
+        Mode.FIFO: _fifo,
+        Mode.SLICE: _slices,
+        Mode.MODEL_CAPACITY: _model_capacity,
+        Mode.FAIR_SHARE: _fair_share,
+        Mode.SMART: _smart,
+    }
+)
+
+
+def _passed_over(deal: Deal) -> list[Skip]:
+    """A skip for each flow of which something was left: it speaks for all of its jobs that were not picked, so it stays bounded."""
+    mode = deal.policy.mode
+    fair = mode in (Mode.FAIR_SHARE, Mode.SMART)
+    skips = []
+    for model, ground in deal.grounds.items():
+        for scope, flow in ground.flows.items():
+            left = next((job for jobs in flow.jobs.values() for job in jobs if job.job_id not in flow.dealt), None)
+            if left is None:
+                continue
+            # A cap comes first: room would not help. Nobody else went first where the worker was full from the start.
+            if deal.capped(left):
+                reason = Reason.TENANT_IN_FLIGHT_MAX
+            elif not ground.dealt:
+                reason = Reason.WORKER_FULL
+            elif not fair:
+                reason = Reason.BEHIND_OTHER_JOBS
+            else:
+                reason = Reason.BEHIND_IN_FLOW if flow.dealt else Reason.FAIR_SHARE
+            skips.append(Skip(model, scope, "", reason))
+    return skips

@@ -1,0 +1,49 @@
+"""Every knob of the scheduler in one value. It knows nothing of where a setting comes from, nor how a plug-in is loaded.
+
+Units are tokens. The defaults are DeltaLLM's, of whose work units one is 256 of ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tidegate.core.schedule.queues import QueueOrder, StrictOrder
+from tidegate.core.schedule.snapshot import JobView
+
+UNITS_PER_DELTALLM_UNIT = 256
+
+# Least goes first. What it returns need only be comparable, so a comparator fits too (functools.cmp_to_key).
+RankKey = Callable[[JobView], Any]
+
+
+class Mode(StrEnum):
+    FIFO = "fifo_v1"
+    SLICE = "slice_v1"
+    MODEL_CAPACITY = "model_capacity_v1"
+    FAIR_SHARE = "fair_share_v1"
+    SMART = "smart_v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`in_flight_units_max` and `large_interval_ms` of 0 are off. A `rank` of None is the mode's own. Shares are parts of a model's work
+    in flight; at 1 a rule may take everything, and those outside it wait."""
+
+    mode: Mode = Mode.SMART
+    shadow_mode: Mode | None = None
+    flows_per_decision_max: int = 100
+    jobs_per_flow_max: int = 50
+    in_flight_units_max: int = 0
+    urgent_share: float = 0.5
+    age_units_per_s: float = UNITS_PER_DELTALLM_UNIT / 30
+    age_units_max: int = 1_000 * UNITS_PER_DELTALLM_UNIT
+    large_units: int = 1_000 * UNITS_PER_DELTALLM_UNIT
+    large_interval_ms: int = 30_000
+    fast_lane: bool = False
+    fast_lane_share: float = 0.1
+    fast_lane_units: int = 100 * UNITS_PER_DELTALLM_UNIT
+    # What a model is taken to serve while nothing was measured; it only decides who is urgent, and is never shown.
+    rate_units_per_s_default: float = 1_000.0
+    rank: RankKey | None = None
+    queue_order: QueueOrder = field(default_factory=StrictOrder)

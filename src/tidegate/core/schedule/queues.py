@@ -1,0 +1,63 @@
+"""The order between named queues: strict, by weight, or somebody's own. It knows no job, only how each queue stands."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue where something is ready. Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn."""
+
+    queue: str
+    jobs: int
+    left_units: int
+    in_flight_units: int
+    oldest_created_at: int
+    leased_at: int | None
+
+
+# Names of queues, best first. Those it leaves out come last, and those it makes up are passed over: nothing can get lost in it.
+QueueOrder = Callable[[Sequence[QueueView]], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class StrictOrder:
+    """As listed: a later queue gets only what the earlier ones leave. Those that are not listed come last, oldest job first."""
+
+    queues: tuple[str, ...] = ()
+
+    def __call__(self, views: Sequence[QueueView]) -> list[str]:
+        place = {queue: number for number, queue in enumerate(self.queues)}
+        last = len(place)
+        return [
+            view.queue
+            for view in sorted(
+                views, key=lambda view: (place.get(view.queue, last), view.oldest_created_at, view.queue)
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedOrder:
+    """Work in flight in proportion to the weights (1 where none is given); between equals, the one whose turn was longest ago."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, views: Sequence[QueueView]) -> list[str]:
+        def load(view: QueueView) -> tuple[float, int, str]:
+            weight = max(self.weights.get(view.queue, 1.0), 1e-9)
+            return view.in_flight_units / weight, -1 if view.leased_at is None else view.leased_at, view.queue
+
+        return [view.queue for view in sorted(views, key=load)]
+
+
+def ordered(order: QueueOrder, views: Sequence[QueueView], faults: list[str]) -> list[str]:
+    """The names of all these queues, in that order; an order that fails is reported and the built-in one is used."""
+    known = {view.queue for view in views}
+    try:
+        named = [queue for queue in dict.fromkeys(order(views)) if queue in known]
+    except Exception as fault:
+        faults.append(f"queue_order failed: {type(fault).__name__}: {fault}")
+        named = []
+    missing = [queue for queue in StrictOrder()(views) if queue not in set(named)]
+    return named + missing

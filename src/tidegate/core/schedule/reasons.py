@@ -1,0 +1,36 @@
+"""Why something was not taken: the words of a skip. What closes a model is said by those who know the model, in words from here too."""
+
+from enum import StrEnum
+
+from tidegate.core.schedule.snapshot import Choice
+
+
+class Reason(StrEnum):
+    # Of a model: no job of it can run here now.
+    NO_AVAILABLE_SLOTS = "no_available_slots"
+    UNKNOWN_CAPACITY = "unknown_capacity"
+    RPM_EXHAUSTED = "rpm_exhausted"
+    TPM_EXHAUSTED = "tpm_exhausted"
+    BUDGET_SPENT = "budget_spent"
+    RESTING = "resting"
+    TIDE_CLOSED = "tide_closed"
+    UNHEALTHY = "unhealthy"
+    # Of a worker: it holds as many slices as it may.
+    WORKER_FULL = "worker_full"
+    # Of a flow or a job: it may run, and others went first.
+    TENANT_IN_FLIGHT_MAX = "tenant_in_flight_max"
+    FAIR_SHARE = "fair_share"
+    BEHIND_IN_FLOW = "behind_in_flow"
+    BEHIND_OTHER_JOBS = "behind_other_jobs"
+
+
+def reason_of(choice: Choice, model: str, scope: str, job_id: str) -> str | None:
+    """Why nothing of a job was taken, from the closest thing said of it: the job, its flow, its model. None when it was picked, or
+    when there was nothing of it to take."""
+    if any(pick.job_id == job_id and pick.model == model for pick in choice.picks):
+        return None
+    said = {(skip.scope, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}
+    for place in ((scope, job_id), (scope, ""), ("", "")):
+        if place in said:
+            return said[place]
+    return None

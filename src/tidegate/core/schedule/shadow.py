@@ -1,0 +1,44 @@
+"""A second mode on the same look: where it would have chosen otherwise, and why. It takes nothing."""
+
+from dataclasses import dataclass, replace
+
+from tidegate.core.schedule.modes import choose
+from tidegate.core.schedule.policy import Mode, Policy
+from tidegate.core.schedule.reasons import reason_of
+from tidegate.core.schedule.snapshot import Choice, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One job on one model of which the two modes take different numbers of slices. `reason` is the one's that takes fewer."""
+
+    model: str
+    scope: str
+    job_id: str
+    ours: int
+    theirs: int
+    reason: str
+
+
+def compare(snapshot: Snapshot, policy: Policy, ours: Choice, other: Mode) -> list[Difference]:
+    """Where another mode differs from the choice that was made, in the order of the look."""
+    theirs = choose(snapshot, replace(policy, mode=other, shadow_mode=None))
+    our_counts, their_counts = _counts(ours), _counts(theirs)
+    differences = []
+    for job in snapshot.jobs:
+        key = (job.job_id, job.model)
+        mine, other_count = our_counts.get(key, 0), their_counts.get(key, 0)
+        if mine == other_count:
+            continue
+        loser = ours if mine < other_count else theirs
+        reason = reason_of(loser, job.model, job.scope, job.job_id) or "fewer_slices"
+        differences.append(Difference(job.model, job.scope, job.job_id, mine, other_count, reason))
+    return differences
+
+
+def _counts(choice: Choice) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for pick in choice.picks:
+        key = (pick.job_id, pick.model)
+        counts[key] = counts.get(key, 0) + pick.slice_count
+    return counts
