@@ -7,12 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core import errors
-from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, PoolExhausted, Refused, Throttled, Unavailable
+from tidegate.core.errors import (
+    Ambiguous,
+    BrokenAnswer,
+    KeyRejected,
+    PoolExhausted,
+    Refused,
+    Throttled,
+    Unavailable,
+    Withheld,
+)
 from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
 
 POLICY = RetryPolicy()
 COUNTED = (Ambiguous, BrokenAnswer)
-UNCOUNTED = (Throttled, Unavailable, KeyRejected, PoolExhausted)
+UNCOUNTED = (Throttled, Withheld, Unavailable, KeyRejected, PoolExhausted)
 
 moments = st.integers(0, 2**42)
 counts = st.integers(0, 100)

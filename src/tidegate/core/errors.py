@@ -15,6 +15,7 @@ TidegateError
 ├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
 ├── UpstreamError             sorted once, at the border of `upstream/`
 │   ├── Throttled             429: wait, nothing was billed
+│   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, nobody's health is harmed
 │   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
 │   ├── Refused               4xx: this request will never work
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
@@ -116,6 +117,25 @@ class UpstreamError(TidegateError):
 
 class Throttled(UpstreamError):
     reason = "upstream_throttled"
+
+
+class Withheld(Throttled):
+    """`spent` names the budget, and `until_ms` is the monotonic moment at which it is worth asking again."""
+
+    reason = "budget_spent"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        until_ms: float = 0.0,
+        spent: str = "",
+        retry_after_ms: int | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, code=code)
+        self.until_ms = until_ms
+        self.spent = spent
 
 
 class Unavailable(UpstreamError):

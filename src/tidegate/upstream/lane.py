@@ -1,4 +1,4 @@
-"""One deployment at work: its slots, its rest, its breaker, its retry budget, and what it has done so far.
+"""One deployment at work: its slots, its rest, its breaker, its budgets, and what it has done so far.
 
 A lane decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among lanes and
 sends nothing. Time is an argument, in the clock's monotonic milliseconds.
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from tidegate.core.deployments import Deployment
+from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.deployments import Deployment, Engine
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
@@ -21,12 +22,18 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.upstream.breaker import Breaker, BreakerPolicy
+from tidegate.upstream.discovered import Told
+from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
 from tidegate.upstream.transport import Line
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
 FORBIDDEN_CALLS_MAX = 10_000
+
+# Headers by which an answer is known to tell of its deployment's limits.
+TELLS_BY = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
+ANTHROPIC_TELLS_BY = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,8 @@ class LanePolicy:
     retry_after_ms_max: int = 86_400_000
     throttle_backoff_ms: int = 1_000
     throttle_backoff_ms_max: int = 60_000
+    patience_ms: int = 2_000
+    """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class DeploymentStatus:
     answered: int
     failures: dict[str, int]
     last_failure: str
+    spent_for_ms: int = 0
+    discovered: Limit | None = None
 
 
 class Lane:
@@ -62,7 +73,19 @@ class Lane:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget)
         self.in_flight = 0
-        self.slots = deployment.max_in_flight
+        self.slots = deployment.batch_in_flight_max
+        self.expecting = 0
+        self.is_short = self.is_asked = False
+        self.highest = 0
+        self.tokens_in_flight = 0
+        self.tokens_max = deployment.tokens_in_flight_max
+        self.spent_until_ms = 0.0
+        self.discovered: Limit | None = None
+        self.budgets = self._budgets()
+        self.hinter = Hinter(deployment)
+        self.is_plain = self._is_plain()
+        is_anthropic = deployment.engine is Engine.ANTHROPIC
+        self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
         self.weight = deployment.weight
         self.total_s = deployment.total_timeout_s
         self.rests_until_ms = 0.0
@@ -84,16 +107,81 @@ class Lane:
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
-        return max(self.rests_until_ms, self.breaker.ready_at_ms)
+        return max(self.rests_until_ms, self.breaker.ready_at_ms, self.spent_until_ms - self._policy.patience_ms)
 
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms:
             return 0
-        free = self.slots - self.in_flight
-        return min(free, 1) if self.breaker.is_open else free
+        free = self.slots - self.in_flight - self.expecting
+        if free <= 0:
+            self.is_short = True
+            return 0
+        if self.spent_until_ms > now_ms + self._policy.patience_ms:
+            return 0
+        if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
+            return 0
+        return 1 if self.breaker.is_open else free
+
+    def bears(self, tokens: int) -> bool:
+        """Whether so many more tokens fit here; one call alone always does."""
+        return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
 
     def load(self) -> float:
         return (self.in_flight + 1) / self.weight
+
+    # The part of a deployment that this process has.
+
+    def share(self, slots: int) -> None:
+        """So many of the deployment's slots are this process's, and the same part of its tokens in flight."""
+        deployment = self.deployment
+        self.slots = slots
+        self.highest = self.in_flight
+        self.is_short = self.is_asked = False
+        if deployment.tokens_in_flight_max:
+            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.batch_in_flight_max)
+
+    def wanted_slots(self) -> int:
+        """How many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
+        if self.is_short:
+            wanted = max(2 * self.slots, self.in_flight + 4)
+        elif self.highest:
+            wanted = self.highest + self.highest // 4 + 1
+        else:
+            wanted = int(self.is_asked)
+        return min(wanted, self.deployment.batch_in_flight_max)
+
+    # What it says about itself.
+
+    def told(self, told: Told, now_ms: float) -> bool:
+        """It said what its limits are. True when that is news."""
+        if told.empty_for_ms:
+            self._rest(told.empty_for_ms, now_ms)
+        if told.requests is None and told.tokens is None:
+            return False
+        return self.discover(Limit(Period.MINUTE, told.requests, told.tokens))
+
+    def discover(self, limit: Limit) -> bool:
+        if limit == self.discovered:
+            return False
+        self.discovered = limit
+        self.budgets = self._budgets()
+        self.is_plain = self._is_plain()
+        return True
+
+    def _budgets(self) -> tuple[Budget, ...]:
+        name = self.deployment.name
+        found = []
+        limits = tuple(limit for limit in self.deployment.limits if limit.enabled)
+        if limits:
+            found.append(Budget(Bound.DEPLOYMENT, name, limits))
+        if self.discovered is not None:
+            found.append(Budget(Bound.DEPLOYMENT, f"{name}/discovered", (self.discovered,)))
+        return tuple(found)
+
+    def _is_plain(self) -> bool:
+        return not self.budgets and self.hinter.is_silent and not self.tokens_max
+
+    # What it learns.
 
     def succeeded(self) -> bool:
         """True when this brought the deployment back."""
@@ -138,6 +226,8 @@ class Lane:
             answered=self.answered,
             failures=dict(self.failures),
             last_failure=self.last_failure,
+            spent_for_ms=max(0, math.ceil(self.spent_until_ms - now_ms)),
+            discovered=self.discovered,
         )
 
     def _is_there(self) -> None:

@@ -1,18 +1,19 @@
-"""The Upstream port: each call goes to a deployment of its model that is fit for it, within that deployment's slots.
+"""The Upstream port: each call goes to a deployment of its model that is fit for it, within that deployment's slots and budgets.
 
 It chooses, hands the call to the transport, has the answer sorted, and lets the lane learn. It does not wait out a rest or a
-retry: it says until when, and the engine decides what to do meanwhile. A call goes on to another deployment only when the
-first can neither have done nor billed it.
+retry: it says until when, and the engine decides what to do meanwhile; only a budget that frees within a moment is waited for. A call
+goes on to another deployment only when the first can neither have done nor billed it, and then under the other's budgets.
 """
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 
 import structlog
 
-from tidegate.core.deployments import Deployment, HttpLimits
+from tidegate.core.budgets import Budget
+from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import (
     KeyRejected,
     PoolExhausted,
@@ -21,13 +22,20 @@ from tidegate.core.errors import (
     Throttled,
     Unavailable,
     UpstreamError,
+    Withheld,
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
 from tidegate.upstream import classify
 from tidegate.upstream.breaker import BreakerState
+from tidegate.upstream.delivery import Delivery
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
+from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.probe import Probe, ask_models, knock
+from tidegate.upstream.purse import EXCEEDS_LIMIT, Purse
+from tidegate.upstream.reserve import Reserve
+from tidegate.upstream.routes import Route, routes, stick
+from tidegate.upstream.slots import Capacity, Caps, SharedSlots
 from tidegate.upstream.transport import AiohttpTransport, Transport
 
 log = structlog.get_logger(__name__)
@@ -46,6 +54,9 @@ CONTROL_LIMITS = HttpLimits(
 RETRY_BUDGET_WAIT_MS = 5_000
 PROBE_ANSWER_MS = 1_000
 
+# Calls of one tenant that wait for its budget must not take the place of everyone else's.
+BUDGET_WAITERS_MAX = 16
+
 
 class Router:
     def __init__(
@@ -57,46 +68,75 @@ class Router:
         entropy: Entropy,
         policy: LanePolicy | None = None,
         pool_timeout_s: float = 10.0,
+        resources: Iterable[Resource] = (),
+        capacity: Capacity | None = None,
     ) -> None:
         self._transport = transport
         self._control = control
         self._clock = clock
         self._entropy = entropy
         self._pool_timeout_s = pool_timeout_s
-        policy = policy or LanePolicy()
+        capacity = capacity or Capacity()
+        self._patience_ms = (policy or LanePolicy()).patience_ms
         self._lanes: dict[str, Lane] = {}
-        self._by_model: dict[str, list[Lane]] = {}
-        self._for_any: list[Lane] = []
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._budget_waiters: Counter[str] = Counter()
         for deployment in deployments:
             if deployment.name in self._lanes:
                 raise SettingsError(f"two deployments are named {deployment.name!r}: give each a name of its own")
-            lane = Lane(deployment, transport.line(deployment), control.line(deployment), policy)
+            lane = Lane(deployment, transport.line(deployment), control.line(deployment), policy or LanePolicy())
             self._lanes[deployment.name] = lane
-            for model in deployment.models:
-                self._by_model.setdefault(model, []).append(lane)
-            if not deployment.models:
-                self._for_any.append(lane)
+        self._routes, self._any = routes(self._lanes.values(), resources)
+        self._purse = Purse(capacity.limits, clock)
+        self._reserve = Reserve()
+        self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
+        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook)
+        caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
+        self._caps = caps if caps.caps else None
+        self._shared: SharedSlots | None = None
+        if capacity.worker_id is not None and capacity.limits is not None:
+            lanes = list(self._lanes.values())
+            self._shared = SharedSlots(capacity.limits, capacity.worker_id, lanes, caps, self._wake_waiting)
 
     # What the engine asks before it sends.
 
     def knows(self, model: str) -> bool:
-        return bool(self._route(model))
+        return bool(self._route(model).lanes)
 
     def free_slots(self, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
+        route = self._route(model)
         free = 0
-        for lane in self._route(model):
+        for lane in route.lanes:
             free += lane.free_slots(now_ms)
+        if self._shared is not None:
+            for lane in route.lanes:
+                lane.is_asked = True
+            if not free:
+                self._shared.hurry()
+        if route.own_budgets and free and self._opens_at_ms(route) > now_ms:
+            return 0
+        if self._caps is not None and free:
+            free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         return min(free, self._transport.free_slots()) if free else 0
 
     def rests_until_ms(self, model: str) -> float:
-        lanes = self._route(model)
-        if not lanes:
+        route = self._route(model)
+        if not route.lanes:
             return 0.0
         now_ms = self._clock.monotonic_ms()
-        at_ms = min(self._rest_ends_ms(lane, now_ms) for lane in lanes)
+        at_ms = min(self._rest_ends_ms(lane, now_ms) for lane in route.lanes)
+        if route.own_budgets:
+            at_ms = max(at_ms, self._opens_at_ms(route))
         return at_ms if at_ms > now_ms else 0.0
+
+    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
+        """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
+        at_ms = self._purse.spent_until_ms(budgets) - self._patience_ms
+        return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
+
+    def _opens_at_ms(self, route: Route) -> float:
+        return self._purse.spent_until_ms(route.own_budgets) - self._patience_ms
 
     @staticmethod
     def _rest_ends_ms(lane: Lane, now_ms: float) -> float:
@@ -107,20 +147,24 @@ class Router:
     # The call itself.
 
     async def send(self, call: Call) -> Answer:
-        lanes = self._route(call.model)
+        route = self._route(call.model)
         now_ms = self._clock.monotonic_ms()
-        lane = self._choose(lanes, call, (), now_ms)
+        lane = self._choose(route, call, (), now_ms)
         if lane is None:
-            lane = await self._wait_for_lane(lanes, call)
+            lane = await self._wait_for_lane(route, call)
             now_ms = self._clock.monotonic_ms()
+        give_up_ms = now_ms + self._patience_ms
         tried: list[Lane] = []
         while True:
             try:
-                return await self._send_to(lane, call, now_ms)
+                return await self._send_to(route, lane, call, now_ms)
+            except Withheld as error:
+                lane = await self._after_withheld(route, lane, call, error, give_up_ms)
+                now_ms = self._clock.monotonic_ms()
             except (Throttled, Unavailable, KeyRejected) as error:
                 tried.append(lane)
                 now_ms = self._clock.monotonic_ms()
-                other = self._choose(lanes, call, tried, now_ms) if len(lanes) > len(tried) else None
+                other = self._choose(route, call, tried, now_ms) if len(route.lanes) > len(tried) else None
                 if other is None:
                     raise
                 log.info(
@@ -128,24 +172,34 @@ class Router:
                 )
                 lane = other
 
-    def _route(self, model: str) -> list[Lane]:
-        return self._by_model.get(model) or self._for_any
+    def _route(self, model: str) -> Route:
+        return self._routes.get(model) or self._any
 
-    def _choose(self, lanes: list[Lane], call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
-        """The least loaded fit lane; a probe that is due goes first, or a shut deployment beside a good one stays shut."""
+    def _choose(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
+        """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
+        beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
+        """
         best: Lane | None = None
-        for lane in lanes:
+        fit: list[Lane] = []
+        sticks = call.prefix_group and len(route.lanes) > 1
+        if self._caps is not None and self._caps.room(route.model_of(call.model)) < 1:
+            return None
+        for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
             if call.attempt_count and not lane.budget.allows_retry(now_ms):
                 continue
             if lane.breaker.is_open:
                 return lane
-            if best is None or lane.load() < best.load():
+            if lane.tokens_max and not lane.bears(self._reserve.tokens(call, lane.deployment.estimate)):
+                continue
+            if sticks and lane.spent_until_ms <= now_ms:
+                fit.append(lane)
+            if best is None or _rank(lane, now_ms) < _rank(best, now_ms):
                 best = lane
-        return best
+        return (stick(fit, call.prefix_group) or best) if len(fit) > 1 else best
 
-    async def _send_to(self, lane: Lane, call: Call, now_ms: float) -> Answer:
+    async def _send_to(self, route: Route, lane: Lane, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
         if left_s <= 0:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
@@ -155,17 +209,20 @@ class Router:
         if is_probe:
             lane.breaker.begin_probe(now_ms)
         bucket = lane.budget.retry(now_ms) if call.attempt_count else lane.budget.first_attempt(now_ms)
-        lane.in_flight += 1
+        self._begin(route, lane, call)
         try:
             if is_probe:
                 await knock(lane)
-            status, headers, body = await lane.line.post(
-                lane.url(call.endpoint),
-                call.idempotency_key,
-                call.body,
-                min(left_s + call.grace_ms / 1000, lane.total_s),
-            )
-            line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
+            total_s = min(left_s + call.grace_ms / 1000, lane.total_s)
+            if lane.is_plain and route.is_plain and not call.budgets:
+                status, headers, body = await lane.line.post(
+                    lane.url(call.endpoint), call.idempotency_key, call.body, total_s
+                )
+                if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
+                    self._delivery.hear(lane, headers)
+                line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
+            else:
+                status, line, usage = await self._delivery.send(route, lane, call, total_s)
         except UpstreamError as error:
             failed = self._learn(lane, call, error, bucket)
         else:
@@ -174,18 +231,63 @@ class Router:
             return Answer(status, line, usage, lane.deployment.name)
         finally:
             lane.in_flight -= 1
+            if self._caps is not None:
+                self._caps.count(route.model_of(call.model), -1)
             if is_probe:
                 lane.breaker.end_probe()
             if self._waiting:
                 self._wake_waiting()
         raise failed
 
+    def _begin(self, route: Route, lane: Lane, call: Call) -> None:
+        lane.in_flight += 1
+        if lane.in_flight > lane.highest:
+            lane.highest = lane.in_flight
+        if self._caps is not None:
+            self._caps.count(route.model_of(call.model), 1)
+
+    async def _after_withheld(self, route: Route, lane: Lane, call: Call, error: Withheld, give_up_ms: float) -> Lane:
+        """Where this call goes instead, or goes again when its budget frees in a moment; raises the error when neither."""
+        now_ms = self._clock.monotonic_ms()
+        is_spent = error.code == "budget_spent"
+        lane.spent_until_ms = self._purse.spent_until_ms(lane.budgets)
+        if lane.budgets and not is_spent:
+            # Nobody waits here for a store that is away: the lane rests until it is worth asking again.
+            lane.spent_until_ms = error.until_ms + self._patience_ms
+        is_lanes_own = lane.spent_until_ms > now_ms
+        if is_lanes_own and len(route.lanes) > 1:
+            other = self._choose(route, call, (lane,), now_ms)
+            if other is not None and other.spent_until_ms <= now_ms:
+                return other
+        too_many = not is_lanes_own and self._budget_waiters[error.spent] >= BUDGET_WAITERS_MAX
+        wait_ms = max(error.until_ms - now_ms, 1.0)
+        if error.until_ms > give_up_ms or not is_spent or too_many:
+            # From so long before the moment on, the call would be let in to wait here.
+            early_ms = self._patience_ms if wait_ms > self._patience_ms else 0
+            error.retry_after_ms = math.ceil(wait_ms - early_ms)
+            raise error
+        if is_lanes_own:
+            lane.expecting += 1
+        self._budget_waiters[error.spent] += 1
+        try:
+            await asyncio.sleep(wait_ms / 1000)
+        finally:
+            self._budget_waiters[error.spent] -= 1
+            if not self._budget_waiters[error.spent]:
+                del self._budget_waiters[error.spent]
+            if is_lanes_own:
+                lane.expecting -= 1
+        return self._choose(route, call, (), self._clock.monotonic_ms()) or await self._wait_for_lane(route, call)
+
     def _learn(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
-        if not error.billed and not isinstance(error, Refused):
+        was_withheld = isinstance(error, Withheld) or error.code == EXCEEDS_LIMIT
+        if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
             (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
+        if was_withheld:
+            return error
         if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):
             lane.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
@@ -211,17 +313,19 @@ class Router:
             log.warning("upstream_shut", deployment=name, why=error.message)
 
     def _wait_ms(self, model: str, now_ms: float) -> int | None:
-        wait_ms = math.ceil(min(lane.ready_at_ms() for lane in self._route(model)) - now_ms)
+        wait_ms = math.ceil(min(lane.ready_at_ms() for lane in self._route(model).lanes) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     # When no lane is fit.
 
-    async def _wait_for_lane(self, lanes: list[Lane], call: Call) -> Lane:
+    async def _wait_for_lane(self, route: Route, call: Call) -> Lane:
         """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
         try:
             async with asyncio.timeout(self._pool_timeout_s):
                 while True:
-                    self._refuse_what_a_slot_cannot_help(lanes, call)
+                    self._refuse_what_a_slot_cannot_help(route, call)
+                    if self._shared is not None:
+                        self._shared.hurry()
                     place = asyncio.get_running_loop().create_future()
                     self._waiting.append(place)
                     try:
@@ -229,7 +333,7 @@ class Router:
                     finally:
                         if place in self._waiting:
                             self._waiting.remove(place)
-                    lane = self._choose(lanes, call, (), self._clock.monotonic_ms())
+                    lane = self._choose(route, call, (), self._clock.monotonic_ms())
                     if lane is not None:
                         return lane
         except TimeoutError:
@@ -240,13 +344,22 @@ class Router:
             retry_after_ms=1000,
         )
 
-    def _refuse_what_a_slot_cannot_help(self, lanes: list[Lane], call: Call) -> None:
+    def _refuse_what_a_slot_cannot_help(self, route: Route, call: Call) -> None:
+        lanes = route.lanes
         if not lanes:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
         now_ms = self._clock.monotonic_ms()
         fit = [lane for lane in lanes if lane.ready_at_ms() <= now_ms]
         if not fit:
             wait_ms = self._wait_ms(call.model, now_ms)
+            if all(max(lane.rests_until_ms, lane.breaker.ready_at_ms) <= now_ms for lane in lanes):
+                raise Withheld(
+                    f"the budget of every deployment of model {call.model!r} is spent for now",
+                    until_ms=min(lane.spent_until_ms for lane in lanes),
+                    spent=lanes[0].deployment.name,
+                    retry_after_ms=wait_ms,
+                    code="budget_spent",
+                )
             resting = any(not lane.breaker.is_open for lane in lanes)
             kind = Throttled if resting else Unavailable
             raise kind(f"every deployment of model {call.model!r} rests or is shut", retry_after_ms=wait_ms)
@@ -275,6 +388,11 @@ class Router:
         return await ask_models(self._lanes[name], self._clock)
 
     async def close(self) -> None:
+        if self._shared is not None:
+            await self._shared.close()
+        if self._notebook is not None:
+            await self._notebook.close()
+        await self._purse.close()
         await self._transport.close()
         await self._control.close()
 
@@ -285,7 +403,13 @@ def open_router(
     clock: Clock,
     entropy: Entropy,
     policy: LanePolicy | None = None,
+    resources: Iterable[Resource] = (),
+    capacity: Capacity | None = None,
 ) -> Router:
     """A router over aiohttp; to be called inside the running loop, and closed with it."""
     transport, control = AiohttpTransport(limits), AiohttpTransport(CONTROL_LIMITS)
-    return Router(deployments, transport, control, clock, entropy, policy, limits.pool_timeout_s)
+    return Router(deployments, transport, control, clock, entropy, policy, limits.pool_timeout_s, resources, capacity)
+
+
+def _rank(lane: Lane, now_ms: float) -> float:
+    return lane.load() if lane.spent_until_ms <= now_ms else 1e9 + lane.spent_until_ms

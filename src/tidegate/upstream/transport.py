@@ -22,6 +22,7 @@ from tidegate.core.errors import PoolExhausted, UpstreamError
 from tidegate.upstream import classify
 from tidegate.upstream.connections import Connections, tls_context
 from tidegate.upstream.exchange import Exchange, Sweep
+from tidegate.upstream.purse import Leave, LeaveDied
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
@@ -41,8 +42,19 @@ class Reply(NamedTuple):
 class Line(Protocol):
     """The way to one deployment."""
 
-    async def post(self, url: URL, idempotency_key: str, body: bytes, total_s: float) -> Reply:
-        """Send one request and read its whole answer, whatever its status; raises one UpstreamError."""
+    async def post(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+    ) -> Reply:
+        """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
+
+        `headers` are more header lines, each with its line end. With a `leave`, LeaveDied when it ran out before the first byte.
+        """
 
     async def get(self, url: URL, total_s: float) -> Reply:
         """The same for a question that costs nothing."""
@@ -76,12 +88,13 @@ class Way:
         self.get_head = b"GET" + head + b"\r\n"
         self.post_head = b"POST" + head + b"Idempotency-Key: "
 
-    def write(self, transport: asyncio.WriteTransport, idempotency_key: str, body: bytes) -> None:
+    def write(self, transport: asyncio.WriteTransport, idempotency_key: str, headers: bytes, body: bytes) -> None:
         key = idempotency_key.encode()
-        if len(body) <= ONE_WRITE_BYTES_MAX:
-            transport.write(b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (self.post_head, key, len(body), body))
+        size = len(body)
+        if size <= ONE_WRITE_BYTES_MAX:
+            transport.write(b"%b%b\r\n%bContent-Length: %d\r\n\r\n%b" % (self.post_head, key, headers, size, body))
         else:
-            transport.write(b"%b%b\r\nContent-Length: %d\r\n\r\n" % (self.post_head, key, len(body)))
+            transport.write(b"%b%b\r\n%bContent-Length: %d\r\n\r\n" % (self.post_head, key, headers, size))
             transport.write(body)
 
 
@@ -95,11 +108,19 @@ class AiohttpLine:
         self._tls = tls_context(deployment.tls)
         self._ways: dict[URL, Way] = {}
 
-    def post(self, url: URL, idempotency_key: str, body: bytes, total_s: float) -> Coroutine[Any, Any, Reply]:
-        return self._transport.call(self, url, idempotency_key, body, total_s)
+    def post(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+    ) -> Coroutine[Any, Any, Reply]:
+        return self._transport.call(self, url, idempotency_key, body, total_s, headers, leave)
 
     def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, Reply]:
-        return self._transport.call(self, url, "", None, total_s)
+        return self._transport.call(self, url, "", None, total_s, b"", None)
 
     def way(self, url: URL) -> Way:
         way = self._ways.get(url)
@@ -129,7 +150,14 @@ class AiohttpTransport:
         self._sweep.stop()
 
     async def call(
-        self, line: AiohttpLine, url: URL, idempotency_key: str, body: bytes | None, total_s: float
+        self,
+        line: AiohttpLine,
+        url: URL,
+        idempotency_key: str,
+        body: bytes | None,
+        total_s: float,
+        headers: bytes,
+        leave: Leave | None,
     ) -> Reply:
         """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
         that the upstream sees it.
@@ -142,7 +170,7 @@ class AiohttpTransport:
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._exchange(line, url, idempotency_key, body, exchange)
+                    return await self._exchange(line, url, idempotency_key, body, exchange, headers, leave)
                 except (Exception, asyncio.CancelledError) as wrong:
                     # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
                     # chained or kept: its frames know the request's head, and with it our key.
@@ -155,7 +183,14 @@ class AiohttpTransport:
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
     async def _exchange(
-        self, line: AiohttpLine, url: URL, idempotency_key: str, body: bytes | None, exchange: Exchange
+        self,
+        line: AiohttpLine,
+        url: URL,
+        idempotency_key: str,
+        body: bytes | None,
+        exchange: Exchange,
+        headers: bytes,
+        leave: Leave | None,
     ) -> Reply:
         way = line.way(url)
         if not idempotency_key.isprintable():
@@ -165,13 +200,18 @@ class AiohttpTransport:
             wire = await self.connections.open(way.request)
         whole = False
         try:
+            if leave is not None:
+                # A connection that took too long is kept: with the next leave it is there at once.
+                whole = True
+                leave.begin()
+                whole = False
             wire.expect_answer(self.limits)
             exchange.writing(wire)
             assert wire.transport is not None
             if body is None:
                 wire.transport.write(way.get_head)
             else:
-                way.write(wire.transport, idempotency_key, body)
+                way.write(wire.transport, idempotency_key, headers, body)
             message, payload = await wire.read()
             while 100 <= message.code <= 199 and message.code != 101:
                 message, payload = await wire.read()
@@ -207,6 +247,8 @@ class AiohttpTransport:
             if cut is None:
                 raise wrong
             return classify.failure(classify.CallCut(cut), sent=exchange.sent)
+        if isinstance(wrong, LeaveDied):
+            raise wrong
         was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
             wrong, classify.NEVER_CONNECTED
         )

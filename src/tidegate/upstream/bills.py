@@ -1,0 +1,92 @@
+"""What became of leave to send: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
+
+A settlement is said once. Where it is unknown whether it was heard, budget may be lost that way, never made.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from tidegate.core.budgets import Budget, Settlement
+from tidegate.core.errors import LimitsUnavailable
+from tidegate.core.ports import Limits
+
+log = structlog.get_logger(__name__)
+
+Budgets = tuple[Budget, ...]
+
+SETTLE_S = 0.05
+RETRY_S = 1.0
+SETTLEMENTS_MAX = 50_000
+
+
+@dataclass(slots=True)
+class _Bill:
+    budgets: Budgets
+    unsent: int = 0
+    reserved: int = 0
+    used: int = 0
+
+
+class Bills:
+    def __init__(self, limits: Limits | None) -> None:
+        self._limits = limits
+        self._bills: dict[str, _Bill] = {}
+        self._settling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def add(self, grant_id: str, budgets: Budgets, *, unsent: int, reserved: int, used: int) -> None:
+        if len(self._bills) >= SETTLEMENTS_MAX:
+            # What is never settled stays reserved until it leaves its window: that errs on the side of the limit.
+            return
+        bill = self._bills.setdefault(grant_id, _Bill(budgets))
+        bill.unsent += unsent
+        bill.reserved += reserved
+        bill.used += used
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle_while_any_is_open())
+
+    async def _settle_while_any_is_open(self) -> None:
+        try:
+            while self._bills:
+                if not self._closed:
+                    await asyncio.sleep(SETTLE_S)
+                bills, self._bills = self._bills, {}
+                settlements = [
+                    Settlement(grant_id, bill.budgets, bill.unsent, bill.reserved, bill.used)
+                    for grant_id, bill in bills.items()
+                ]
+                assert self._limits is not None
+                try:
+                    await self._limits.settle(settlements)
+                except LimitsUnavailable as error:
+                    log.warning("settling_waits", why=str(error))
+                    if self._closed:
+                        return
+                    self._keep_debts(bills)
+                    await asyncio.sleep(RETRY_S)
+                except Exception as error:
+                    # What is not settled stays reserved: the limit holds, and the next bills are still worth saying.
+                    log.error("settling_broke", kind=type(error).__name__)
+        finally:
+            self._settling = None
+
+    def _keep_debts(self, bills: dict[str, _Bill]) -> None:
+        """It is unknown whether it was taken in. Said twice, what goes back would mint budget, so that is not said again; a debt would only
+        be paid twice.
+        """
+        for grant_id, bill in bills.items():
+            if bill.used > bill.reserved:
+                debt = self._bills.setdefault(grant_id, _Bill(bill.budgets))
+                debt.reserved += bill.reserved
+                debt.used += bill.used
+
+    async def close(self, timeout_s: float) -> None:
+        """Settle what is known, without waiting any longer than this."""
+        self._closed = True
+        if self._settling is not None:
+            await asyncio.wait({self._settling}, timeout=timeout_s)
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.gather(self._settling, return_exceptions=True)

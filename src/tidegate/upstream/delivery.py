@@ -1,0 +1,94 @@
+"""One call to one deployment that budgets bind, that is told more than its body, or that is weighed in tokens.
+
+It takes leave, has the call sent under it, and settles what it took: unsent leave goes back, what was sent and not done takes no tokens,
+what may have been done keeps its reserve. It neither chooses a deployment nor judges one.
+"""
+
+from collections.abc import Mapping
+
+import structlog
+
+from tidegate.core.deployments import Estimate
+from tidegate.core.errors import KeyRejected, Refused, Throttled, Withheld
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.ports import Clock
+from tidegate.upstream import classify, discovered
+from tidegate.upstream.lane import Lane
+from tidegate.upstream.notebook import Notebook
+from tidegate.upstream.purse import LeaveDied, Purse, Terms
+from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
+from tidegate.upstream.routes import Route
+
+log = structlog.get_logger(__name__)
+
+# A connection that takes longer than a leave lives is kept, so the second leave is nearly always enough.
+LEAVES_MAX = 4
+LEAVE_DIED_MS = 1_000
+
+
+class Delivery:
+    def __init__(self, purse: Purse, reserve: Reserve, clock: Clock, notebook: Notebook | None) -> None:
+        self._purse = purse
+        self._reserve = reserve
+        self._clock = clock
+        self._notebook = notebook
+
+    async def send(self, route: Route, lane: Lane, call: Call, total_s: float) -> tuple[int, bytes, Usage]:
+        """The same for a call that budgets bind, or that is told more, or is weighed."""
+        terms = self._purse.terms(route.budgets(lane) + call.budgets)
+        body = lane.hinter.body(route.body(call.body))
+        is_weighed = terms.counts_tokens or lane.tokens_max
+        tokens = self._reserve.tokens(call, lane.deployment.estimate) if is_weighed else 0
+        lane.tokens_in_flight += tokens
+        try:
+            for _ in range(LEAVES_MAX):
+                try:
+                    return await self._send_once(terms, lane, call, body, tokens, total_s)
+                except LeaveDied:
+                    # Nothing was written, and the connection that took so long is there now.
+                    continue
+        finally:
+            lane.tokens_in_flight -= tokens
+        until_ms = self._clock.monotonic_ms() + LEAVE_DIED_MS
+        raise Withheld(
+            "every leave to send ran out before a connection was there", until_ms=until_ms, code="leave_died"
+        )
+
+    async def _send_once(
+        self, terms: Terms, lane: Lane, call: Call, body: bytes, tokens: int, total_s: float
+    ) -> tuple[int, bytes, Usage]:
+        is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
+        leave = await self._purse.take(terms, tokens, is_bound=is_bound) if terms.budgets else None
+        try:
+            more = (
+                b""
+                if lane.hinter.is_silent
+                else lane.hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
+            )
+            status, headers, answer = await lane.line.post(
+                lane.url(call.endpoint), call.idempotency_key, body, total_s, more, leave
+            )
+            if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
+                self.hear(lane, headers)
+            line, usage = classify.accept(call.endpoint, status, headers, answer, self._clock.now_ms)
+        except BaseException as wrong:
+            if leave is not None and not leave.begun:
+                self._purse.give_back(leave)
+            elif leave is not None and isinstance(wrong, Throttled | Refused | KeyRejected):
+                # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
+                self._purse.used(leave, 0)
+            raise
+        spent = usage.input_tokens + usage.output_tokens
+        if spent:
+            self._reserve.learn(call.model, usage)
+            if leave is not None:
+                self._purse.used(leave, spent)
+        return status, line, usage
+
+    def hear(self, lane: Lane, headers: Mapping[str, str]) -> None:
+        """The answer tells of its deployment's limits."""
+        told = discovered.told(headers, self._clock.now_ms())
+        if told is not None and lane.told(told, self._clock.monotonic_ms()):
+            log.info("upstream_limits", deployment=lane.deployment.name, requests=told.requests, tokens=told.tokens)
+            if self._notebook is not None:
+                self._notebook.note(lane)

@@ -1,0 +1,127 @@
+"""Limits that an upstream tells about itself in the headers of its answers. Pure: headers in, limits out.
+
+    x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds)
+    anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for tokens, input-tokens and output-tokens
+
+Whatever the bytes are, the worst that comes of them is nothing: a header that cannot be read says nothing.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+NUMBER_MAX = 10**12
+RESET_MS_MAX = 7 * 86_400_000
+TEXT_MAX = 40
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s|d)", re.ASCII)
+_UNIT_MS = {
+    "d": 86_400_000.0,
+    "h": 3_600_000.0,
+    "m": 60_000.0,
+    "s": 1_000.0,
+    "ms": 1.0,
+    "us": 1e-3,
+    "µs": 1e-3,
+    "ns": 1e-6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one answer said: the limits of a minute, and for how long nothing is left."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    empty_for_ms: int = 0
+
+
+def told(headers: Mapping[str, str], now_ms: int) -> Told | None:
+    """What these headers say of the upstream's limits; None when they say nothing. `now_ms` is wall time, for moments."""
+    if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
+        found = Told(
+            _count(headers.get("x-ratelimit-limit-requests")) or None,
+            _count(headers.get("x-ratelimit-limit-tokens")) or None,
+            max(_empty_for(headers, kind, now_ms) for kind in ("requests", "tokens")),
+        )
+    elif "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
+        found = Told(
+            _count(headers.get("anthropic-ratelimit-requests-limit")) or None,
+            _anthropic_tokens(headers),
+            max(_anthropic_empty_for(headers, kind, now_ms) for kind in _ANTHROPIC_KINDS),
+        )
+    else:
+        return None
+    return None if found == Told() else found
+
+
+_ANTHROPIC_KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
+
+
+def _anthropic_tokens(headers: Mapping[str, str]) -> int | None:
+    both = _count(headers.get("anthropic-ratelimit-tokens-limit"))
+    if both:
+        return both
+    asked = _count(headers.get("anthropic-ratelimit-input-tokens-limit"))
+    written = _count(headers.get("anthropic-ratelimit-output-tokens-limit"))
+    return asked + written if asked and written else None
+
+
+def _empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
+    if _count(headers.get(f"x-ratelimit-remaining-{kind}")) != 0:
+        return 0
+    return _duration_ms(headers.get(f"x-ratelimit-reset-{kind}"))
+
+
+def _anthropic_empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
+    if _count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) != 0:
+        return 0
+    moment_ms = _moment_ms(headers.get(f"anthropic-ratelimit-{kind}-reset"))
+    if moment_ms is None:
+        return 0
+    # By the upstream's own clock where it tells it, so that a wrong one on either side does not matter.
+    says_now_ms = _date_ms(headers.get("Date"))
+    wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
+    return min(max(wait_ms, 0), RESET_MS_MAX)
+
+
+def _count(text: str | None) -> int | None:
+    if text is None or len(text) > TEXT_MAX or not text.isascii() or not text.strip().isdecimal():
+        return None
+    number = int(text)
+    return number if number <= NUMBER_MAX else None
+
+
+def _duration_ms(text: str | None) -> int:
+    """ "6m0s", "1.5s", "20ms" or plain seconds, rounded up; 0 when it cannot be read."""
+    if text is None or len(text) > TEXT_MAX:
+        return 0
+    text = text.strip()
+    if re.fullmatch(r"\d+(?:\.\d+)?", text, re.ASCII):
+        text += "s"
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return 0
+    wait_ms = sum(float(number) * _UNIT_MS[unit] for number, unit in parts)
+    return RESET_MS_MAX if wait_ms >= RESET_MS_MAX else int(-(-wait_ms // 1))
+
+
+def _moment_ms(text: str | None) -> int | None:
+    if text is None or len(text) > TEXT_MAX:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _date_ms(text: str | None) -> int | None:
+    if text is None or len(text) > 2 * TEXT_MAX:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp() * 1000)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None

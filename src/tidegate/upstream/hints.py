@@ -1,0 +1,82 @@
+"""What an engine or a router behind us is told about a call: a field of its body, a few headers, the upstream's name of its model.
+
+Bodies are the callers' bytes. A field is put in front of theirs without writing the body anew; only a resource's call, whose model has
+another name upstream, is put together again, each value as the bytes that it was. A tenant is told apart, never named.
+"""
+
+from hashlib import blake2b
+
+import msgspec
+
+from tidegate.core.deployments import Deployment
+from tidegate.core.nouns import Call
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+NAMES_MAX = 4_096
+
+
+class Hinter:
+    """What one deployment is told. `is_silent` when it is told nothing, so that most calls pay nothing for this."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._hints = hints = deployment.hints
+        self._field = msgspec.json.encode(hints.priority_field) if hints.priority_field else b""
+        self._member = self._field + b":%d" % hints.priority
+        self._names: dict[str, bytes] = {}
+        headers = (hints.objective_header, hints.fairness_header, hints.deadline_header, hints.prefix_header)
+        self.is_silent = not self._field and not any(headers)
+
+    def body(self, body: bytes) -> bytes:
+        """The body with the priority in front, unless the caller gave one."""
+        if not self._field:
+            return body
+        if self._field in body and _has(body, self._hints.priority_field):
+            return body
+        at = body.find(b"{") + 1
+        if body[: at - 1].strip():
+            return body
+        rest = body[at:]
+        comma = b"" if rest.lstrip().startswith(b"}") else b","
+        return b"%b%b%b%b" % (body[:at], self._member, comma, rest)
+
+    def headers(self, call: Call, left_ms: float) -> bytes:
+        """Header lines for this call, each with its line end."""
+        hints = self._hints
+        lines = b""
+        if hints.objective_header:
+            lines += f"{hints.objective_header}: {hints.objective}\r\n".encode()
+        if hints.fairness_header and call.scope:
+            lines += f"{hints.fairness_header}: ".encode() + self._name_of(call.scope) + b"\r\n"
+        if hints.deadline_header:
+            lines += f"{hints.deadline_header}: {max(0, int(left_ms))}\r\n".encode()
+        if hints.prefix_header and call.prefix_group:
+            lines += f"{hints.prefix_header}: ".encode() + self._name_of(call.prefix_group) + b"\r\n"
+        return lines
+
+    def _name_of(self, text: str) -> bytes:
+        """A name that tells apart and says nothing else, and that fits a header whatever the text is."""
+        name = self._names.get(text)
+        if name is None:
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            name = self._names[text] = blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest().encode()
+        return name
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """The same request for another name of its model: every other value stays the bytes that it was."""
+    try:
+        members = _object.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return body
+    members["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(members)
+
+
+def _has(body: bytes, name: str) -> bool:
+    try:
+        return name in _object.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # Not an object: whatever the upstream says to it, it is not for us to change.
+        return True

@@ -1,0 +1,312 @@
+"""What this process may send now under the budgets that all processes share.
+
+Every call that a budget binds takes leave here, right before it is sent. All calls that wait are asked for with one question to the Limits
+port, and only one question is out at a time, so a thousand calls cost a handful of questions. Leave is short-lived: what was not sent goes
+back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
+named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from tidegate.core.budgets import Ask, Budget, Grant
+from tidegate.core.errors import LimitsUnavailable, Refused, Withheld
+from tidegate.core.ports import Clock, Limits
+from tidegate.upstream.bills import Bills
+
+log = structlog.get_logger(__name__)
+
+# How long an answer may take before those who wait are put off. The question itself is never cancelled: it may have been granted.
+ANSWER_S_MAX = 5.0
+UNREACHABLE_MS = 1_000
+
+# A budget frees a little at a time: asking for every crumb would be hot, and this costs a thousandth of a minute.
+SPENT_MS_MIN = 50
+# Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
+CONTENDED_MS = 60_000
+CONTENDED_ASK_MAX = 16
+ASK_MAX = 512
+
+TERMS_MAX = 4_096
+
+Budgets = tuple[Budget, ...]
+
+EXCEEDS_LIMIT = "request_exceeds_limit"
+
+
+class LeaveDied(Exception):
+    """The leave ran out before the first byte was written: nothing was sent, and the call takes a new one."""
+
+
+class Leave:
+    """Leave to send one call until a moment. `begun` says that it was sent under it."""
+
+    __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "tokens")
+
+    def __init__(self, clock: Clock, budgets: Budgets, grant_id: str, tokens: int, dies_ms: float) -> None:
+        self._clock = clock
+        self.budgets = budgets
+        self.grant_id = grant_id
+        self.tokens = tokens
+        self.dies_ms = dies_ms
+        self.begun = False
+
+    def begin(self) -> None:
+        """The next thing that happens is the first byte on the wire."""
+        if self._clock.monotonic_ms() >= self.dies_ms:
+            raise LeaveDied
+        self.begun = True
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call's budgets come to: those that bind at all, and the most tokens that one call can ever be granted."""
+
+    budgets: Budgets
+    counts_tokens: bool
+    tokens_max: int
+
+
+class _Waiter:
+    __slots__ = ("answer", "tokens")
+
+    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int) -> None:
+        self.answer = answer
+        self.tokens = tokens
+
+
+class Purse:
+    def __init__(self, limits: Limits | None, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._terms: dict[Budgets, Terms] = {}
+        self._waiting: dict[Budgets, list[_Waiter]] = {}
+        self._one_by_one: set[Budgets] = set()
+        self._asking: asyncio.Task[None] | None = None
+        self._bills = Bills(limits)
+        self._spent: dict[str, float] = {}
+        self._contended: dict[str, float] = {}
+        self._closed = False
+        self.unreachable_until_ms = 0.0
+
+    def terms(self, budgets: Budgets) -> Terms:
+        """What these budgets come to."""
+        terms = self._terms.get(budgets)
+        if terms is None:
+            if len(self._terms) >= TERMS_MAX:
+                self._terms.clear()
+            terms = self._terms[budgets] = _terms(budgets)
+        return terms
+
+    def spent_until_ms(self, budgets: Budgets) -> float:
+        """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
+        if not self._spent and not self.unreachable_until_ms:
+            return 0.0
+        until_ms = max((self._spent.get(key_of(budget), 0.0) for budget in budgets), default=0.0)
+        return max(until_ms, self.unreachable_until_ms if budgets else 0.0)
+
+    async def take(self, terms: Terms, tokens: int, *, is_bound: bool) -> Leave:
+        """Leave to send one call that may take so many tokens; Withheld when there is none now.
+
+        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent.
+        """
+        if self._limits is None or self._closed:
+            raise self._unreachable("nothing keeps the shared budgets here: check the store's settings")
+        self._refuse_what_is_known(terms.budgets)
+        if not terms.counts_tokens:
+            tokens = 0
+        elif tokens > terms.tokens_max:
+            if is_bound:
+                raise Refused(
+                    f"this request may take {tokens} tokens, and its limits allow {terms.tokens_max} in one period: "
+                    "lower its max_tokens or raise the limit",
+                    status=400,
+                    code=EXCEEDS_LIMIT,
+                )
+            tokens = terms.tokens_max
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens)
+        self._waiting.setdefault(terms.budgets, []).append(waiter)
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_while_any_waits())
+        try:
+            return await waiter.answer
+        except asyncio.CancelledError:
+            if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
+                self.give_back(waiter.answer.result())
+            raise
+
+    def give_back(self, leave: Leave) -> None:
+        """Nothing was sent under this leave."""
+        self._bills.add(leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0)
+
+    def used(self, leave: Leave, tokens: int) -> None:
+        """What was sent under this leave really took so many tokens."""
+        if leave.tokens != tokens and self.terms(leave.budgets).counts_tokens:
+            self._bills.add(leave.grant_id, leave.budgets, unsent=0, reserved=leave.tokens, used=tokens)
+
+    async def close(self) -> None:
+        """Put off whoever waits, and settle what is known."""
+        self._closed = True
+        self._put_off_all(self._unreachable("this process stops"))
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=ANSWER_S_MAX)
+        await self._bills.close(ANSWER_S_MAX)
+
+    # The question.
+
+    async def _ask_while_any_waits(self) -> None:
+        try:
+            while self._waiting:
+                await self._ask()
+        finally:
+            self._asking = None
+
+    async def _ask(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        parts = [(budgets, self._next_part(budgets, now_ms)) for budgets in list(self._waiting)]
+        parts = [(budgets, part) for budgets, part in parts if part]
+        asks = [Ask(budgets, len(part), sum(waiter.tokens for waiter in part)) for budgets, part in parts]
+        if not asks:
+            return
+        assert self._limits is not None
+        question = asyncio.ensure_future(self._limits.debit(asks))
+        done, _ = await asyncio.wait({question}, timeout=ANSWER_S_MAX)
+        late = not done
+        if late:
+            self._lose_touch("the shared budgets did not answer in time", parts)
+        try:
+            grants = await question
+        except LimitsUnavailable as error:
+            if not late:
+                self._lose_touch(str(error), parts)
+            return
+        except Exception as error:
+            # Whatever it was, nobody knows what may be sent now; whoever waits must not wait for ever.
+            log.error("limits_broke", kind=type(error).__name__)
+            self._lose_touch("asking the shared budgets failed", parts)
+            return
+        self.unreachable_until_ms = 0.0
+        for (budgets, part), grant in zip(parts, grants, strict=True):
+            self._deal(budgets, part, grant, now_ms)
+
+    def _next_part(self, budgets: Budgets, now_ms: float) -> list[_Waiter]:
+        """Who is asked for now of those who wait under these budgets; the others come with the next question."""
+        waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
+        for budget in budgets:
+            until_ms = self._spent.get(key_of(budget), 0.0)
+            if until_ms > now_ms:
+                # Another question was told so since these came.
+                for waiter in waiting:
+                    waiter.answer.set_exception(_spent(key_of(budget), until_ms))
+                return []
+        count = ASK_MAX
+        if any(self._contended.get(key_of(budget), 0.0) > now_ms for budget in budgets):
+            count = CONTENDED_ASK_MAX
+        if budgets in self._one_by_one:
+            # The last grant's tokens fitted nobody: a question for one cannot be answered with half of what it needs.
+            self._one_by_one.discard(budgets)
+            count = 1
+        if len(waiting) > count:
+            # At the end: whoever waits under other budgets has a turn before.
+            self._waiting[budgets] = waiting[count:]
+        return waiting[:count]
+
+    def _deal(self, budgets: Budgets, part: Sequence[_Waiter], grant: Grant, asked_ms: float) -> None:
+        dies_ms = asked_ms + grant.lasts_ms
+        requests, tokens = grant.requests, grant.tokens
+        counts_tokens = self.terms(budgets).counts_tokens
+        left: list[_Waiter] = []
+        for waiter in part:
+            if waiter.answer.done():
+                continue
+            if requests and (not counts_tokens or waiter.tokens <= tokens):
+                requests -= 1
+                tokens -= waiter.tokens
+                waiter.answer.set_result(Leave(self._clock, budgets, grant.id, waiter.tokens, dies_ms))
+            else:
+                left.append(waiter)
+        if requests or (counts_tokens and tokens > 0):
+            self._bills.add(grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0)
+        if not left:
+            return
+        if grant.requests and not grant.wait_ms:
+            if len(left) == len(part):
+                self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
+            return
+        self._say_spent(budgets, grant, left)
+
+    def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        until_ms = now_ms + max(grant.wait_ms, SPENT_MS_MIN)
+        for key in [key_of(budget) for budget in budgets if grant.spent in (budget.name, key_of(budget))] or [
+            key_of(budget) for budget in budgets
+        ]:
+            self._spent[key] = max(until_ms, self._spent.get(key, 0.0))
+            self._contended[key] = until_ms + CONTENDED_MS
+        self._forget_what_passed(now_ms)
+        # Those who came meanwhile would hear the same.
+        for waiter in [*left, *self._waiting.pop(budgets, [])]:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(_spent(grant.spent or key_of(budgets[0]), until_ms))
+
+    def _refuse_what_is_known(self, budgets: Budgets) -> None:
+        if not self._spent and not self.unreachable_until_ms:
+            return
+        now_ms = self._clock.monotonic_ms()
+        if self.unreachable_until_ms > now_ms:
+            raise self._unreachable("the shared budgets could not be asked a moment ago")
+        for budget in budgets:
+            until_ms = self._spent.get(key_of(budget), 0.0)
+            if until_ms > now_ms:
+                raise _spent(key_of(budget), until_ms)
+
+    def _forget_what_passed(self, now_ms: float) -> None:
+        for known in (self._spent, self._contended):
+            for key in [key for key, until_ms in known.items() if until_ms <= now_ms]:
+                del known[key]
+
+    def _lose_touch(self, why: str, parts: Sequence[tuple[Budgets, Sequence[_Waiter]]]) -> None:
+        self.unreachable_until_ms = self._clock.monotonic_ms() + UNREACHABLE_MS
+        log.warning("limits_unavailable", why=why)
+        for _, part in parts:
+            for waiter in part:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(self._unreachable(why))
+        self._put_off_all(self._unreachable(why))
+
+    def _put_off_all(self, error: Withheld) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for part in waiting.values():
+            for waiter in part:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(error)
+
+    def _unreachable(self, why: str) -> Withheld:
+        until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
+        message = f"nothing is sent while nobody can say what the shared budgets bear: {why}"
+        return Withheld(message, until_ms=until_ms, code="limits_unavailable")
+
+
+def key_of(budget: Budget) -> str:
+    """What a budget is known by here."""
+    return f"{budget.bound}:{budget.name}"
+
+
+def _terms(budgets: Budgets) -> Terms:
+    binding = tuple(
+        budget
+        for budget in budgets
+        if any(limit.enabled and (limit.requests, limit.tokens) != (None, None) for limit in budget.limits)
+    )
+    allowed = [
+        limit.tokens for budget in binding for limit in budget.limits if limit.enabled and limit.tokens is not None
+    ]
+    return Terms(binding, bool(allowed), min(allowed, default=0))
+
+
+def _spent(name: str, until_ms: float) -> Withheld:
+    return Withheld(f"the budget of {name} is spent for now", until_ms=until_ms, spent=name, code="budget_spent")

@@ -1,0 +1,143 @@
+"""How many calls this process may have in flight: per deployment, per model and in all, over every process never above the cap.
+
+With the embedded store there is one process and the caps are its own. With several, a small loop asks the Limits port for this process's
+part: often while it needs more, twice a second otherwise. Before the first answer it has none. A part is kept while the store cannot be
+reached; that no call begins when this process may be taken for dead is what a call's `begin_by_ms` is for.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from tidegate.core.errors import LimitsUnavailable
+from tidegate.core.ports import DiscoveredLimits, Limits
+from tidegate.upstream.lane import Lane
+
+log = structlog.get_logger(__name__)
+
+PERIOD_S = 0.5
+HURRY_S = 0.05
+GLOBAL = "global"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What is shared with other processes, and how much of it there is in all.
+
+    `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
+    only process. 0 and no entry mean no cap.
+    """
+
+    limits: Limits | None = None
+    worker_id: Callable[[], str] | None = None
+    discovered: DiscoveredLimits | None = None
+    model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
+    in_flight_max_global: int = 0
+
+
+class Caps:
+    """Calls in flight per model and in all, for the names that have a cap. The model's is looked at before the one over all."""
+
+    def __init__(self, model_max: Mapping[str, int], all_max: int) -> None:
+        self.caps = {f"model:{model}": count for model, count in model_max.items()}
+        if all_max:
+            self.caps[GLOBAL] = all_max
+        self.slots = dict(self.caps)
+        self.in_flight = dict.fromkeys(self.caps, 0)
+
+    def room(self, model: str) -> float:
+        room = math.inf
+        for name in (f"model:{model}", GLOBAL):
+            if name in self.slots:
+                room = min(room, self.slots[name] - self.in_flight[name])
+        return room
+
+    def count(self, model: str, more: int) -> None:
+        for name in (f"model:{model}", GLOBAL):
+            if name in self.in_flight:
+                self.in_flight[name] += more
+
+
+class SharedSlots:
+    """The loop that keeps this process's part; `worker_id` is asked each time, for a process may begin a new life."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        worker_id: Callable[[], str],
+        lanes: Sequence[Lane],
+        caps: Caps,
+        on_more: Callable[[], None],
+    ) -> None:
+        self._limits = limits
+        self._worker_id = worker_id
+        self._lanes = lanes
+        self._caps = caps
+        self._on_more = on_more
+        self._hurry = asyncio.Event()
+        self._reached = True
+        for lane in lanes:
+            lane.share(0)
+        caps.slots = dict.fromkeys(caps.caps, 0)
+        self._task = asyncio.create_task(self._run())
+
+    def hurry(self) -> None:
+        """Somebody was short of a slot."""
+        self._hurry.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._hurry.clear()
+            try:
+                await self._ask()
+                self._reached = True
+            except LimitsUnavailable as error:
+                if self._reached:
+                    log.warning("slots_unshared", why=str(error))
+                self._reached = False
+            except Exception as error:
+                log.error("slots_broke", kind=type(error).__name__)
+            await asyncio.sleep(HURRY_S)
+            if not self._hurry.is_set() or not self._reached:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(PERIOD_S - HURRY_S):
+                await (self._hurry.wait() if self._reached else asyncio.sleep(PERIOD_S))
+        except TimeoutError:
+            pass
+
+    async def _ask(self) -> None:
+        wanted: dict[str, int] = {}
+        in_use: dict[str, int] = {}
+        caps: dict[str, int] = {}
+        for lane in self._lanes:
+            name = lane.deployment.name
+            caps[name] = lane.deployment.batch_in_flight_max
+            in_use[name] = lane.in_flight
+            wanted[name] = lane.wanted_slots()
+        for name, cap in self._caps.caps.items():
+            caps[name] = cap
+            in_use[name] = self._caps.in_flight[name]
+            served = (lane for lane in self._lanes if name == GLOBAL or _serves(lane, name.removeprefix("model:")))
+            wanted[name] = min(cap, sum(wanted[lane.deployment.name] for lane in served))
+        if not any(wanted.values()) and not any(in_use.values()) and not any(lane.slots for lane in self._lanes):
+            # Nothing is wanted and nothing is held: an idle process asks nobody.
+            return
+        shares = await self._limits.share_slots(self._worker_id(), wanted, in_use, caps)
+        for lane in self._lanes:
+            lane.share(shares.get(lane.deployment.name, 0))
+        self._caps.slots = {name: shares.get(name, 0) for name in self._caps.caps}
+        self._on_more()
+
+
+def _serves(lane: Lane, model: str) -> bool:
+    return not lane.deployment.models or model in lane.deployment.models
