@@ -12,6 +12,7 @@ from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
 from tests.support.proxy import Proxies
+from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims
@@ -111,6 +112,31 @@ def private_s3_server(run_directory: RunDirectory) -> Iterator[S3Server]:
     """An S3 server of this test's own, to be stopped at will."""
     try:
         with run_directory.private(S3Server) as server:
+            yield server
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def redis_server(run_directory: RunDirectory) -> RedisServer:
+    """The run's Redis. Others use it too: to flush or stop one, ask for `private_redis`."""
+    try:
+        return run_directory.shared(RedisServer)
+    except ServiceFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The shared server's address; whoever writes there does so under a prefix of its own."""
+    return redis_server.url
+
+
+@pytest.fixture
+def private_redis(run_directory: RunDirectory) -> Iterator[RedisServer]:
+    """A Redis of this test's own, to be flushed, paused and stopped at will."""
+    try:
+        with run_directory.private(RedisServer) as server:
             yield server
     except ServiceFailed as failure:
         pytest.fail(str(failure), pytrace=False)

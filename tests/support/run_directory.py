@@ -22,11 +22,16 @@ from typing import TypeVar
 
 from tests.support.postgres import PostgresServer
 from tests.support.processes import kill_registered, wait_until
+from tests.support.redis import RedisServer
 from tests.support.s3 import S3Server
 
-Server = TypeVar("Server", PostgresServer, S3Server)
+Server = TypeVar("Server", PostgresServer, RedisServer, S3Server)
 
-KINDS: dict[str, type[PostgresServer] | type[S3Server]] = {"postgres": PostgresServer, "s3": S3Server}
+KINDS: dict[str, type[PostgresServer] | type[RedisServer] | type[S3Server]] = {
+    "postgres": PostgresServer,
+    "redis": RedisServer,
+    "s3": S3Server,
+}
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLEANUP_TIMEOUT_S = 60
 
@@ -148,11 +153,11 @@ class RunDirectory:
             os.close(fd)
 
 
-def _name(kind: type[PostgresServer] | type[S3Server]) -> str:
+def _name(kind: type[PostgresServer] | type[RedisServer] | type[S3Server]) -> str:
     return next(name for name, known in KINDS.items() if known is kind)
 
 
-def _explain(kind: type[PostgresServer] | type[S3Server], failure: Exception) -> str:
+def _explain(kind: type[PostgresServer] | type[RedisServer] | type[S3Server], failure: Exception) -> str:
     return (
         f"the {_name(kind)} server that this test needs did not start, so the test cannot pass: "
         f"{type(failure).__name__}: {failure}"

@@ -16,9 +16,14 @@ def deal(asks: Sequence[Ask], ledgers: Mapping[str, Ledger], now: int) -> list[G
     return [_grant(ask, ledgers, now, waited_for) for ask in asks]
 
 
-def _grant(ask: Ask, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
+def check(ask: Ask) -> None:
+    """Refuse an ask that cannot be meant."""
     if ask.requests < 1 or not 0 <= ask.tokens <= TOKENS_MAX:
         raise ValueError(f"an ask for {ask.requests} requests with {ask.tokens} tokens cannot be meant")
+
+
+def _grant(ask: Ask, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
+    check(ask)
     each = -(-ask.tokens // ask.requests)
     bounds = [(budget, limit) for budget in ask.budgets for limit in budget.limits if limit.enabled]
     count = ask.requests
