@@ -168,6 +168,8 @@ MOVES: dict[str, dict[Any, frozenset[Any]]] = {
     "files": states.FILE_MOVES,
     "blobs": states.BLOB_MOVES,
     "workers": states.WORKER_MOVES,
+    "job_models": states.JOB_MODEL_MOVES,
+    "flows": states.FLOW_MOVES,
 }
 
 

@@ -325,10 +325,21 @@ class Worker:
     def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
         piece = held.slice
         if isinstance(verdict, Answered):
-            self._recorder.answered(piece.job_id, item.number, verdict.line, verdict.usage, piece.first, piece.token)
+            self._recorder.answered(
+                piece.job_id,
+                item.number,
+                verdict.line,
+                verdict.usage,
+                piece.first,
+                piece.token,
+                piece.model,
+                piece.item_units,
+            )
             held.left -= 1
         elif isinstance(verdict, Failed):
-            self._recorder.failed(piece.job_id, item.number, verdict.line, piece.first, piece.token)
+            self._recorder.failed(
+                piece.job_id, item.number, verdict.line, piece.first, piece.token, piece.model, piece.item_units
+            )
             held.left -= 1
         elif isinstance(verdict, Again):
             if verdict.count > item.attempt_count or verdict.wait_ms > SHORT_WAIT_MS:

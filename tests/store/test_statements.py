@@ -15,11 +15,15 @@ import tidegate.store
 from tidegate.core.states import (
     BLOB_MOVES,
     FILE_MOVES,
+    FLOW_MOVES,
+    JOB_MODEL_MOVES,
     JOB_MOVES,
     SLICE_MOVES,
     WORKER_MOVES,
     BlobState,
     FileState,
+    FlowState,
+    JobModelState,
     JobState,
     Outcome,
     SliceState,
@@ -34,6 +38,8 @@ STATES: dict[str, type[StrEnum]] = {
     "files": FileState,
     "blobs": BlobState,
     "workers": WorkerState,
+    "flows": FlowState,
+    "job_models": JobModelState,
 }
 MOVES = {
     (table, source.value, target.value)
@@ -43,6 +49,8 @@ MOVES = {
         "files": FILE_MOVES,
         "blobs": BLOB_MOVES,
         "workers": WORKER_MOVES,
+        "flows": FLOW_MOVES,
+        "job_models": JOB_MODEL_MOVES,
     }.items()
     for source, targets in moves.items()  # type: ignore[attr-defined]
     for target in targets

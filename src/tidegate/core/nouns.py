@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidegate.core.budgets import Budget
+from tidegate.core.budgets import Budget, Limit
 from tidegate.core.states import FileState, JobState, Outcome
 
 
@@ -109,6 +109,8 @@ class JobRequest:
     ordered: bool = False
     prefix_order: bool = True
     invalid_lines: str = "fail"
+    queue: str = "default"
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,10 @@ class Job:
     work_bytes: int
     prompt_bytes: int
     shared_prefix_bytes: int
+    scope: str
+    queue: str
+    begin_by: int | None
+    limits: tuple[Limit, ...] = ()
 
     @property
     def done_count(self) -> int:
@@ -227,6 +233,11 @@ class LeasedSlice:
     expires_in_ms: int
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = field(default_factory=dict)
+
+    @property
+    def item_units(self) -> int:
+        """What a mean item of it counts."""
+        return self.work_units // self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +308,9 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log."""
+    """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log.
+
+    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left."""
 
     number: int
     outcome: Outcome
@@ -306,6 +319,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     token: str
     usage: Usage = Usage()
     attempt_count: int = 0
+    model: str | None = None
+    units: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,3 +380,67 @@ class Rewrite:
 
     placed: Placed
     places: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What all workers together had answered of one model in one minute of the clock: estimated units, and the tokens charged."""
+
+    minute: int
+    units: int
+    tokens: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
+    shares it now. It changes slowly: whoever decides often asks for it seldom."""
+
+    rate: float | None = None
+    ratio: float = 1.0
+    flow_count: int = 0
+    weights: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AwakeFlow:
+    """A flow as a sweep sees it. `has_spent`: a job of it has no slice of the model left. `is_active`: something of it is out or ready."""
+
+    model: str
+    served: int
+    scope: str
+    weight_milli: int
+    tenant: str
+    has_spent: bool
+    is_active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutlook:
+    """What stands before one model of a job, in estimated work units, and how fast the model went, minute by minute.
+
+    `ahead_units` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now."""
+
+    model: str
+    total_units: int
+    left_units: int
+    in_flight_units: int
+    ahead_units: int
+    weight: float
+    weights: float
+    flow_count: int
+    minutes: tuple[Minute, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All that an estimate of a job's end can be made from. No models: it was not ingested yet, or it ended."""
+
+    now: int
+    created_at: int
+    expires_at: int
+    begin_by: int | None
+    begun_at: int | None
+    workers: int
+    models: tuple[ModelOutlook, ...]

@@ -51,6 +51,20 @@ class WorkerState(StrEnum):
     GONE = "gone"
 
 
+class FlowState(StrEnum):
+    """Whether the queue of one scope for one model has anything to do."""
+
+    ASLEEP = "asleep"
+    AWAKE = "awake"
+
+
+class JobModelState(StrEnum):
+    """Whether the scheduler may find slices of this model in a job."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.VALIDATING: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
     JobState.IN_PROGRESS: frozenset({JobState.CANCELLING, JobState.FINALIZING}),
@@ -79,6 +93,14 @@ BLOB_MOVES: dict[BlobState, frozenset[BlobState]] = {
 WORKER_MOVES: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.ALIVE: frozenset({WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
+}
+FLOW_MOVES: dict[FlowState, frozenset[FlowState]] = {
+    FlowState.ASLEEP: frozenset({FlowState.AWAKE}),
+    FlowState.AWAKE: frozenset({FlowState.ASLEEP}),
+}
+JOB_MODEL_MOVES: dict[JobModelState, frozenset[JobModelState]] = {
+    JobModelState.OPEN: frozenset({JobModelState.CLOSED}),
+    JobModelState.CLOSED: frozenset(),
 }
 
 JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)

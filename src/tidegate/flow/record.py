@@ -95,11 +95,32 @@ class Recorder:
         """Too much waits for a store or a disk that is away: nothing new should be sent."""
         return self.failing or self._held_bytes > self._limits.held_bytes_max
 
-    def answered(self, job_id: str, number: int, line: bytes, usage: Usage, slice_first: int, token: str) -> None:
-        self._add("answers", job_id, line, Finished(number, Outcome.ANSWERED, len(line), slice_first, token, usage))
+    def answered(
+        self,
+        job_id: str,
+        number: int,
+        line: bytes,
+        usage: Usage,
+        slice_first: int,
+        token: str,
+        model: str | None = None,
+        units: int = 0,
+    ) -> None:
+        finished = Finished(number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units)
+        self._add("answers", job_id, line, finished)
 
-    def failed(self, job_id: str, number: int, line: bytes, slice_first: int, token: str) -> None:
-        self._add("errors", job_id, line, Finished(number, Outcome.FAILED, len(line), slice_first, token))
+    def failed(
+        self,
+        job_id: str,
+        number: int,
+        line: bytes,
+        slice_first: int,
+        token: str,
+        model: str | None = None,
+        units: int = 0,
+    ) -> None:
+        finished = Finished(number, Outcome.FAILED, len(line), slice_first, token, Usage(), 0, model, units)
+        self._add("errors", job_id, line, finished)
 
     def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:
         part = self._part

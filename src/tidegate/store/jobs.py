@@ -6,9 +6,11 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.explain import Standing
 from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
+from tidegate.core.scope import tenant_scope
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
+from tidegate.store.flows import wake_flows
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import SLICE_COLUMNS, Table, idempotent_object, refuse_forgotten, remember_object
 
@@ -25,8 +27,11 @@ class Jobs(Table):
         *,
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
+        scope: str | None = None,
     ) -> Job:
-        """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before."""
+        """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before.
+
+        `scope` is whose share it counts as; without one, its tenant's."""
 
         async def body(tx: Tx) -> Job:
             if known := await tx.dicts("job_any", id=job_id):
@@ -54,6 +59,9 @@ class Jobs(Table):
                 ordered=int(request.ordered),
                 prefix_order=int(request.prefix_order),
                 invalid_lines=request.invalid_lines,
+                scope=scope or tenant_scope(caller.tenant_id),
+                queue=request.queue,
+                limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
             )
             await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
             return job_from((await tx.dicts("job_any", id=job_id))[0])
@@ -96,8 +104,11 @@ class Jobs(Table):
         """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
 
         async def body(tx: Tx) -> Job | None:
+            await tx.one("job_halt", id=job_id)
             if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
                 await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
+            else:
+                await tx.all("job_models_close", job_id=job_id)
             rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
             if not rows:
                 return None
@@ -118,7 +129,11 @@ class Jobs(Table):
         """Stop a running job and keep its results; what never ran becomes `batch_failed`."""
 
         async def body(tx: Tx) -> bool:
-            return await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
+            await tx.one("job_halt", id=job_id)
+            failed = await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
+            if failed:
+                await tx.all("job_models_close", job_id=job_id)
+            return failed
 
         return await self._driver.write(body)
 
@@ -129,7 +144,11 @@ class Jobs(Table):
         """No new call after this; what never ran becomes `batch_expired`."""
 
         async def body(tx: Tx) -> bool:
-            return await tx.one("job_expire", id=job_id) is not None
+            await tx.one("job_halt", id=job_id)
+            expired = await tx.one("job_expire", id=job_id) is not None
+            if expired:
+                await tx.all("job_models_close", job_id=job_id)
+            return expired
 
         return await self._driver.write(body)
 
@@ -178,9 +197,19 @@ class Jobs(Table):
         return await self._driver.write(body)
 
     async def start_job(
-        self, job_id: str, token: str, plan: IngestPlan, *, work_blob_id: str, output_file_id: str, error_file_id: str
+        self,
+        job_id: str,
+        token: str,
+        plan: IngestPlan,
+        *,
+        work_blob_id: str,
+        output_file_id: str,
+        error_file_id: str,
+        weight_milli: int | None = None,
     ) -> None:
-        """Ingest is done: slices, hidden result files and the move to `in_progress`, in one transaction."""
+        """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
+
+        `weight_milli` is a thousand times the weight of its flows; without one they keep theirs, and a new one has 1."""
 
         async def body(tx: Tx) -> None:
             started = await tx.one(
@@ -200,7 +229,8 @@ class Jobs(Table):
                 if await _was_started(tx, job_id, work_blob_id):
                     return
                 raise LostRace(f"{job_id} was closed or taken over while it was ingested")
-            await _put_slices(tx, job_id, plan)
+            _, tenant_id, scope, *times = started
+            models = await _put_slices(tx, job_id, plan, (scope, *times))
             size_bytes = plan.work_bytes + 4 * plan.item_count
             if await tx.one("blob_keep", id=work_blob_id, size_bytes=size_bytes, uses=1) is None:
                 raise LostRace(f"{work_blob_id} was collected while {job_id} was ingested")
@@ -208,7 +238,7 @@ class Jobs(Table):
                 await tx.all(
                     "file_put",
                     id=file_id,
-                    tenant_id=started[1],
+                    tenant_id=tenant_id,
                     job_id=job_id,
                     purpose="batch_output",
                     filename=f"{job_id}_{name}.jsonl",
@@ -218,6 +248,7 @@ class Jobs(Table):
                     sha256="",
                     expires_after_ms=None,
                 )
+            await wake_flows(tx, models, scope, tenant_id, weight_milli)
 
         await self._driver.write(body)
 
@@ -293,7 +324,8 @@ async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
     return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
 
 
-async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan) -> None:
+async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan, place: tuple[str, int, int, int]) -> list[str]:
+    """The slices of a job and what they come to per model; `place` is its scope, when it was created, expires and is due first."""
     row = await tx.one("now")
     now = row[0] if row else 0
     await tx.copy(
@@ -310,7 +342,8 @@ async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan) -> None:
         sums[0] += piece.count
         sums[1] += 1
         sums[2] += piece.work_units
-    await tx.many("job_model_put", [(job_id, model, *sums) for model, sums in models.items()])
+    await tx.many("job_model_put", [(job_id, model, *sums, *place) for model, sums in models.items()])
+    return sorted(models)
 
 
 def _check_input(purpose: str | None, file_id: str) -> None:

@@ -13,14 +13,11 @@ from tidegate.store.driver import Tx
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one log's part of a flush added to one file."""
+    """What one log's part of a flush added to one file: the entries that were new, their bytes and usage."""
 
-    numbers: frozenset[int]
+    entries: list[Finished]
     size_bytes: int
     usage: Usage
-
-
-NOTHING = Added(frozenset(), 0, Usage())
 
 
 def end_of(placed: Placed) -> int:
@@ -51,12 +48,17 @@ class Logs:
         if needed:
             self._needed.add(placed.blob_id)
 
-    async def settle(self) -> None:
+    async def settle(self) -> dict[str, str]:
+        """Write the logs' rows. Says whose logs they are."""
+        owners = {}
         for blob_id, recorded_to in sorted(self._recorded_to.items()):
             uses = self._uses[blob_id]
             found = await self._tx.one("blob_extend", id=blob_id, uses=uses, recorded_to=recorded_to)
             if found is None and blob_id in self._needed:
                 raise LostRace(f"{blob_id} was condemned before its lines were recorded")
+            if found is not None and found[0] is not None:
+                owners[blob_id] = str(found[0])
+        return owners
 
 
 async def add_lines(
@@ -71,10 +73,10 @@ async def add_lines(
 ) -> Added:
     """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
     if not entries or placed is None:
-        return NOTHING
+        return Added([], 0, Usage())
     lines = list(_wanted(entries, placed, allowed))
     if not lines:
-        return NOTHING
+        return Added([], 0, Usage())
     rows, at = [], base
     for entry, _ in lines:
         rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes))
@@ -91,7 +93,7 @@ async def add_lines(
             pieces += 1
         at += size_bytes
     logs.look_through(placed, uses=pieces, needed=bool(added))
-    return Added(new, at - base, Usage.total(entry.usage for entry, _ in added))
+    return Added([entry for entry, _ in added], at - base, Usage.total(entry.usage for entry, _ in added))
 
 
 def _wanted(

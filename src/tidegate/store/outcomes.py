@@ -1,11 +1,12 @@
 """Verbs about what became of items: recording outcomes while a job runs, and publishing it at its end.
 
-The job's row is locked first. Everything else (extents, counters, usage, offsets) comes only from the rows that were new.
+The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) comes only from the rows that were new.
 """
 
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
 from tidegate.core.states import JOB_ENDED, Outcome
+from tidegate.store.charges import Charges
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.log_lines import Logs, add_lines
@@ -33,15 +34,15 @@ class Outcomes(Table):
 
         async def body(tx: Tx) -> list[Recorded]:
             recorded = []
-            logs = Logs(tx)
+            logs, charges = Logs(tx), Charges()
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
                 row = await tx.one("job_lock", id=flush.job_id)
-                recorded.append(await _record_job(tx, logs, flush, row))
+                recorded.append(await _record_job(tx, logs, charges, flush, row))
             for job_id, first, token in sorted(finished_slices):
                 await tx.all("slice_finish", job_id=job_id, first=first, token=token)
             for job_id, first, token, delay_ms in sorted(released_slices):
                 await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
-            await logs.settle()
+            await charges.settle(tx, await logs.settle())
             return recorded
 
         return await self._driver.write(body)
@@ -137,14 +138,14 @@ async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
             await tx.all("file_drop", id=file_id)
 
 
-async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> Recorded:
+async def _record_job(tx: Tx, logs: Logs, charges: Charges, flush: JobFlush, row: Row | None) -> Recorded:
     if row is None:
         unused = await _count_unused(logs, flush, len(flush.answers))
         if unused and flush.answers_placed:
             await tx.all("job_add_unused", id=flush.job_id, unused=unused)
             logs.look_through(flush.answers_placed, uses=0, needed=False)
         return Recorded(flush.job_id, 0, unused, closed=True, complete=False)
-    output_file_id, error_file_id, output_bytes, error_bytes = row
+    output_file_id, error_file_id, output_bytes, error_bytes, scope = row
     held = await _held_tokens(tx, flush)
     answers = await add_lines(
         tx, logs, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
@@ -166,13 +167,13 @@ async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> R
     ]
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
-    unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.numbers))
+    unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.entries))
     usage = Usage.total((answers.usage, errors.usage))
     state = await tx.one(
         "job_add",
         id=flush.job_id,
-        answered=len(answers.numbers),
-        failed=len(errors.numbers),
+        answered=len(answers.entries),
+        failed=len(errors.entries),
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
@@ -181,8 +182,14 @@ async def _record_job(tx: Tx, logs: Logs, flush: JobFlush, row: Row | None) -> R
         error_bytes=errors.size_bytes,
         unused=unused,
     )
+    for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
+        if added.entries and placed:
+            await charges.add(tx, flush.job_id, scope, placed.blob_id, added.entries)
     complete = state is not None and state[0] == "finalizing"
-    return Recorded(flush.job_id, len(answers.numbers) + len(errors.numbers), unused, closed=False, complete=complete)
+    if complete:
+        await tx.all("job_models_close", job_id=flush.job_id)
+    new_count = len(answers.entries) + len(errors.entries)
+    return Recorded(flush.job_id, new_count, unused, closed=False, complete=complete)
 
 
 async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.budgets import Limit
 from tidegate.core.nouns import File, Job, LineError, Usage
 from tidegate.core.states import FileState, JobState
 
@@ -12,10 +13,11 @@ _PLAIN_JOB_COLUMNS = (
     "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at", "output_expires_after_s",
     "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
-    "shared_prefix_bytes",
+    "shared_prefix_bytes", "scope", "queue", "begin_by",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])
+_LIMITS = msgspec.json.Decoder(list[Limit])
 
 
 def job_from(row: dict[str, Any]) -> Job:
@@ -26,6 +28,7 @@ def job_from(row: dict[str, Any]) -> Job:
         ordered=bool(row["ordered"]),
         prefix_order=bool(row["prefix_order"]),
         errors=tuple(_ERRORS.decode(row["errors"])),
+        limits=tuple(_LIMITS.decode(row["limits"])) if row["limits"] is not None else (),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )

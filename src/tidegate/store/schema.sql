@@ -4,8 +4,10 @@
 -- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
--- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files. Times are unix milliseconds from
--- now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs that need its bytes.
+-- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and scope),
+-- model_clocks, rates. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
+-- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs
+-- that need its bytes.
 
 create table meta (
     name text primary key,
@@ -144,21 +146,35 @@ create table jobs (
     step_token text,
     step_worker_id text,
     step_not_before bigint not null,
-    step_failures bigint not null
+    step_failures bigint not null,
+    scope text not null default '',
+    queue text not null default 'default',
+    limits text
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_input on jobs (input_file_id) where state = 'validating';
 
--- The models of a job, so that a scheduler's snapshot never has to look at items.
+-- The models of a job, so that a scheduler's snapshot never has to look at items. `open` until the job closes or no slice of the model is
+-- left. `due_at` is when it must begin, and once it has begun, when it must be done. `leased_at` may be a second old.
 create table job_models (
     job_id text not null,
     model text not null,
     item_count bigint not null,
     slice_count bigint not null,
     work_units bigint not null,
+    state text not null default 'open' check (state in ('open', 'closed')),
+    scope text not null default '',
+    created_at bigint not null default 0,
+    expires_at bigint not null default 0,
+    due_at bigint not null default 0,
+    done_count bigint not null default 0,
+    leased_at bigint,
     primary key (job_id, model)
 );
+create index job_models_oldest on job_models (model, scope, created_at, job_id) where state = 'open';
+create index job_models_smallest on job_models (model, scope, work_units, job_id) where state = 'open';
+create index job_models_due on job_models (model, due_at, job_id) where state = 'open';
 
 -- Runs of neighbouring items of one job and one model. `read_first` is the first item in the byte range: after two lost owners a slice
 -- is split into single items that all read the old range.
@@ -177,10 +193,12 @@ create table slices (
     work_at bigint not null,
     work_bytes bigint not null,
     work_units bigint not null,
+    leased_as text,
     primary key (job_id, first)
 );
 create index slices_ready on slices (job_id, model, first) where state = 'ready';
 create index slices_leased on slices (worker_id) where state = 'leased';
+create index slices_out on slices (job_id, model) where state = 'leased';
 
 -- What became of an item: written once, never changed. `at` is the line's place in the job's output file (answered) or error file.
 create table outcomes (
@@ -213,3 +231,39 @@ create table idempotency (
     primary key (tenant_id, route, key)
 );
 create index idempotency_by_age on idempotency (created_at);
+
+-- The queue of one scope for one model. `served` is what record charged it, in tokens divided by its weight; a flow that wakes is lifted to
+-- the least awake one of its model. `asleep` with `wakes_at`: all that is left of it rests until then.
+create table flows (
+    model text not null,
+    scope text not null,
+    tenant_id text not null,
+    state text not null check (state in ('awake', 'asleep')),
+    weight_milli bigint not null,
+    served bigint not null,
+    served_tokens bigint not null,
+    changed_at bigint not null,
+    wakes_at bigint,
+    primary key (model, scope)
+);
+create index flows_awake on flows (model, served, scope) where state = 'awake';
+create index flows_resting on flows (wakes_at) where state = 'asleep' and wakes_at is not null;
+create index flows_idle on flows (changed_at) where state = 'asleep';
+
+-- How far a model's flows had come when they went to sleep: where the next one begins that wakes alone.
+create table model_clocks (
+    model text primary key,
+    clock bigint not null
+);
+
+-- What each worker had answered, by minute: estimated units, the tokens they really cost, items. Nobody else writes a worker's row.
+create table rates (
+    model text not null,
+    minute bigint not null,
+    worker_id text not null,
+    units bigint not null,
+    tokens bigint not null,
+    items bigint not null,
+    primary key (model, minute, worker_id)
+);
+create index rates_by_age on rates (minute);

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, Candidate, LeasedSlice
+from tidegate.core.schedule.snapshot import Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import SLICE_COLUMNS, Table
 
@@ -34,9 +35,9 @@ class Slices(Table):
         return await self._driver.read(body)
 
     async def lease_slices(
-        self, worker_id: str, job_id: str, model: str, count_max: int, token: str
+        self, worker_id: str, job_id: str, model: str, count_max: int, token: str, why: Why = Why.FIFO
     ) -> list[LeasedSlice]:
-        """Take up to this many ready slices under a token that the caller made; a replay gives the same slices."""
+        """Take up to this many ready slices under a token that the caller made, and say by which rule; a replay gives the same slices."""
 
         async def body(tx: Tx) -> list[LeasedSlice]:
             held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
@@ -52,11 +53,14 @@ class Slices(Table):
                     token=token,
                     worker_id=worker_id,
                     suspect_after=SUSPECT_AFTER,
+                    why=why.value,
                 )
                 if not taken:
                     return []
                 if not begun:
                     await tx.all("job_begin", job_id=job_id)
+                    await tx.all("job_models_begun", job_id=job_id)
+                await tx.all("job_models_leased", job_id=job_id, model=model)
                 held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
             return [await _leased(tx, row) for row in held]
 

@@ -8,17 +8,20 @@ from importlib.resources import files
 from tidegate.core.errors import StoreRefused
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import Files
+from tidegate.store.flows import Flows
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.queries import schema_for
 from tidegate.store.slices import Slices
+from tidegate.store.snapshots import Snapshots
+from tidegate.store.switches import Switches
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
-class Store(Files, Jobs, Keys, Outcomes, Slices, Workers):
+class Store(Files, Flows, Jobs, Keys, Outcomes, Slices, Snapshots, Switches, Workers):
     """One Store over one driver."""
 
     def __init__(self, driver: Driver) -> None:

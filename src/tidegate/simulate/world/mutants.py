@@ -64,8 +64,10 @@ async def _forget_unknown(self: record.Recorder, flushes: Any, finished: Any, re
 _lease_slices = slices.Slices.lease_slices
 
 
-async def _lease_and_forget(self: Any, worker_id: str, job_id: str, model: str, count_max: int, token: str) -> Any:
-    taken = await _lease_slices(self, worker_id, job_id, model, count_max, token)
+async def _lease_and_forget(
+    self: Any, worker_id: str, job_id: str, model: str, count: int, token: str, *why: Any
+) -> Any:
+    taken = await _lease_slices(self, worker_id, job_id, model, count, token, *why)
     for piece in taken:
         await self.release_slice(job_id, piece.first, token, 0)
     return taken

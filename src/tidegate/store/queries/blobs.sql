@@ -20,7 +20,7 @@ set uses = uses + :uses,
     size_bytes = case when size_bytes > :recorded_to then size_bytes else :recorded_to end,
     recorded_to = case when recorded_to > :recorded_to then recorded_to else :recorded_to end
 where id = :id and state in ('writing', 'kept')
-returning id;
+returning worker_id;
 
 -- blob_recorded_to --
 -- How far a log was recorded: what lies before is a replay.

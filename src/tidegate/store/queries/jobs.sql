@@ -5,12 +5,12 @@ insert into jobs (
     id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
-    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, scope, queue, limits
 )
 values (
     :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :scope, :queue, :limits
 );
 
 -- job_get --
@@ -45,6 +45,10 @@ from jobs j
 left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
+
+-- job_halt --
+-- Whoever closes a running job holds it whole first: no lease is under way then, and none begins.
+select id from jobs where id = :id /*! for update */;
 
 -- job_cancel_running --
 -- A job that closes already for another reason keeps that reason.
@@ -130,7 +134,7 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
-returning id, tenant_id;
+returning id, tenant_id, scope, created_at, expires_at, case when begin_by < expires_at then begin_by else expires_at end as due_at;
 
 -- job_refuse --
 -- The input is no good. Results: none; reasons: in `errors`.

@@ -12,7 +12,7 @@ order by a.reason;
 -- Record begins here: the job's row serialises everyone who adds to it. No row: the job closed, and the answer is paid but unused.
 update jobs set item_count = item_count
 where id = :id and state in ('in_progress', 'cancelling')
-returning output_file_id, error_file_id, output_bytes, error_bytes;
+returning output_file_id, error_file_id, output_bytes, error_bytes, scope;
 
 -- outcome_put --
 -- The first result wins; whoever comes second gets no row back.

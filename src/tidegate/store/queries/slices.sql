@@ -1,8 +1,33 @@
 -- The scheduler's look, leases, and what becomes of slices.
 
 -- job_model_put --
-insert into job_models (job_id, model, item_count, slice_count, work_units)
-values (:job_id, :model, :item_count, :slice_count, :work_units);
+insert into job_models (job_id, model, item_count, slice_count, work_units, scope, created_at, expires_at, due_at)
+values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :created_at, :expires_at, :due_at);
+
+-- job_models_leased --
+-- When the last slice of it was leased, to the second: many leases of one job do not wait for each other.
+update job_models set leased_at = now_ms()
+where job_id = :job_id and model = :model and (leased_at is null or leased_at < now_ms() - 1000);
+
+-- job_models_begun --
+-- It has begun: from now on it is due when its window ends.
+update job_models set due_at = expires_at where job_id = :job_id;
+
+-- job_models_done --
+update job_models set done_count = done_count + :done_count where job_id = :job_id and model = :model;
+
+-- job_models_close --
+-- The job closes: the scheduler sees nothing of it any more.
+-- moves: job_models: open -> closed
+update job_models set state = 'closed' where job_id = :job_id and state = 'open';
+
+-- job_models_spent --
+-- No slice of the model is left, though the job goes on with others. That stays so: slices are only ever made of unfinished ones.
+-- moves: job_models: open -> closed
+update job_models set state = 'closed'
+where model = :model and scope = :scope and state = 'open'
+    and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'ready')
+    and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'leased');
 
 -- candidates --
 -- The scheduler's snapshot: open jobs with a slice that is ready for this worker, oldest first, per model, without the models that it
@@ -23,9 +48,10 @@ order by j.created_at, j.id, m.model
 limit :count_max;
 
 -- job_open_for_lease --
--- Held until the lease commits, so that no job is closed between the look and the lease. Shared: leases do not wait for each other.
+-- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
+-- for each other nor for record, only for whoever closes the job (`job_halt`).
 select id from jobs
-where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() and begun_at is not null /*! for share */;
+where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() and begun_at is not null /*! for key share */;
 
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
@@ -51,7 +77,7 @@ with picked as (
     order by s.first
     limit :count_max /*! for update skip locked */
 )
-update slices set state = 'leased', lease_token = :token, worker_id = :worker_id, lease_count = lease_count + 1
+update slices set state = 'leased', lease_token = :token, worker_id = :worker_id, lease_count = lease_count + 1, leased_as = :why
 from picked
 where job_id = picked_job and first = picked_first and state = 'ready'
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive' and w.alive_until > now_ms())
@@ -111,6 +137,10 @@ returning job_id, first, count, lost_count;
 select distinct s.worker_id from slices s
 where s.state = 'leased' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive')
 limit :count_max;
+
+-- slice_of_item --
+-- The slice that an item belongs to, also when it is done: for answers that were found in a dead worker's log.
+select first, count, model, work_units from slices where job_id = :job_id and first <= :number order by first desc limit 1;
 
 -- slice_get --
 select first, count, model, read_first, work_at, work_bytes, work_units, lost_count, state, lease_token

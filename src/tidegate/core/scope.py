@@ -1,0 +1,28 @@
+"""Whose share a job counts as: the scope that a flow is made of, as one text. It knows callers and nothing of jobs or models."""
+
+from collections.abc import Sequence
+
+from tidegate.core.nouns import Caller
+
+
+def tenant_scope(tenant_id: str) -> str:
+    return f"tenant:{tenant_id}"
+
+
+def scope_of(caller: Caller, preference: Sequence[str]) -> str:
+    """The first of these that the caller has: `organization`, `team`, `key`, `user`. Everyone has an organization."""
+    for wanted in preference:
+        if wanted == "organization":
+            break
+        if wanted == "team" and caller.team:
+            return f"team:{caller.tenant_id}/{_plain(caller.team)}"
+        if wanted == "key" and caller.key_id:
+            return f"key:{caller.key_id}"
+        if wanted == "user" and caller.user:
+            return f"user:{caller.tenant_id}/{_plain(caller.user)}"
+    return tenant_scope(caller.tenant_id)
+
+
+def _plain(name: str) -> str:
+    """Without control characters, which separate the parts of a look at the store; what was written stays readable and distinct."""
+    return "".join(char if char.isprintable() and char != "%" else f"%{ord(char):02x}" for char in name)

@@ -1,0 +1,51 @@
+"""Flows that have nothing to do go to sleep, those whose rest is over wake, and weights follow the settings.
+
+Each pass looks at so many awake flows and goes on where it stopped. It may run in every process: the store decides under the flow's row.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from tidegate.core.nouns import AwakeFlow
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_PASS_MAX = 500
+_FLOW_KEEP_MS = 7 * 24 * 3600 * 1000
+
+
+class Flows:
+    """`weight_of` says the weight of a tenant by its name."""
+
+    def __init__(
+        self, store: Store, weight_of: Callable[[str], float] = lambda tenant: 1.0, pass_max: int = _PASS_MAX
+    ) -> None:
+        self._store = store
+        self._weight_of = weight_of
+        self._pass_max = pass_max
+        self._after: AwakeFlow | None = None
+
+    async def tend(self) -> int:
+        """One bounded pass. Says how many flows woke, so that whoever waits for work looks again."""
+        woken = await self._store.wake_rested(self._pass_max)
+        page = await self._store.awake_flows(self._after, self._pass_max)
+        for flow in page:
+            await self._tend_one(flow)
+        self._after = page[-1] if len(page) == self._pass_max else None
+        return woken
+
+    async def prune(self) -> None:
+        """Forget what nobody needs; seldom is often enough."""
+        await self._store.prune_flows(_FLOW_KEEP_MS)
+
+    async def _tend_one(self, flow: AwakeFlow) -> None:
+        weight_milli = max(1, round(1000 * self._weight_of(flow.tenant)))
+        if weight_milli != flow.weight_milli:
+            log.info("flow_weighed", model=flow.model, scope=flow.scope, weight_milli=weight_milli)
+            await self._store.set_weight(flow.model, flow.scope, weight_milli)
+        if flow.has_spent:
+            await self._store.close_spent(flow.model, flow.scope)
+        if flow.has_spent or not flow.is_active:
+            await self._store.rest_flow(flow.model, flow.scope)

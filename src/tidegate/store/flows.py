@@ -1,0 +1,97 @@
+"""Verbs about flows: waking with new work, going to sleep without any, weights. What they are charged stands in `charges.py`."""
+
+from tidegate.core.nouns import AwakeFlow
+from tidegate.store.driver import Row, Tx
+from tidegate.store.table import Table
+
+RATES_KEEP_MINUTES = 60
+_FIRST = ("", -1, "")
+
+
+class Flows(Table):
+    async def awake_flows(self, after: AwakeFlow | None, count_max: int) -> list[AwakeFlow]:
+        """A page of awake flows for a sweep, in order of model and service, from behind the last one it saw."""
+        model, served, scope = (after.model, after.served, after.scope) if after else _FIRST
+
+        async def body(tx: Tx) -> list[AwakeFlow]:
+            rows = await tx.all("flows_page", model=model, served=served, scope=scope, count_max=count_max)
+            return [AwakeFlow(row[0], row[1], row[2], row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
+
+        return await self._driver.read(body)
+
+    async def close_spent(self, model: str, scope: str) -> None:
+        """Jobs of a flow that have no slice of its model left are none of the scheduler's business any more."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("job_models_spent", model=model, scope=scope)
+
+        await self._driver.write(body)
+
+    async def rest_flow(self, model: str, scope: str) -> bool:
+        """Put a flow to sleep that has nothing to do, or nothing before a known moment. False: it has, or someone is at it now.
+
+        The row is held before the work is looked for: whoever brings some waits for that, and then wakes the flow again."""
+
+        async def body(tx: Tx) -> bool:
+            held = await tx.one("flow_hold", model=model, scope=scope)
+            if held is None:
+                return False
+            has_open, is_active = await _work(tx, model, scope)
+            if is_active:
+                return False
+            wakes = await tx.one("flow_ready_at", model=model, scope=scope) if has_open else None
+            await tx.all("flow_sleep", model=model, scope=scope, wakes_at=wakes[0] if wakes else None)
+            await tx.all("clock_advance", model=model, clock=held[0])
+            return True
+
+        return await self._driver.write(body)
+
+    async def wake_rested(self, count_max: int) -> int:
+        """Wake the flows whose rest is over; they saved nothing up. Says how many."""
+
+        async def look(tx: Tx) -> list[Row]:
+            return await tx.all("flows_rested", count_max=count_max)
+
+        rested = await self._driver.read(look)
+        for model, scope in rested:
+
+            async def body(tx: Tx, model: str = model, scope: str = scope) -> None:
+                await _wake(tx, model, scope, None)
+
+            await self._driver.write(body)
+        return len(rested)
+
+    async def set_weight(self, model: str, scope: str, weight_milli: int) -> None:
+        """From now on the flow's service counts by this weight, in thousandths."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("flow_weigh", model=model, scope=scope, weight_milli=weight_milli)
+
+        await self._driver.write(body)
+
+    async def prune_flows(self, keep_ms: int) -> None:
+        """Forget flows that slept this long, and rates that nothing is estimated from any more."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("flows_forget", keep_ms=keep_ms)
+            await tx.all("rates_forget", keep_minutes=RATES_KEEP_MINUTES)
+
+        await self._driver.write(body)
+
+
+async def wake_flows(tx: Tx, models: list[str], scope: str, tenant_id: str, weight_milli: int | None) -> None:
+    """New slices of these models, in order of name, belong to this scope."""
+    for model in models:
+        await tx.all("flow_put", model=model, scope=scope, tenant_id=tenant_id)
+        await _wake(tx, model, scope, weight_milli)
+
+
+async def _wake(tx: Tx, model: str, scope: str, weight_milli: int | None) -> None:
+    lift = await tx.one("flow_lift", model=model)
+    await tx.all("flow_wake", model=model, scope=scope, weight_milli=weight_milli, lift=lift[0] if lift else 0)
+
+
+async def _work(tx: Tx, model: str, scope: str) -> tuple[bool, bool]:
+    """Whether a flow has anything to do at all, and whether anything of it is out or could go out now."""
+    row = await tx.one("flow_work", model=model, scope=scope)
+    return (bool(row[0]), bool(row[1])) if row else (False, False)

@@ -1,0 +1,120 @@
+-- Flows: the queue of one scope for one model, what it was served, whether it has anything to do; and the models' clocks and rates.
+
+-- flow_put --
+-- A flow begins asleep, so that there is one way to wake.
+insert into flows (model, scope, tenant_id, state, weight_milli, served, served_tokens, changed_at)
+values (:model, :scope, :tenant_id, 'asleep', 1000, 0, 0, now_ms())
+on conflict (model, scope) do nothing;
+
+-- flow_lift --
+-- Where a flow begins that wakes now: at the least awake flow of its model, or where the last one stood that went to sleep.
+select coalesce(
+    (select min(f.served) from flows f where f.model = :model and f.state = 'awake'),
+    (select c.clock from model_clocks c where c.model = :model), 0) as lift;
+
+-- flow_wake --
+-- There is something to do. Also a flow that is awake is written: whoever would send it to sleep at this moment waits, and then finds
+-- the new work. Only one that slept is lifted, and nobody is lowered.
+-- moves: flows: asleep -> awake
+update flows set state = 'awake', wakes_at = null,
+    weight_milli = coalesce(cast(:weight_milli as bigint), weight_milli),
+    changed_at = case when state = 'asleep' then now_ms() else changed_at end,
+    served = case when state = 'asleep' and served < :lift then :lift else served end
+where model = :model and scope = :scope and state in ('awake', 'asleep');
+
+-- flow_hold --
+-- Held while it is decided whether it may sleep: whoever wakes it waits for that. One that is being charged is left for the next sweep.
+select served from flows where model = :model and scope = :scope and state = 'awake' /*! for update skip locked */;
+
+-- flow_work --
+-- What a flow has to do: anything at all, and anything that is out or could go out now.
+select
+    case when exists (select 1 from job_models m where m.model = :model and m.scope = :scope and m.state = 'open')
+        then 1 else 0 end as has_open,
+    case when exists (
+        select 1 from job_models m
+        where m.model = :model and m.scope = :scope and m.state = 'open' and (
+            exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
+            or exists (select 1 from slices s
+                where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
+        )
+    ) then 1 else 0 end as is_active;
+
+-- flow_ready_at --
+-- When the first slice of a flow may run that rests now.
+select min(s.ready_at) from job_models m
+join slices s on s.job_id = m.job_id and s.model = m.model and s.state = 'ready'
+where m.model = :model and m.scope = :scope and m.state = 'open';
+
+-- flow_sleep --
+-- Nothing to do, or nothing before `wakes_at`: while it sleeps it saves nothing up.
+-- moves: flows: awake -> asleep
+update flows set state = 'asleep', changed_at = now_ms(), wakes_at = :wakes_at
+where model = :model and scope = :scope and state = 'awake';
+
+-- clock_advance --
+insert into model_clocks (model, clock) values (:model, :clock)
+on conflict (model) do update set clock = case when model_clocks.clock > excluded.clock then model_clocks.clock else excluded.clock end;
+
+-- flows_rested --
+select model, scope from flows where state = 'asleep' and wakes_at <= now_ms() order by wakes_at limit :count_max;
+
+-- flows_page --
+-- A sweep's look at awake flows, in order of place: whether one may have something to close or nothing to do.
+select f.model, f.served, f.scope, f.weight_milli, coalesce(t.name, '') as tenant,
+    case when exists (
+        select 1 from job_models m
+        where m.model = f.model and m.scope = f.scope and m.state = 'open'
+            and not exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'ready')
+            and not exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
+    ) then 1 else 0 end as has_spent,
+    case when exists (
+        select 1 from job_models m
+        where m.model = f.model and m.scope = f.scope and m.state = 'open' and (
+            exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
+            or exists (select 1 from slices s
+                where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
+        )
+    ) then 1 else 0 end as is_active
+from flows f
+left join tenants t on t.id = f.tenant_id
+where f.state = 'awake' and (f.model, f.served, f.scope) > (:model, :served, :scope)
+order by f.model, f.served, f.scope
+limit :count_max;
+
+-- flow_weigh --
+-- From now on service counts by this weight; what was charged before stays as it was.
+update flows set weight_milli = :weight_milli where model = :model and scope = :scope and weight_milli <> :weight_milli;
+
+-- flow_charge --
+-- Real cost over weight, rounded up, so that nothing is free.
+update flows set
+    served = served + (cast(:cost as bigint) * 1000 + weight_milli - 1) / weight_milli,
+    served_tokens = served_tokens + :cost
+where model = :model and scope = :scope;
+
+-- flows_forget --
+-- A flow that slept so long that its model went on without it: it would wake where everybody begins.
+delete from flows
+where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
+    and not exists (select 1 from job_models m where m.model = flows.model and m.scope = flows.scope and m.state = 'open');
+
+-- rate_add --
+insert into rates (model, minute, worker_id, units, tokens, items) values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items)
+on conflict (model, minute, worker_id) do update set
+    units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items;
+
+-- rates_forget --
+delete from rates where minute < now_ms() / 60000 - :keep_minutes;
+
+-- rates_recent --
+-- What all workers together served of a model lately, a row a minute.
+select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items
+from rates r
+where r.model = :model and r.minute > now_ms() / 60000 - :minutes
+group by r.minute
+order by r.minute;
+
+-- flows_weight --
+-- How many flows share a model now, and with which weight in all.
+select count(*) as flows, cast(coalesce(sum(weight_milli), 0) as bigint) as weight_milli from flows where model = :model and state = 'awake';

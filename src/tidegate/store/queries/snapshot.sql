@@ -1,0 +1,113 @@
+-- The scheduler's look: bounded, from indexes alone, the same work with a thousand and with ten million items queued.
+
+-- snapshot_now --
+-- The moment of the look, and how many workers choose.
+select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers;
+
+-- awake_models --
+-- The models that have anything to do, each found by one step in an index.
+with recursive awake (model) as (
+    select min(f.model) from flows f where f.state = 'awake'
+    union all
+    select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
+)
+select a.model from awake a where a.model is not null limit :count_max;
+
+-- snapshot_in_flight --
+-- What is out, by job, model and the rule that took it: the sum over leased slices, as many as workers hold. Says too whether this
+-- worker holds a suspect.
+select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why, m.scope, coalesce(f.weight_milli, 1000) as weight_milli,
+    coalesce(f.served, 0) as served, cast(sum(s.work_units) as bigint) as units,
+    max(case when s.worker_id = :worker_id then s.lost_count else 0 end) as lost_count
+from slices s
+join job_models m on m.job_id = s.job_id and m.model = s.model
+left join flows f on f.model = s.model and f.scope = m.scope
+where s.state = 'leased'
+group by s.job_id, s.model, s.leased_as, m.scope, f.weight_milli, f.served;
+
+-- snapshot_models --
+-- Per model that the worker has room for: the flows that were served least and have a slice ready for this worker, each with its oldest
+-- and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets an index give the first few of
+-- each: :within, :between and :behind are characters that no name contains. The models asked for each stand between :between and :behind.
+with recursive awake (model) as (
+    select min(f.model) from flows f where f.state = 'awake'
+    union all
+    select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
+)
+select a.model, coalesce((select c.clock from model_clocks c where c.model = a.model), 0) as clock,
+    (select string_agg(flow_list.line, cast(:behind as text)) from (
+        select concat_ws(cast(:within as text), f.scope, f.weight_milli, f.served, coalesce((
+            select string_agg(job_list.line, cast(:between as text)) from (
+                select concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
+                    case when j.begun_at is null then coalesce(j.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
+                    m.slice_count, coalesce(m.leased_at, -1), coalesce(j.begun_at, -1), j.queue) as line
+                from (
+                    select * from (
+                        select o.job_id from job_models o
+                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
+                            and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
+                                and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+                        order by o.created_at, o.job_id
+                        limit :jobs_max
+                    ) oldest
+                    union
+                    select * from (
+                        select o.job_id from job_models o
+                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
+                            and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
+                                and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+                        order by o.work_units, o.job_id
+                        limit :jobs_max
+                    ) smallest
+                ) picked
+                join job_models m on m.job_id = picked.job_id and m.model = f.model
+                join jobs j on j.id = picked.job_id
+            ) job_list
+        ), '')) as line
+        from flows f
+        where f.model = a.model and f.state = 'awake' and exists (
+            select 1 from job_models o
+            where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
+                and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
+                    and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+        )
+        order by f.served, f.scope
+        limit :flows_max
+    ) flow_list) as flows,
+    (select string_agg(due_list.line, cast(:between as text)) from (
+        select concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
+            case when j.begun_at is null then coalesce(j.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
+            m.slice_count, coalesce(m.leased_at, -1), coalesce(j.begun_at, -1), j.queue, m.scope,
+            coalesce(f.weight_milli, 1000), coalesce(f.served, 0)) as line
+        from (
+            select o.job_id from job_models o
+            where o.model = a.model and o.state = 'open' and o.expires_at > :now
+                and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
+                    and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+            order by o.due_at, o.job_id
+            limit :due_max
+        ) picked
+        join job_models m on m.job_id = picked.job_id and m.model = a.model
+        join jobs j on j.id = picked.job_id
+        left join flows f on f.model = m.model and f.scope = m.scope
+    ) due_list) as due
+from awake a
+where a.model is not null
+    and replace(cast(:models as text), cast(:between as text) || a.model || cast(:behind as text), '') <> cast(:models as text);
+
+-- outlook_job --
+-- What stands before each model of a job: its own rest, what its flow has that is older, what is out, and its weight.
+select m.model, m.work_units, m.item_count, m.done_count, m.scope, m.state, coalesce(f.weight_milli, 1000) as weight_milli,
+    cast(coalesce((select sum(ahead.units) from (
+        select o.work_units - o.work_units * o.done_count / o.item_count as units from job_models o
+        where o.model = m.model and o.scope = m.scope and o.state = 'open'
+            and (o.created_at < m.created_at or (o.created_at = m.created_at and o.job_id < m.job_id))
+        order by o.created_at, o.job_id
+        limit :jobs_max
+    ) ahead), 0) as bigint) as ahead_units,
+    cast(coalesce((select sum(s.work_units) from slices s
+        where s.job_id = m.job_id and s.model = m.model and s.state = 'leased'), 0) as bigint) as in_flight_units
+from job_models m
+left join flows f on f.model = m.model and f.scope = m.scope
+where m.job_id = :job_id
+order by m.model;

@@ -1,0 +1,343 @@
+"""What every store knows of flows: who is awake, what each was charged, and where one begins that wakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
+from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
+from tidegate.core.schedule.snapshot import FlowView, Why
+from tidegate.core.scope import tenant_scope
+from tidegate.core.states import Outcome
+from tidegate.flow.tend.flows import Flows
+
+pytestmark = pytest.mark.anyio
+
+HOUR_MS = 3_600_000
+
+
+async def flows(world: World, model: str = MODEL) -> dict[str, FlowView]:
+    """The flows of a model that have anything ready or out, by scope."""
+    look = await world.store.snapshot("nobody", {model: 100}, slice_items=64, slices_max=8)
+    return {flow.scope: flow for flow in look.flows}
+
+
+async def awake(world: World) -> dict[str, AwakeFlow]:
+    return {flow.scope: flow for flow in await world.store.awake_flows(None, 1_000)}
+
+
+async def answered(world: World, job: Job, *numbers: int, usage: Usage, **known: object) -> JobFlush:
+    """A flush of answers that cost this much each."""
+    log = await world.log()
+    lines = [line(job.id, number) for number in numbers]
+    entries = [
+        Finished(number, Outcome.ANSWERED, len(text), 0, "", usage, **known)  # type: ignore[arg-type]
+        for number, text in zip(numbers, lines, strict=True)
+    ]
+    return JobFlush(job.id, answers=entries, answers_placed=log.append(lines))
+
+
+async def charge(world: World, job: Job, number: int, tokens: int) -> None:
+    await world.record(await answered(world, job, number, usage=Usage(input_tokens=tokens)))
+
+
+async def served(world: World, caller: Caller) -> float:
+    found = (await awake(world)).get(tenant_scope(caller.tenant_id))
+    assert found is not None, "the flow sleeps"
+    return found.served
+
+
+async def started(world: World, caller: Caller, *counts: int, weight_milli: int | None = None) -> Job:
+    """A job in progress whose flow was given a weight when it woke."""
+    job, worker, token, work = await world.job(caller), await world.worker(), world.token(), world.id("blob")
+    assert await world.store.take_step(job.id, job.state, worker, token)
+    await world.store.begin_blob(work, "work", worker)
+    await world.store.start_job(
+        job.id, token, plan_of(*counts), work_blob_id=work, output_file_id=world.id("file"),
+        error_file_id=world.id("file"), weight_milli=weight_milli,
+    )  # fmt: skip
+    return await world.look(job)
+
+
+# ---- charging
+
+
+async def test_what_was_answered_is_charged_once_by_its_real_usage(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 4)
+    assert await served(world, caller) == 0
+    flush = await answered(world, job, 0, 1, usage=Usage(100, 50, 30, 10), model=MODEL, units=50)
+    for _ in range(3):
+        await world.store.record_outcomes([flush], [], [])
+    assert await served(world, caller) == 2 * (100 + 2 * 30)
+    second = await answered(world, job, 1, 2, usage=Usage(100, 50, 30, 10), model=MODEL, units=50)
+    await world.record(second)
+    assert await served(world, caller) == 3 * 160, "an answer that came second was not new"
+    [pace] = (await world.store.paces([MODEL])).values()
+    assert pace.ratio == 3 * 160 / (3 * 50)
+
+
+async def test_an_answer_without_usage_costs_its_share_of_the_slice(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 4)
+    await world.record(await answered(world, job, 0, usage=Usage(), model=MODEL, units=70))
+    assert await served(world, caller) == 70
+    await world.record(await answered(world, job, 1, usage=Usage()))
+    assert await served(world, caller) == 70 + 50, "what a dead worker's log does not say, the slice does"
+    assert (await world.store.paces([MODEL]))[MODEL].ratio == 1.0
+
+
+async def test_failing_is_not_free_and_says_nothing_about_the_rate(world: World) -> None:
+    caller, worker, log = await world.caller(), await world.worker(), await world.log("errors")
+    job = await world.running(caller, 4)
+    [held] = await world.lease(worker, job)
+    flush = world.errors(log, job, 0, 1, token=held.token)
+    for _ in range(2):
+        await world.record(flush)
+    assert await served(world, caller) == 100
+    assert (await world.store.paces([MODEL]))[MODEL].rate is None
+
+
+async def test_what_a_closed_job_gets_is_not_charged(world: World) -> None:
+    caller = await world.caller()
+    job, other = await world.running(caller, 4), await world.running(caller, 4)
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    await world.store.close_job(job.id, -1)
+    await charge(world, job, 0, 1_000)
+    await charge(world, other, 0, 10)
+    assert await served(world, caller) == 10
+
+
+async def test_weight_divides_what_is_charged_and_never_to_nothing(world: World) -> None:
+    light, heavy = await world.caller("light"), await world.caller("heavy")
+    jobs = [await started(world, light, 4), await started(world, heavy, 4, weight_milli=4_000)]
+    for job in jobs:
+        await charge(world, job, 0, 1_000)
+    assert [await served(world, caller) for caller in (light, heavy)] == [1_000, 250]
+    await charge(world, jobs[1], 1, 1)
+    assert await served(world, heavy) == 251
+    await world.store.set_weight(MODEL, tenant_scope(heavy.tenant_id), 500)
+    await charge(world, jobs[1], 2, 100)
+    assert await served(world, heavy) == 251 + 200, "a new weight counts from now on"
+    await started(world, heavy, 1)
+    assert (await awake(world))[tenant_scope(heavy.tenant_id)].weight_milli == 500, "without a weight it keeps its own"
+    pace = (await world.store.paces([MODEL]))[MODEL]
+    assert (pace.flow_count, pace.weights) == (2, 1.5)
+
+
+async def test_models_and_scopes_are_charged_apart(world: World) -> None:
+    caller = await world.caller()
+    plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
+    job = await world.ingested(await world.job(caller), plan)
+    await world.record(await answered(world, job, 0, 1, usage=Usage(7)))
+    assert await world.store.awake_models(10) == [MODEL, "other"]
+    assert {flow.model: flow.served for flow in await world.store.awake_flows(None, 10)} == {MODEL: 7, "other": 7}
+
+
+# ---- waking and sleeping
+
+
+async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: World) -> None:
+    """Nobody saves up: who comes late gets no arrears. Nobody is punished: who was alone is not behind."""
+    early, late = await world.caller("early"), await world.caller("late")
+    job = await world.running(early, 9)
+    await charge(world, job, 0, 5_000)
+    await world.running(late, 3)
+    assert await served(world, late) == 5_000
+    assert await served(world, early) == 5_000
+
+
+async def test_the_clock_of_the_model_outlives_the_last_flow(world: World) -> None:
+    alone, next_one, sweep = await world.caller("alone"), await world.caller("next"), Flows(world.store)
+    job = await world.running(alone, 2)
+    await charge(world, job, 0, 700)
+    await charge(world, job, 1, 100)
+    assert await world.store.awake_flows(None, 10) != [], "it is awake until a sweep finds that it has nothing to do"
+    await sweep.tend()
+    assert await world.store.awake_flows(None, 10) == []
+    assert await world.store.awake_models(10) == []
+    await world.running(next_one, 2)
+    assert await served(world, next_one) == 800
+    await world.running(alone, 2)
+    assert await served(world, alone) == 800
+
+
+async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: World) -> None:
+    greedy, modest, sweep = await world.caller("greedy"), await world.caller("modest"), Flows(world.store)
+    first, second = await world.running(greedy, 1), await world.running(modest, 9)
+    await charge(world, first, 0, 9_000)
+    await charge(world, second, 0, 10)
+    await sweep.tend()
+    assert set(await awake(world)) == {tenant_scope(modest.tenant_id)}
+    await world.running(greedy, 1)
+    assert await served(world, greedy) == 9_000, "a short sleep forgives nothing"
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail", "expire", "complete"])
+async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: World, end: str) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2, window_ms=HOUR_MS)
+    if end == "cancel":
+        await world.store.cancel_job(caller.tenant_id, job.id)
+    elif end == "fail":
+        await world.store.fail_job(job.id, LineError("stopped", "by hand"))
+    elif end == "expire":
+        await world.clock.advance(HOUR_MS)
+        assert await world.store.expire_job(job.id)
+    else:
+        await world.record(await answered(world, job, 0, 1, usage=Usage(1)))
+    assert await flows(world) == {}
+    await Flows(world.store).tend()
+    assert await awake(world) == {}
+
+
+async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
+    job = await world.ingested(await world.job(caller), plan)
+    [held] = await world.store.lease_slices(worker, job.id, "other", 1, "t")
+    await Flows(world.store).tend()
+    assert await world.store.awake_models(10) == [MODEL, "other"], "what is out is not done"
+    await world.store.record_outcomes(
+        [await answered(world, job, 1, usage=Usage(5))], [(job.id, held.first, held.token)], []
+    )
+    await Flows(world.store).tend()
+    assert await world.store.awake_models(10) == [MODEL]
+    assert set(await flows(world, "other")) == set()
+
+
+async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
+    resting, busy, worker = await world.caller("resting"), await world.caller("busy"), await world.worker()
+    rests, goes = await world.running(resting, 1), await world.running(busy, 9)
+    [held] = await world.lease(worker, rests)
+    sweep = Flows(world.store)
+    await sweep.tend()
+    assert len(await awake(world)) == 2, "what is out keeps a flow awake"
+    await world.store.release_slice(rests.id, 0, held.token, 60_000)
+    await sweep.tend()
+    assert set(await awake(world)) == {tenant_scope(busy.tenant_id)}
+    await charge(world, goes, 0, 4_000)
+    await world.clock.advance(59_999)
+    await sweep.tend()
+    assert len(await awake(world)) == 1
+    await world.clock.advance(1)
+    await sweep.tend()
+    assert await served(world, resting) == 4_000
+    assert tenant_scope(resting.tenant_id) in await flows(world)
+
+
+async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: World) -> None:
+    caller = await world.caller()
+    await world.running(caller, 1)
+    scope = tenant_scope(caller.tenant_id)
+    await world.store.close_spent(MODEL, scope)
+    assert not await world.store.rest_flow(MODEL, scope)
+    assert not await world.store.rest_flow("nobody's", scope)
+    assert await world.store.wake_rested(10) == 0
+    assert set(await flows(world)) == set(await awake(world)) == {scope}
+
+
+async def test_the_sweep_brings_weights_up_to_date(world: World) -> None:
+    caller, other = await world.caller("gold"), await world.caller("plain")
+    for one in (caller, other):
+        await world.running(one, 1)
+    await Flows(world.store, lambda tenant: 3.5 if tenant == "gold" else 1.0).tend()
+    weights = {flow.tenant: flow.weight_milli for flow in (await awake(world)).values()}
+    assert weights == {"gold": 3_500, "plain": 1_000}
+
+
+async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: World) -> None:
+    callers = [await world.caller(f"tenant {number}") for number in range(5)]
+    for caller in callers:
+        job = await world.running(caller, 1)
+        await world.store.cancel_job(caller.tenant_id, job.id)
+    sweep = Flows(world.store, pass_max=2)
+    for left in (3, 1, 0):
+        await sweep.tend()
+        assert len(await awake(world)) == left
+    await sweep.tend()
+
+
+async def test_long_idle_flows_and_old_rates_are_forgotten(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 1)
+    await charge(world, job, 0, 100)
+    await Flows(world.store).tend()
+    await world.clock.advance(2 * HOUR_MS)
+    await world.store.prune_flows(HOUR_MS)
+    assert (await world.store.paces([MODEL]))[MODEL].rate is None
+    await world.running(caller, 1)
+    assert await served(world, caller) == 100, "the model's clock remembers where everyone is"
+    await world.store.prune_flows(-1)
+    assert len(await awake(world)) == 1, "nobody forgets who is awake"
+
+
+async def test_rates_are_summed_over_workers_and_minutes(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 9)
+    start = world.clock.now - world.clock.now % 60_000 + 60_000
+    await world.clock.advance(start - world.clock.now)
+    await world.record(await answered(world, job, 0, 1, usage=Usage(300), model=MODEL, units=100))
+    await world.clock.advance(60_000)
+    await world.record(await answered(world, job, 2, usage=Usage(150), model=MODEL, units=100))
+    await world.clock.advance(40_000)
+    pace = (await world.store.paces([MODEL, "other"]))[MODEL]
+    assert pace.rate == pytest.approx(300 / 100)
+    assert pace.ratio == pytest.approx(750 / 300)
+    outlook = await world.store.outlook(job.id)
+    assert outlook is not None
+    assert [(m.units, m.tokens, m.items) for m in outlook.models[0].minutes] == [(200, 600, 2), (100, 150, 1)]
+    await world.clock.advance(20 * 60_000)
+    assert (await world.store.paces([MODEL]))[MODEL].rate is None
+
+
+# ---- outlook
+
+
+async def test_an_outlook_says_what_stands_before_a_job(world: World) -> None:
+    caller, other, worker = await world.caller(), await world.caller("other"), await world.worker()
+    first = await world.running(caller, 4, 4)
+    await world.clock.advance(1)
+    mine = await world.running(caller, 2, 2)
+    await world.running(other, 9)
+    await world.store.lease_slices(worker, mine.id, MODEL, 1, "t", Why.FAIR)
+    await charge(world, first, 0, 10)
+    await charge(world, mine, 0, 10)
+    outlook = await world.store.outlook(mine.id)
+    assert outlook is not None
+    [model] = outlook.models
+    assert (model.model, model.total_units, model.left_units, model.in_flight_units) == (MODEL, 200, 150, 100)
+    assert model.ahead_units == 350
+    assert (model.weight, model.weights, model.flow_count) == (1.0, 2.0, 2)
+    assert (outlook.now, outlook.expires_at, outlook.begun_at) == (world.clock.now, mine.expires_at, world.clock.now)
+    assert await world.store.outlook(world.id("batch")) is None
+    waiting = await world.store.outlook((await world.job(caller)).id)
+    assert waiting is not None
+    assert waiting.models == ()
+
+
+async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: World) -> None:
+    caller = await world.caller()
+    file = await world.file(caller)
+    job = await world.job(caller, file, queue="nightly")
+    assert (job.scope, job.queue) == (tenant_scope(caller.tenant_id), "nightly")
+    other = await world.job(caller, file, scope=f"user:{caller.tenant_id}/ann")
+    assert other.scope == f"user:{caller.tenant_id}/ann"
+    for one in (job, other):
+        await world.ingested(one, plan_of(2))
+    assert set(await flows(world)) == {job.scope, other.scope}
+
+
+async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 3, 3, 3)
+    await world.store.lease_slices(worker, job.id, MODEL, 2, "t", Why.URGENT)
+    scope = tenant_scope(caller.tenant_id)
+    assert (await flows(world))[scope].in_flight_units == 300
+    await world.clock.advance(LEASE_MS + 1)
+    await world.store.declare_gone(worker)
+    await world.store.reclaim_slices(worker, 2)
+    look = await world.store.snapshot("nobody", {MODEL: 9}, slice_items=64, slices_max=8)
+    assert look.models[MODEL].in_flight_units == 0
+    assert look.flows[0].in_flight_units == 0
+    assert look.scope_in_flight_units == {}
