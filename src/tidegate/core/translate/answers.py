@@ -1,0 +1,141 @@
+"""A whole answer in the other shape. What a model said is never dropped: a part that has no home is an ApiProblem (502) with its path.
+
+Labels of the envelope (a fingerprint, a tier) stay behind. The upstream's usage is what is accounted for, not its translation.
+"""
+
+from typing import Any
+
+from tidegate.core.translate.fields import Fields, Translated, Voice, decode, each_of, encode
+from tidegate.core.translate.request_to_anthropic import arguments_object
+from tidegate.core.translate.usage import (
+    STOP_TO_ANTHROPIC,
+    STOP_TO_OPENAI,
+    id_to_anthropic,
+    id_to_openai,
+    usage_to_anthropic,
+    usage_to_openai,
+)
+
+
+def answer_to_anthropic(body: bytes) -> Translated:
+    """A chat completion as a message."""
+    voice = Voice.answer("a client of Anthropic's API")
+    fields = Fields(decode(body, voice), "", voice)
+    choices = list(fields.each("choices"))
+    if len(choices) != 1:
+        raise voice.malformed("choices", f"has {len(choices)} choices, and a message has room for one")
+    choice = choices[0]
+    message = choice.inner("message")
+    if message is None:
+        raise voice.malformed("choices[0].message", "is missing")
+    content, refused = _blocks(message)
+    called = any(block["type"] == "tool_use" for block in content)
+    out: dict[str, Any] = {
+        "id": id_to_anthropic(fields.take("id", str) or ""),
+        "type": "message",
+        "role": "assistant",
+        "model": fields.take("model", str) or "",
+        "content": content,
+        **_stop(choice, called, refused),
+        "usage": usage_to_anthropic(fields.take("usage")),
+    }
+    return Translated(encode(out), tuple(voice.left_out))
+
+
+def _blocks(message: Fields) -> tuple[list[dict[str, Any]], bool]:
+    blocks: list[dict[str, Any]] = []
+    thought = message.take("reasoning_content", str) or message.take("reasoning", str)
+    if thought:
+        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
+    text = message.take("content", str)
+    refusal = message.take("refusal", str)
+    blocks += [{"type": "text", "text": one} for one in (text, refusal) if one]
+    for call in message.each("tool_calls"):
+        if call.take("type", str) not in (None, "function"):
+            raise message.voice.unsupported(call.at("type"))
+        function = call.inner("function")
+        if function is None:
+            raise message.voice.malformed(call.at("function"), "is missing")
+        arguments = function.take("arguments", str) or ""
+        blocks.append(
+            {
+                "type": "tool_use",
+                "id": call.need("id", str),
+                "name": function.need("name", str),
+                "input": arguments_object(arguments, function.at("arguments"), message.voice),
+            }
+        )
+    message.only("function_call")
+    message.only("audio")
+    message.only("annotations", [])
+    return blocks, bool(refusal)
+
+
+def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
+    finish = choice.need("finish_reason", str)
+    reason = STOP_TO_ANTHROPIC.get(finish)
+    if reason is None:
+        raise choice.voice.unsupported(choice.at("finish_reason"))
+    # vLLM says which stop sequence it met; some servers say "stop" behind a tool call.
+    met = choice.take("stop_reason")
+    sequence = met if finish == "stop" and isinstance(met, str) else None
+    if finish == "stop":
+        reason = "refusal" if refused else "tool_use" if called else "stop_sequence" if sequence else reason
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def answer_to_openai(body: bytes, created_s: int) -> Translated:
+    """A message as a chat completion. Anthropic's answers carry no time, so the caller says when it came."""
+    voice = Voice.answer("a client of OpenAI's API")
+    fields = Fields(decode(body, voice), "", voice)
+    if fields.take("type", str) != "message":
+        raise voice.malformed("type", "is not `message`")
+    message = _message(fields)
+    reason = fields.need("stop_reason", str)
+    if reason not in STOP_TO_OPENAI:
+        raise voice.unsupported("stop_reason")
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": STOP_TO_OPENAI[reason],
+    }
+    sequence = fields.take("stop_sequence", str)
+    if reason == "stop_sequence" and sequence is not None:
+        choice["stop_reason"] = sequence
+    out = {
+        "id": id_to_openai(fields.take("id", str) or ""),
+        "object": "chat.completion",
+        "created": created_s,
+        "model": fields.take("model", str) or "",
+        "choices": [choice],
+        "usage": usage_to_openai(fields.take("usage")),
+    }
+    return Translated(encode(out), tuple(voice.left_out))
+
+
+def _message(fields: Fields) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in each_of(fields.need("content", list), "content", fields.voice):
+        kind = block.need("type", str)
+        if kind == "text":
+            texts.append(block.need("text", str))
+            block.only("citations", [])
+        elif kind == "tool_use":
+            arguments = encode(block.need("input", dict)).decode()
+            function = {"name": block.need("name", str), "arguments": arguments}
+            calls.append({"id": block.need("id", str), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts.append(block.need("thinking", str))
+        elif kind == "redacted_thinking":
+            fields.voice.left_out.append(block.path)
+        else:
+            raise fields.voice.unsupported(block.at("type"))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -1,0 +1,132 @@
+"""Objects read field by field, so that no field can be overlooked: what nobody took is refused by its path.
+
+It knows nothing of either API: only that a null is as good as an absent field, and how a refusal is worded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tidegate.core.errors import ApiProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A body in the other shape. `left_out` are the paths of fields that only hint and have no home there."""
+
+    body: bytes
+    left_out: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+
+
+@dataclass(slots=True)
+class Voice:
+    """Whose words are being translated, which is who is to blame: a caller's request (400) or an upstream's answer (502)."""
+
+    status: int
+    unknown_code: str
+    malformed_code: str
+    other_side: str
+    left_out: list[str] = field(default_factory=list)
+
+    @classmethod
+    def request(cls, other_side: str) -> "Voice":
+        return cls(400, "unsupported_parameter", "invalid_request", other_side)
+
+    @classmethod
+    def answer(cls, other_side: str) -> "Voice":
+        return cls(502, "invalid_upstream_response", "invalid_upstream_response", other_side)
+
+    def unsupported(self, path: str, why: str = "") -> ApiProblem:
+        """Well said, but it cannot be said on the other side."""
+        message = (
+            why or f"`{path}` cannot be said to {self.other_side}: remove it, or name a model that takes it as it is."
+        )
+        return ApiProblem(self.status, self.unknown_code, message, param=path)
+
+    def malformed(self, path: str, why: str) -> ApiProblem:
+        return ApiProblem(self.status, self.malformed_code, f"`{path}` {why}.", param=path)
+
+
+def decode(body: bytes, voice: Voice) -> Any:
+    try:
+        body.decode()
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        why = "it is nested too deeply" if isinstance(wrong, RecursionError) else str(wrong)[:200]
+        raise ApiProblem(voice.status, voice.malformed_code, f"The body is not valid JSON: {why}.") from None
+
+
+def encode(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+class Fields:
+    """One object on its way through. Whoever made it calls `done` when everything known was taken."""
+
+    __slots__ = ("_left", "path", "voice")
+
+    def __init__(self, value: Any, path: str, voice: Voice) -> None:
+        if not isinstance(value, dict):
+            raise voice.malformed(path or "body", "must be an object")
+        self._left: dict[str, Any] = {name: one for name, one in value.items() if one is not None}
+        self.path = path
+        self.voice = voice
+
+    def at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def take(self, name: str, *kinds: type) -> Any:
+        """The field's value, of one of these kinds; None when it is absent or null."""
+        value = self._left.pop(name, None)
+        if value is not None and kinds and type(value) not in kinds:
+            raise self.voice.malformed(self.at(name), f"must be {' or '.join(_KINDS[kind] for kind in kinds)}")
+        return value
+
+    def need(self, name: str, *kinds: type) -> Any:
+        value = self.take(name, *kinds)
+        if value is None:
+            raise self.voice.malformed(self.at(name), "is missing")
+        return value
+
+    def hint(self, *names: str) -> None:
+        """Fields that change no answer: left out, and said so."""
+        for name in names:
+            if self._left.pop(name, None) is not None:
+                self.voice.left_out.append(self.at(name))
+
+    def only(self, name: str, *harmless: Any) -> None:
+        """A field that has no home on the other side, unless it says what is so anyway."""
+        value = self._left.pop(name, None)
+        if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
+            raise self.voice.unsupported(self.at(name))
+
+    def inner(self, name: str) -> "Fields | None":
+        value = self.take(name)
+        return None if value is None else Fields(value, self.at(name), self.voice)
+
+    def each(self, name: str) -> "Iterator[Fields]":
+        for index, value in enumerate(self.take(name, list) or ()):
+            yield Fields(value, f"{self.at(name)}[{index}]", self.voice)
+
+    def done(self) -> None:
+        for name in self._left:
+            raise self.voice.unsupported(self.at(name))
+
+
+def each_of(values: list[Any], path: str, voice: Voice) -> Iterator[Fields]:
+    for index, value in enumerate(values):
+        yield Fields(value, f"{path}[{index}]", voice)
+
+
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}

@@ -1,0 +1,96 @@
+"""An error body in the other shape. The kind is read from the status, so that a client's own retry rules hold on either side.
+
+Anthropic's shape has no place for OpenAI's `code` and `param`: they ride along as extra fields, and come back.
+"""
+
+from typing import Any
+
+import msgspec
+
+MESSAGE_CHARS_MAX = 4096
+KINDS_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+KINDS_OPENAI = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+STATUSES = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+def error_to_anthropic(status: int, body: bytes, request_id: str | None = None) -> bytes:
+    """OpenAI's error, or any other body that came with this status, as Anthropic's."""
+    return msgspec.json.encode(error_object(status, _said(body), request_id))
+
+
+def error_to_openai(status: int, body: bytes) -> bytes:
+    """Anthropic's error, or any other body that came with this status, as OpenAI's."""
+    return msgspec.json.encode(openai_error_object(status, _said(body)))
+
+
+def error_object(status: int, said: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
+    kind = KINDS_ANTHROPIC.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": _message(status, said)}
+    error |= {name: said[name] for name in ("code", "param") if isinstance(said.get(name), str)}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+def openai_error_object(status: int, said: dict[str, Any]) -> dict[str, Any]:
+    kind = KINDS_OPENAI.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
+    named = [said[name] for name in ("code", "type") if isinstance(said.get(name), str)]
+    param = said["param"] if isinstance(said.get("param"), str) else None
+    code = named[0] if named else None
+    return {"error": {"message": _message(status, said), "type": kind, "param": param, "code": code}}
+
+
+def status_of(said: dict[str, Any]) -> int:
+    """The status that an error within a stream stands for: there the kind is all there is."""
+    for name in ("status", "code"):
+        if type(said.get(name)) is int and 400 <= said[name] <= 599:
+            return int(said[name])
+    kind = said.get("type")
+    return STATUSES.get(kind, 500) if isinstance(kind, str) else 500
+
+
+def _said(body: bytes) -> dict[str, Any]:
+    """The inner error object, whatever the shape around it; an empty one when there is none."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    inner = decoded.get("error", decoded) if isinstance(decoded, dict) else {}
+    if isinstance(inner, str):
+        return {"message": inner}
+    return inner if isinstance(inner, dict) else {}
+
+
+def _message(status: int, said: dict[str, Any]) -> str:
+    message = said.get("message")
+    return (
+        message[:MESSAGE_CHARS_MAX]
+        if isinstance(message, str)
+        else f"the upstream answered {status} without saying why"
+    )

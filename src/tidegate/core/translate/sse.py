@@ -1,0 +1,65 @@
+"""Server-sent events, an event at a time, whatever pieces the bytes come in. What is kept is at most one unfinished event."""
+
+import re
+
+EVENT_BYTES_MAX = 4 * 1024 * 1024
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class StreamBroken(ValueError):
+    """The bytes are no stream of events that can be followed; the text says why, without quoting them."""
+
+
+class Event:
+    """One event: its name (empty when it has none) and its data. A comment has the name `:`."""
+
+    __slots__ = ("data", "name")
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+
+
+class EventReader:
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._rest = bytearray()
+        self._searched = 0
+        self._name = ""
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """The events that these bytes complete."""
+        self._rest += piece
+        events: list[Event] = []
+        at = 0
+        # A carriage return at the very end may be half of a line end: the next piece tells.
+        usable = len(self._rest) - self._rest.endswith(b"\r")
+        while found := _LINE_END.search(self._rest, max(at, self._searched), usable):
+            self._line(bytes(self._rest[at : found.start()]), events)
+            at = self._searched = found.end()
+        del self._rest[:at]
+        self._searched = max(0, usable - at)
+        if len(self._rest) + self._data_bytes > self._event_bytes_max:
+            raise StreamBroken(f"an event of the stream is longer than {self._event_bytes_max} bytes")
+        return events
+
+    def _line(self, line: bytes, events: list[Event]) -> None:
+        if not line:
+            if self._data:
+                events.append(Event(self._name, b"\n".join(self._data)))
+            self._name, self._data, self._data_bytes = "", [], 0
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if not field:
+            events.append(Event(":", value))
+        elif field == b"data":
+            self._data.append(value)
+            self._data_bytes += len(value) + 1
+            if self._data_bytes > self._event_bytes_max:
+                raise StreamBroken(f"an event of the stream is longer than {self._event_bytes_max} bytes")
+        elif field == b"event":
+            self._name = value.decode("utf-8", "replace")

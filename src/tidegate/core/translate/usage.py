@@ -1,0 +1,71 @@
+"""Usage and stop reasons in both shapes, for whole answers and for streams.
+
+OpenAI counts cached tokens within the prompt, Anthropic beside the rest of the input: the sums are the same.
+"""
+
+from typing import Any
+
+STOP_TO_ANTHROPIC = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+STOP_TO_OPENAI = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+def _count(holder: Any, name: str) -> int:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if type(value) is int and value >= 0 else 0
+
+
+def usage_to_anthropic(usage: Any) -> dict[str, Any]:
+    """What is unknown counts as 0: the shape has no word for it."""
+    prompt = _count(usage, "prompt_tokens")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = min(prompt, _count(details, "cached_tokens"))
+    written = min(prompt - cached, _count(details, "cache_write_tokens"))
+    out: dict[str, Any] = {
+        "input_tokens": prompt - cached - written,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": cached,
+        "output_tokens": _count(usage, "completion_tokens"),
+    }
+    thought = _count(usage.get("completion_tokens_details") if isinstance(usage, dict) else None, "reasoning_tokens")
+    if thought:
+        out["output_tokens_details"] = {"thinking_tokens": thought}
+    return out
+
+
+def usage_to_openai(usage: Any) -> dict[str, Any]:
+    cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    prompt = _count(usage, "input_tokens") + cached + written
+    output = _count(usage, "output_tokens")
+    out: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    if written:
+        out["prompt_tokens_details"]["cache_write_tokens"] = written
+    thought = _count(usage.get("output_tokens_details") if isinstance(usage, dict) else None, "thinking_tokens")
+    if thought:
+        out["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return out
+
+
+def id_to_anthropic(said: str) -> str:
+    """An id of the other shape that turns into the same one again on the way back."""
+    return said.removeprefix("chatcmpl-") if said.startswith("chatcmpl-msg_") else f"msg_{said}"
+
+
+def id_to_openai(said: str) -> str:
+    return said.removeprefix("msg_") if said.startswith("msg_chatcmpl-") else f"chatcmpl-{said}"
