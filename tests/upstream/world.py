@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from yarl import URL
 
 from tests.upstream.raw_server import RawServer
-from tidegate.core.deployments import Deployment, HttpLimits, Secret
+from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.nouns import Call
 from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.router import Router, open_router
+from tidegate.upstream.slots import Capacity
 from tidegate.upstream.transport import AiohttpLine, AiohttpTransport
 
 CHAT_ENDPOINT = "/v1/chat/completions"
@@ -48,16 +50,28 @@ class World:
 
     @contextlib.asynccontextmanager
     async def router(
-        self, *deployments: Deployment, limits: HttpLimits | None = None, policy: LanePolicy | None = None
+        self,
+        *deployments: Deployment,
+        limits: HttpLimits | None = None,
+        policy: LanePolicy | None = None,
+        resources: Iterable[Resource] = (),
+        capacity: Capacity | None = None,
     ) -> AsyncIterator[Router]:
-        router = open_router(deployments, limits or HttpLimits(), self.clock, FairDice(), policy)
+        router = open_router(deployments, limits or HttpLimits(), self.clock, FairDice(), policy, resources, capacity)
         try:
             yield router
         finally:
             await router.close()
 
     def call(
-        self, model: str = "m", *, key: str | None = None, attempt_count: int = 0, left_ms: float = 60_000
+        self,
+        model: str = "m",
+        *,
+        key: str | None = None,
+        attempt_count: int = 0,
+        left_ms: float = 60_000,
+        body: bytes = b'{"model":"m"}',
+        **more: Any,
     ) -> Call:
         self.numbers += 1
         return Call(
@@ -65,10 +79,11 @@ class World:
             number=self.numbers,
             endpoint=CHAT_ENDPOINT,
             model=model,
-            body=b'{"model":"m"}',
+            body=body,
             idempotency_key=key or f"batch_1:{self.numbers}",
             deadline_ms=self.clock.monotonic + left_ms,
             attempt_count=attempt_count,
+            **more,
         )
 
 

@@ -79,7 +79,6 @@ class Lane:
         self.highest = 0
         self.tokens_in_flight = 0
         self.tokens_max = deployment.tokens_in_flight_max
-        self.spent_until_ms = 0.0
         self.discovered: Limit | None = None
         self.budgets = self._budgets()
         self.hinter = Hinter(deployment)
@@ -107,7 +106,7 @@ class Lane:
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
-        return max(self.rests_until_ms, self.breaker.ready_at_ms, self.spent_until_ms - self._policy.patience_ms)
+        return max(self.rests_until_ms, self.breaker.ready_at_ms)
 
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms:
@@ -115,8 +114,6 @@ class Lane:
         free = self.slots - self.in_flight - self.expecting
         if free <= 0:
             self.is_short = True
-            return 0
-        if self.spent_until_ms > now_ms + self._policy.patience_ms:
             return 0
         if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
             return 0
@@ -213,7 +210,7 @@ class Lane:
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
 
-    def status(self, now_ms: float) -> DeploymentStatus:
+    def status(self, now_ms: float, spent_until_ms: float = 0.0) -> DeploymentStatus:
         resting = not self.breaker.is_open and self.rests_until_ms > now_ms
         return DeploymentStatus(
             name=self.deployment.name,
@@ -226,7 +223,7 @@ class Lane:
             answered=self.answered,
             failures=dict(self.failures),
             last_failure=self.last_failure,
-            spent_for_ms=max(0, math.ceil(self.spent_until_ms - now_ms)),
+            spent_for_ms=max(0, math.ceil(spent_until_ms - now_ms)),
             discovered=self.discovered,
         )
 

@@ -87,8 +87,8 @@ class Purse:
         self._one_by_one: set[Budgets] = set()
         self._asking: asyncio.Task[None] | None = None
         self._bills = Bills(limits)
-        self._spent: dict[str, float] = {}
-        self._contended: dict[str, float] = {}
+        self._spent: dict[Budget, float] = {}
+        self._contended: dict[Budget, float] = {}
         self._closed = False
         self.unreachable_until_ms = 0.0
 
@@ -103,10 +103,14 @@ class Purse:
 
     def spent_until_ms(self, budgets: Budgets) -> float:
         """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
-        if not self._spent and not self.unreachable_until_ms:
+        if not self._spent:
             return 0.0
-        until_ms = max((self._spent.get(key_of(budget), 0.0) for budget in budgets), default=0.0)
-        return max(until_ms, self.unreachable_until_ms if budgets else 0.0)
+        return max((self._spent.get(budget, 0.0) for budget in budgets), default=0.0)
+
+    def spent(self) -> dict[str, float]:
+        """Until when which budgets are spent, as far as is known here."""
+        self._forget_what_passed(self._clock.monotonic_ms())
+        return {key_of(budget): until_ms for budget, until_ms in self._spent.items()}
 
     async def take(self, terms: Terms, tokens: int, *, is_bound: bool) -> Leave:
         """Leave to send one call that may take so many tokens; Withheld when there is none now.
@@ -196,14 +200,14 @@ class Purse:
         """Who is asked for now of those who wait under these budgets; the others come with the next question."""
         waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
         for budget in budgets:
-            until_ms = self._spent.get(key_of(budget), 0.0)
+            until_ms = self._spent.get(budget, 0.0)
             if until_ms > now_ms:
                 # Another question was told so since these came.
                 for waiter in waiting:
                     waiter.answer.set_exception(_spent(key_of(budget), until_ms))
                 return []
         count = ASK_MAX
-        if any(self._contended.get(key_of(budget), 0.0) > now_ms for budget in budgets):
+        if any(self._contended.get(budget, 0.0) > now_ms for budget in budgets):
             count = CONTENDED_ASK_MAX
         if budgets in self._one_by_one:
             # The last grant's tokens fitted nobody: a question for one cannot be answered with half of what it needs.
@@ -242,16 +246,15 @@ class Purse:
     def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
         now_ms = self._clock.monotonic_ms()
         until_ms = now_ms + max(grant.wait_ms, SPENT_MS_MIN)
-        for key in [key_of(budget) for budget in budgets if grant.spent in (budget.name, key_of(budget))] or [
-            key_of(budget) for budget in budgets
-        ]:
-            self._spent[key] = max(until_ms, self._spent.get(key, 0.0))
-            self._contended[key] = until_ms + CONTENDED_MS
+        named = [budget for budget in budgets if grant.spent in (budget.name, key_of(budget))] or list(budgets)
+        for budget in named:
+            self._spent[budget] = max(until_ms, self._spent.get(budget, 0.0))
+            self._contended[budget] = until_ms + CONTENDED_MS
         self._forget_what_passed(now_ms)
         # Those who came meanwhile would hear the same.
         for waiter in [*left, *self._waiting.pop(budgets, [])]:
             if not waiter.answer.done():
-                waiter.answer.set_exception(_spent(grant.spent or key_of(budgets[0]), until_ms))
+                waiter.answer.set_exception(_spent(key_of(named[0]), until_ms))
 
     def _refuse_what_is_known(self, budgets: Budgets) -> None:
         if not self._spent and not self.unreachable_until_ms:
@@ -260,14 +263,14 @@ class Purse:
         if self.unreachable_until_ms > now_ms:
             raise self._unreachable("the shared budgets could not be asked a moment ago")
         for budget in budgets:
-            until_ms = self._spent.get(key_of(budget), 0.0)
+            until_ms = self._spent.get(budget, 0.0)
             if until_ms > now_ms:
                 raise _spent(key_of(budget), until_ms)
 
     def _forget_what_passed(self, now_ms: float) -> None:
         for known in (self._spent, self._contended):
-            for key in [key for key, until_ms in known.items() if until_ms <= now_ms]:
-                del known[key]
+            for budget in [budget for budget, until_ms in known.items() if until_ms <= now_ms]:
+                del known[budget]
 
     def _lose_touch(self, why: str, parts: Sequence[tuple[Budgets, Sequence[_Waiter]]]) -> None:
         self.unreachable_until_ms = self._clock.monotonic_ms() + UNREACHABLE_MS

@@ -108,14 +108,14 @@ class Router:
         route = self._route(model)
         free = 0
         for lane in route.lanes:
+            if (lane.budgets or route.own_budgets) and self._opens_at_ms(route, lane) > now_ms:
+                continue
             free += lane.free_slots(now_ms)
         if self._shared is not None:
             for lane in route.lanes:
                 lane.is_asked = True
             if not free:
                 self._shared.hurry()
-        if route.own_budgets and free and self._opens_at_ms(route) > now_ms:
-            return 0
         if self._caps is not None and free:
             free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         return min(free, self._transport.free_slots()) if free else 0
@@ -125,9 +125,7 @@ class Router:
         if not route.lanes:
             return 0.0
         now_ms = self._clock.monotonic_ms()
-        at_ms = min(self._rest_ends_ms(lane, now_ms) for lane in route.lanes)
-        if route.own_budgets:
-            at_ms = max(at_ms, self._opens_at_ms(route))
+        at_ms = min(self._rest_ends_ms(route, lane, now_ms) for lane in route.lanes)
         return at_ms if at_ms > now_ms else 0.0
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
@@ -135,13 +133,19 @@ class Router:
         at_ms = self._purse.spent_until_ms(budgets) - self._patience_ms
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
-    def _opens_at_ms(self, route: Route) -> float:
-        return self._purse.spent_until_ms(route.own_budgets) - self._patience_ms
+    def _opens_at_ms(self, route: Route, lane: Lane) -> float:
+        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
+        budgets = route.budgets(lane)
+        if not budgets:
+            return 0.0
+        return max(self._purse.spent_until_ms(budgets) - self._patience_ms, self._purse.unreachable_until_ms)
 
-    @staticmethod
-    def _rest_ends_ms(lane: Lane, now_ms: float) -> float:
+    def _ready_at_ms(self, route: Route, lane: Lane) -> float:
+        return max(lane.ready_at_ms(), self._opens_at_ms(route, lane))
+
+    def _rest_ends_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
-        at_ms = lane.ready_at_ms()
+        at_ms = self._ready_at_ms(route, lane)
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
     # The call itself.
@@ -179,25 +183,32 @@ class Router:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
         """
-        best: Lane | None = None
-        fit: list[Lane] = []
-        sticks = call.prefix_group and len(route.lanes) > 1
         if self._caps is not None and self._caps.room(route.model_of(call.model)) < 1:
             return None
+        best: Lane | None = None
+        spent: Lane | None = None
+        sticky: list[Lane] = []
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
             if call.attempt_count and not lane.budget.allows_retry(now_ms):
                 continue
-            if lane.breaker.is_open:
-                return lane
             if lane.tokens_max and not lane.bears(self._reserve.tokens(call, lane.deployment.estimate)):
                 continue
-            if sticks and lane.spent_until_ms <= now_ms:
-                fit.append(lane)
-            if best is None or _rank(lane, now_ms) < _rank(best, now_ms):
+            if lane.budgets or route.own_budgets:
+                if self._opens_at_ms(route, lane) > now_ms:
+                    continue
+                if self._purse.spent_until_ms(route.budgets(lane)) > now_ms:
+                    spent = lane
+                    continue
+            if lane.breaker.is_open:
+                return lane
+            sticky.append(lane)
+            if best is None or lane.load() < best.load():
                 best = lane
-        return (stick(fit, call.prefix_group) or best) if len(fit) > 1 else best
+        if call.prefix_group and len(sticky) > 1:
+            return stick(sticky, call.prefix_group) or best
+        return best or spent
 
     async def _send_to(self, route: Route, lane: Lane, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
@@ -250,14 +261,10 @@ class Router:
         """Where this call goes instead, or goes again when its budget frees in a moment; raises the error when neither."""
         now_ms = self._clock.monotonic_ms()
         is_spent = error.code == "budget_spent"
-        lane.spent_until_ms = self._purse.spent_until_ms(lane.budgets)
-        if lane.budgets and not is_spent:
-            # Nobody waits here for a store that is away: the lane rests until it is worth asking again.
-            lane.spent_until_ms = error.until_ms + self._patience_ms
-        is_lanes_own = lane.spent_until_ms > now_ms
-        if is_lanes_own and len(route.lanes) > 1:
+        is_lanes_own = self._purse.spent_until_ms(route.budgets(lane)) > now_ms
+        if len(route.lanes) > 1 and (is_lanes_own or not is_spent):
             other = self._choose(route, call, (lane,), now_ms)
-            if other is not None and other.spent_until_ms <= now_ms:
+            if other is not None and self._purse.spent_until_ms(route.budgets(other)) <= now_ms:
                 return other
         too_many = not is_lanes_own and self._budget_waiters[error.spent] >= BUDGET_WAITERS_MAX
         wait_ms = max(error.until_ms - now_ms, 1.0)
@@ -300,7 +307,7 @@ class Router:
         if key is not None and error.body:
             error.body = error.body.replace(key.reveal().encode(), b"***")
         if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._wait_ms(call.model, now_ms)
+            error.retry_after_ms = self._wait_ms(self._route(call.model), now_ms)
         return error
 
     def _say_shut(self, lane: Lane, error: UpstreamError) -> None:
@@ -312,8 +319,8 @@ class Router:
         else:
             log.warning("upstream_shut", deployment=name, why=error.message)
 
-    def _wait_ms(self, model: str, now_ms: float) -> int | None:
-        wait_ms = math.ceil(min(lane.ready_at_ms() for lane in self._route(model).lanes) - now_ms)
+    def _wait_ms(self, route: Route, now_ms: float) -> int | None:
+        wait_ms = math.ceil(min(self._ready_at_ms(route, lane) for lane in route.lanes) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     # When no lane is fit.
@@ -349,16 +356,17 @@ class Router:
         if not lanes:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
         now_ms = self._clock.monotonic_ms()
-        fit = [lane for lane in lanes if lane.ready_at_ms() <= now_ms]
+        fit = [lane for lane in lanes if self._ready_at_ms(route, lane) <= now_ms]
         if not fit:
-            wait_ms = self._wait_ms(call.model, now_ms)
-            if all(max(lane.rests_until_ms, lane.breaker.ready_at_ms) <= now_ms for lane in lanes):
+            wait_ms = self._wait_ms(route, now_ms)
+            if any(lane.ready_at_ms() <= now_ms for lane in lanes):
+                is_away = self._purse.unreachable_until_ms > now_ms
                 raise Withheld(
-                    f"the budget of every deployment of model {call.model!r} is spent for now",
-                    until_ms=min(lane.spent_until_ms for lane in lanes),
-                    spent=lanes[0].deployment.name,
+                    f"the budgets of model {call.model!r} are spent for now, or cannot be asked",
+                    until_ms=now_ms + (wait_ms or 0),
+                    spent=call.model,
                     retry_after_ms=wait_ms,
-                    code="budget_spent",
+                    code="limits_unavailable" if is_away else "budget_spent",
                 )
             resting = any(not lane.breaker.is_open for lane in lanes)
             kind = Throttled if resting else Unavailable
@@ -381,7 +389,12 @@ class Router:
 
     def status(self) -> list[DeploymentStatus]:
         now_ms = self._clock.monotonic_ms()
-        return [lane.status(now_ms) for lane in self._lanes.values()]
+        lanes = self._lanes.values()
+        return [lane.status(now_ms, self._purse.spent_until_ms(lane.budgets)) for lane in lanes]
+
+    def spent(self) -> dict[str, float]:
+        """Until which monotonic moment which budgets are spent, as far as is known here."""
+        return self._purse.spent()
 
     async def probe(self, name: str) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
@@ -409,7 +422,3 @@ def open_router(
     """A router over aiohttp; to be called inside the running loop, and closed with it."""
     transport, control = AiohttpTransport(limits), AiohttpTransport(CONTROL_LIMITS)
     return Router(deployments, transport, control, clock, entropy, policy, limits.pool_timeout_s, resources, capacity)
-
-
-def _rank(lane: Lane, now_ms: float) -> float:
-    return lane.load() if lane.spent_until_ms <= now_ms else 1e9 + lane.spent_until_ms
