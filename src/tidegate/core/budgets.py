@@ -72,8 +72,8 @@ class Ask:
 class Grant:
     """Leave to send: `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question was asked.
 
-    Fewer than asked for: `wait_ms` is when one more would fit if nobody settled before, NEVER_MS when it never will, and `spent` names the
-    budget and its period. `id` is what settling refers to.
+    Fewer than asked for: `wait_ms` is when one more would fit if nobody settled before, NEVER_MS when it never will, and `spent` is the id
+    of the budget; with no `wait_ms` it is worth asking for the rest at once. `id` is what settling refers to.
     """
 
     id: str

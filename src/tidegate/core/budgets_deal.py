@@ -49,15 +49,17 @@ def _wait(
     each: int,
     waited_for: dict[str, int],
 ) -> tuple[int, str]:
-    waits = [(ledgers[budget.id].wait(limit, now, each), budget, limit) for budget, limit in bounds]
     # The longest wait of all tells when it is worth asking again; those before us on the same budgets have to be through, too.
-    waits = [(max(wait_ms, waited_for.get(budget.id, 0)), budget, limit) for wait_ms, budget, limit in waits]
-    wait_ms, budget, limit = max(waits, key=lambda one: one[0])
+    waits = [
+        (max(ledgers[budget.id].wait(limit, now, each), waited_for.get(budget.id, 0)), budget.id)
+        for budget, limit in bounds
+    ]
+    wait_ms, spent = max(waits, key=lambda one: one[0])
     if wait_ms < NEVER_MS:
-        for own_ms, spent, _ in waits:
+        for own_ms, id in waits:
             if own_ms:
-                waited_for[spent.id] = max(own_ms, waited_for.get(spent.id, 0))
-    return wait_ms, f"{budget.id} {limit.period}"
+                waited_for[id] = max(own_ms, waited_for.get(id, 0))
+    return wait_ms, spent
 
 
 def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:

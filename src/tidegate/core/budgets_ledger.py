@@ -4,8 +4,6 @@ A ledger outlives its limits: a limit that changes is held against what was coun
 a version. What cannot be read counts as full for one period, because nobody knows what was granted. Where it is kept is not its business.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
 from tidegate.core import budgets_window
@@ -117,12 +115,3 @@ class Ledger:
             ledger = cls()
             ledger.is_damaged = True
         return ledger
-
-
-def never_fits(limits: Iterable[Limit], tokens: int) -> Limit | None:
-    """The limit, if any, that a single request with so many tokens can never keep: it is sent alone and leaves a debt, or, where real
-    tokens may never exceed the limit, it must be refused."""
-    for limit in limits:
-        if limit.enabled and limit.tokens is not None and tokens > limit.tokens:
-            return limit
-    return None

@@ -6,6 +6,7 @@ It knows the domain's nouns and the names of statements; it does not know which 
 from importlib.resources import files
 
 from tidegate.core.errors import StoreRefused
+from tidegate.store.budgets import Budgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import Files
 from tidegate.store.flows import Flows
@@ -18,10 +19,10 @@ from tidegate.store.snapshots import Snapshots
 from tidegate.store.switches import Switches
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
-class Store(Files, Flows, Jobs, Keys, Outcomes, Slices, Snapshots, Switches, Workers):
+class Store(Budgets, Files, Flows, Jobs, Keys, Outcomes, Slices, Snapshots, Switches, Workers):
     """One Store over one driver."""
 
     def __init__(self, driver: Driver) -> None:

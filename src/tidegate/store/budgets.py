@@ -1,0 +1,198 @@
+"""Verbs about shared limits: budgets, slots in flight, and limits that upstreams told.
+
+Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown may be asked again: what the first
+one took is lost until it leaves its window, and nothing is ever granted twice. The arithmetic is the core's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import structlog
+
+from tidegate.core.budgets import Ask, Budget, Grant, Limit, Period, Settlement
+from tidegate.core.budgets_deal import deal, settle
+from tidegate.core.budgets_ledger import Ledger
+from tidegate.core.budgets_slots import fair_shares, next_holding
+from tidegate.core.errors import StoreUnavailable
+from tidegate.store.driver import Row, Tx
+from tidegate.store.table import Table
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_IDS_PER_LOCK = 8
+_BEGIN_TRIES_MAX = 5
+_TURN_MS = 10_000
+_DAY_MS = 24 * 3600 * 1000
+DISCOVERED_KEEP_MS = 7 * _DAY_MS
+
+
+class Budgets(Table):
+    async def debit_budgets(self, asks: Sequence[Ask]) -> list[Grant]:
+        """Grant what the budgets bear now: one grant per ask, from all of its budgets or from none."""
+
+        def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
+            grants = deal(asks, ledgers, now)
+            gave = {
+                budget.id for ask, grant in zip(asks, grants, strict=True) if grant.requests for budget in ask.budgets
+            }
+            return grants, gave
+
+        return await self._with_ledgers({budget.id: budget for ask in asks for budget in ask.budgets}, act)
+
+    async def settle_budgets(self, settlements: Sequence[Settlement]) -> None:
+        """Replace what was reserved by what was used."""
+        budgets = {budget.id: budget for one in settlements for budget in one.budgets}
+
+        def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
+            settle(settlements, ledgers, now)
+            return None, set(ledgers)
+
+        await self._with_ledgers(budgets, act)
+
+    async def _with_ledgers(
+        self, budgets: Mapping[str, Budget], act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]]
+    ) -> T:
+        """Act on these ledgers while nobody else does, and write down those that it says have changed."""
+
+        async def body(tx: Tx) -> tuple[T, set[str]] | None:
+            ledgers: dict[str, Ledger] = {}
+            now = 0
+            for ids in _few_at_a_time(budgets):
+                for id, packed, at in await tx.all("budgets_lock", **ids):
+                    ledgers[id] = Ledger.unpack(bytes(packed))
+                    now = max(now, at)
+            if len(ledgers) < len(budgets):
+                return None
+            answer, changed = act(ledgers, now)
+            for id, ledger in ledgers.items():
+                if ledger.is_damaged:
+                    log.error("a budget's ledger cannot be read: it counts as full for one period", budget=id)
+                    changed.add(id)
+            if changed:
+                rows = [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(changed)]
+                await tx.many("budget_write", rows)
+            return answer, changed
+
+        for _ in range(_BEGIN_TRIES_MAX):
+            done = await self._driver.write(body)
+            if done is not None:
+                return done[0]
+            await self._begin(budgets)
+        raise StoreUnavailable("the rows of budgets are removed as fast as they are made: look for what deletes them")
+
+    async def _begin(self, budgets: Mapping[str, Budget]) -> None:
+        rows = [(id, budget.bound.value, budget.name, b"") for id, budget in sorted(budgets.items())]
+
+        async def body(tx: Tx) -> None:
+            await tx.many("budget_begin", rows)
+
+        await self._driver.write(body)
+
+    async def prune_budgets(self, idle_ms: int, count_max: int) -> None:
+        """Forget budgets in which nothing counts, slots of processes that are gone, and limits that were told long ago."""
+
+        async def budgets(tx: Tx) -> None:
+            await tx.all("budgets_prune", idle_ms=idle_ms, count_max=count_max)
+
+        async def rest(tx: Tx) -> None:
+            await tx.all("slots_prune", idle_ms=idle_ms, count_max=count_max)
+            await tx.all("discovered_prune", keep_ms=DISCOVERED_KEEP_MS)
+
+        await self._driver.write(budgets)
+        await self._driver.write(rest)
+
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        """How many calls this process may have in flight per name of `caps`: see the Limits port. None for who was declared gone."""
+
+        async def body(tx: Tx) -> dict[str, int] | None:
+            if await tx.one("worker_alive", id=worker_id) is None:
+                return dict.fromkeys(caps, 0)
+            now = 0
+            found: set[str] = set()
+            for ids in _few_at_a_time(caps):
+                for name, at in await tx.all("slots_lock", **ids):
+                    found.add(name)
+                    now = max(now, at)
+            if len(found) < len(caps):
+                return None
+            rows: list[Row] = []
+            for ids in _few_at_a_time(caps):
+                rows += await tx.all("slots_held", **ids)
+            answers, writes = _share(worker_id, wanted, in_use, caps, rows, now // _TURN_MS)
+            if writes:
+                await tx.many("slot_write", writes)
+            return answers
+
+        async def anchor(tx: Tx) -> None:
+            await tx.many("slots_anchor", [(name,) for name in sorted(caps)])
+
+        for _ in range(_BEGIN_TRIES_MAX):
+            shares = await self._driver.write(body)
+            if shares is not None:
+                return shares
+            await self._driver.write(anchor)
+        raise StoreUnavailable("the rows of slots are removed as fast as they are made: look for what deletes them")
+
+    async def put_discovered(self, deployment: str, limit: Limit) -> None:
+        """A deployment said so of itself just now; a side that it did not tell stays as it was."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
+
+        await self._driver.write(body)
+
+    async def discovered(self) -> dict[str, Limit]:
+        """What deployments said of themselves in the last week."""
+
+        async def body(tx: Tx) -> dict[str, Limit]:
+            rows = await tx.all("discovered_list", keep_ms=DISCOVERED_KEEP_MS)
+            return {row[0]: Limit(Period.MINUTE, row[1], row[2]) for row in rows}
+
+        return await self._driver.read(body)
+
+    async def store_name(self, candidate: str) -> str:
+        """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are told
+        apart by it, because what one store lent must never be spent in another's name."""
+
+        async def body(tx: Tx) -> str:
+            await tx.all("store_name_put", value=candidate)
+            row = await tx.one("store_name_get")
+            assert row is not None
+            return str(row[0])
+
+        return await self._driver.write(body)
+
+
+def _few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Sorted ids as the parameters of one statement after the other; what is left of the last is filled with nobody's id."""
+    ordered = sorted(ids)
+    for first in range(0, len(ordered), _IDS_PER_LOCK):
+        some = ordered[first : first + _IDS_PER_LOCK]
+        some += [""] * (_IDS_PER_LOCK - len(some))
+        yield {f"id_{place}": id for place, id in enumerate(some)}
+
+
+def _share(
+    worker_id: str,
+    wanted: Mapping[str, int],
+    in_use: Mapping[str, int],
+    caps: Mapping[str, int],
+    rows: Sequence[Row],
+    turn: int,
+) -> tuple[dict[str, int], list[tuple[str, str, int, int]]]:
+    answers: dict[str, int] = {}
+    writes: list[tuple[str, str, int, int]] = []
+    for name in sorted(caps):
+        others = [row for row in rows if row[0] == name and row[1] != worker_id]
+        wants = {row[1]: int(row[3]) for row in others} | {worker_id: max(0, wanted.get(name, 0))}
+        fair = fair_shares(caps[name], wants, turn)[worker_id]
+        held_by_others = sum(row[2] for row in others)
+        answers[name], held = next_holding(caps[name], held_by_others, fair, max(0, in_use.get(name, 0)))
+        mine = next((row for row in rows if row[0] == name and row[1] == worker_id), None)
+        if (held, wants[worker_id]) != ((mine[2], mine[3]) if mine else (0, 0)):
+            writes.append((name, worker_id, held, wants[worker_id]))
+    return answers, writes

@@ -1,0 +1,102 @@
+"""The Limits port answered by the store: the truth about budgets and slots, and the default.
+
+Debits that several callers of one process ask at the same time go in one transaction; settlements too. A caller that goes away takes
+nothing with it but its own grant, which dies unused. A settlement whose fate is unknown is never repeated as a whole, because that could
+give the same tokens back twice: only what is owed is entered again, once the store answers.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from tidegate.core.budgets import Ask, Grant, Settlement
+from tidegate.core.budgets_deal import check
+from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_ASKS_PER_DEBIT_MAX = 1_000
+_SETTLEMENTS_MAX = 10_000
+
+
+class StoreLimits:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._asked: list[tuple[Sequence[Ask], asyncio.Future[list[Grant]]]] = []
+        self._debiting: asyncio.Task[None] | None = None
+        self._settling = asyncio.Lock()
+        self._to_settle: list[Settlement] = []
+
+    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+        if not asks:
+            return []
+        for ask in asks:
+            # One that cannot be meant fails its own caller, not those whose asks go in the same transaction.
+            check(ask)
+        answer: asyncio.Future[list[Grant]] = asyncio.get_running_loop().create_future()
+        self._asked.append((asks, answer))
+        if self._debiting is None or self._debiting.done():
+            self._debiting = asyncio.create_task(self._debit_all())
+        return await answer
+
+    async def _debit_all(self) -> None:
+        """One transaction after the other, each for everything that was asked meanwhile."""
+        while self._asked:
+            some: list[tuple[Sequence[Ask], asyncio.Future[list[Grant]]]] = []
+            count = 0
+            while self._asked and (not some or count + len(self._asked[0][0]) <= _ASKS_PER_DEBIT_MAX):
+                some.append(self._asked.pop(0))
+                count += len(some[-1][0])
+            waiting = [(asks, answer) for asks, answer in some if not answer.done()]
+            try:
+                grants = await self._store.debit_budgets([ask for asks, _ in waiting for ask in asks])
+            except BaseException as error:
+                for _, answer in waiting:
+                    if not answer.done():
+                        answer.set_exception(_explained(error))
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for asks, answer in waiting:
+                mine, grants = grants[: len(asks)], grants[len(asks) :]
+                if not answer.done():
+                    answer.set_result(mine)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        self._to_settle += settlements
+        async with self._settling:
+            some, self._to_settle = self._to_settle, []
+            if not some:
+                return
+            try:
+                await self._store.settle_budgets(some)
+            except BaseException as error:
+                self._keep_debts(some)
+                if not isinstance(error, StoreUnavailable):
+                    raise
+                log.warning("what calls used could not be settled: debts are entered later, the rest stays reserved")
+
+    def _keep_debts(self, settlements: Sequence[Settlement]) -> None:
+        owed = [
+            replace(one, unsent_requests=0) for one in settlements if one.used_tokens > one.reserved_tokens
+        ] + self._to_settle
+        self._to_settle = owed[-_SETTLEMENTS_MAX:]
+
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        try:
+            return await self._store.share_slots(worker_id, wanted, in_use, caps)
+        except StoreUnavailable as error:
+            raise _explained(error) from error
+
+
+def _explained(error: BaseException) -> BaseException:
+    if isinstance(error, StoreUnavailable):
+        return LimitsUnavailable(f"shared limits cannot be asked: {error}")
+    if isinstance(error, Exception):
+        return error
+    return LimitsUnavailable("this process is stopping: nothing new is sent")

@@ -1,0 +1,88 @@
+-- What shared limits stand on: counts of budgets, slots in flight, limits that upstreams told.
+
+-- budgets_lock --
+-- The ledgers of a few budgets, locked in order of their ids so that two processes never wait for each other. The moment is read behind
+-- the locks: whoever comes later in the row's history has the later time.
+with locked as (
+    select id, ledger from budgets
+    where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7)
+    order by id
+    /*! for update */
+)
+select id, ledger, now_ms() as now from locked;
+
+-- budget_begin --
+-- A row comes into being in a transaction of its own: those who then lock it find it, and nobody's count is overwritten.
+insert into budgets (id, bound, name, ledger, used_at, empty_at)
+values (:id, :bound, :name, :ledger, now_ms(), now_ms())
+on conflict (id) do nothing;
+
+-- budget_write --
+-- Under the lock of budgets_lock.
+update budgets set ledger = :ledger, used_at = now_ms(), empty_at = :empty_at where id = :id;
+
+-- budgets_prune --
+-- A budget in which nothing counts any more is as good as none. A job's lifetime ends with its job.
+delete from budgets where id in (
+    select id from budgets
+    where used_at < now_ms() - :idle_ms
+        and (empty_at < now_ms() or (bound = 'job' and not exists (select 1 from jobs j where j.id = budgets.name)))
+    order by id
+    limit :count_max
+    /*! for update skip locked */
+);
+
+-- slots_anchor --
+-- One row of nobody's per name, which whoever shares its slots locks.
+insert into slots (name, worker_id, held, wanted, told_at) values (:name, '', 0, 0, now_ms()) on conflict (name, worker_id) do nothing;
+
+-- slots_lock --
+select name, now_ms() as now from slots
+where worker_id = '' and name in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7)
+order by name
+/*! for update */;
+
+-- worker_alive --
+select 1 from workers where id = :id and state = 'alive';
+
+-- slots_held --
+-- What each process is written down for. One that was declared gone holds nothing; one that is merely late still does.
+select s.name, s.worker_id, s.held, s.wanted from slots s
+join workers w on w.id = s.worker_id and w.state = 'alive'
+where s.name in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
+
+-- slot_write --
+insert into slots (name, worker_id, held, wanted, told_at) values (:name, :worker_id, :held, :wanted, now_ms())
+on conflict (name, worker_id) do update set held = excluded.held, wanted = excluded.wanted, told_at = excluded.told_at;
+
+-- slots_prune --
+-- Rows of processes that are gone, and anchors that nobody has shared for long.
+delete from slots where (name, worker_id) in (
+    select s.name, s.worker_id from slots s
+    where (s.worker_id <> '' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive'))
+        or (s.worker_id = '' and s.told_at < now_ms() - :idle_ms
+            and not exists (select 1 from slots other where other.name = s.name and other.worker_id <> ''))
+    order by s.name, s.worker_id
+    limit :count_max
+    /*! for update of s skip locked */
+);
+
+-- discovered_put --
+-- A side that was not told this time keeps what was told before.
+insert into discovered_limits (deployment, requests, tokens, told_at) values (:deployment, :requests, :tokens, now_ms())
+on conflict (deployment) do update set
+    requests = coalesce(excluded.requests, discovered_limits.requests),
+    tokens = coalesce(excluded.tokens, discovered_limits.tokens),
+    told_at = excluded.told_at;
+
+-- discovered_list --
+select deployment, requests, tokens from discovered_limits where told_at > now_ms() - :keep_ms;
+
+-- discovered_prune --
+delete from discovered_limits where told_at <= now_ms() - :keep_ms;
+
+-- store_name_put --
+insert into meta (name, value) values ('store_name', :value) on conflict (name) do nothing;
+
+-- store_name_get --
+select value from meta where name = 'store_name';

@@ -1,0 +1,235 @@
+"""What every store does with budgets, slots in flight and limits that upstreams told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from tests.contracts.store_world import DAY_MS, LEASE_MS, World
+from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
+from tidegate.store.driver import Tx
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+
+def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
+    return Limit(Period.MINUTE, requests, tokens)
+
+
+def budget(name: str, *limits: Limit, bound: Bound = Bound.DEPLOYMENT) -> Budget:
+    return Budget(bound, name, limits)
+
+
+async def granted(store: Store, one: Budget, requests: int, tokens: int = 0) -> int:
+    [grant] = await store.debit_budgets([Ask((one,), requests, tokens)])
+    return grant.requests
+
+
+async def rows(world: World, query: str) -> list[str]:
+    """Ids of rows, in order."""
+
+    async def body(tx: Tx) -> list[str]:
+        connection = tx._connection  # type: ignore[attr-defined]
+        if world.store.dialect == "sqlite":
+            return [str(row[0]) for row in connection.execute(query)]
+        return [str(row[0]) for row in await connection.fetch(query)]
+
+    return await world.store._driver.read(body)
+
+
+async def spoil(world: World, ledger: bytes) -> None:
+    async def body(tx: Tx) -> None:
+        connection = tx._connection  # type: ignore[attr-defined]
+        if world.store.dialect == "sqlite":
+            connection.execute("update budgets set ledger = ?", (ledger,))
+        else:
+            await connection.execute("update budgets set ledger = $1", ledger)
+
+    await world.store._driver.write(body)
+
+
+async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:
+    one = budget("gpu", minute(10))
+    assert await granted(world.store, one, 4) == 4
+    await world.clock.advance(30_000)
+    [grant] = await world.store.debit_budgets([Ask((one,), 9, 0)])
+    assert (grant.requests, grant.spent) == (6, "deployment:gpu")
+    assert grant.wait_ms == 30_500
+    await world.clock.advance(30_499)
+    assert await granted(world.store, one, 9) == 0
+    await world.clock.advance(1)
+    assert await granted(world.store, one, 9) == 4
+
+
+async def test_nine_and_then_thirty_under_a_limit_of_ten(world: World) -> None:
+    one = budget("connection", minute(10))
+    assert await granted(world.store, one, 9) == 9
+    assert [await granted(world.store, one, 1) for _ in range(30)] == [1] + [0] * 29
+
+
+async def test_one_budget_under_many_resources_is_one_budget(world: World) -> None:
+    shared = budget("connection", minute(10))
+    resources = [budget(f"resource-{number}", minute(5), bound=Bound.RESOURCE) for number in range(11)]
+    grants = await world.store.debit_budgets([Ask((one, shared), 3, 0) for one in resources])
+    assert sum(grant.requests for grant in grants) == 10
+    assert all(grant.spent == "deployment:connection" for grant in grants if grant.requests < 3)
+
+
+async def test_all_budgets_give_or_none(world: World) -> None:
+    tenant, job = budget("acme", minute(100), bound=Bound.TENANT), budget("job", minute(2), bound=Bound.JOB)
+    closed = budget("gpu", minute(0))
+    [grant] = await world.store.debit_budgets([Ask((tenant, job, closed), 5, 0)])
+    assert (grant.requests, grant.wait_ms) == (0, NEVER_MS)
+    [grant] = await world.store.debit_budgets([Ask((tenant, job), 5, 0)])
+    assert grant.requests == 2
+    assert await granted(world.store, tenant, 200) == 98
+
+
+async def test_more_budgets_than_one_statement_locks(world: World) -> None:
+    many = tuple(budget(f"b{number}", minute(number + 1)) for number in range(20))
+    [grant] = await world.store.debit_budgets([Ask(many, 50, 0)])
+    assert (grant.requests, grant.spent) == (1, "deployment:b0")
+    assert await granted(world.store, many[19], 50) == 19
+
+
+async def test_tokens_are_reserved_settled_and_owed(world: World) -> None:
+    one = budget("gpu", minute(None, 1_000))
+    [grant] = await world.store.debit_budgets([Ask((one,), 2, 1_000)])
+    assert (grant.requests, grant.tokens) == (2, 1_000)
+    await world.clock.advance(5_000)
+    await world.store.settle_budgets([Settlement(grant.id, (one,), 0, 1_000, 300)])
+    assert await granted(world.store, one, 1, 701) == 0
+    [second] = await world.store.debit_budgets([Ask((one,), 1, 700)])
+    assert second.requests == 1
+    await world.store.settle_budgets([Settlement(second.id, (one,), 0, 700, 1_900)])
+    await world.clock.advance(56_000)
+    [third] = await world.store.debit_budgets([Ask((one,), 1, 400)])
+    assert third.requests == 0, "the room of the first goes to the debt of the second"
+    await world.clock.advance(third.wait_ms - 1)
+    assert await granted(world.store, one, 1, 400) == 0
+    await world.clock.advance(1)
+    assert await granted(world.store, one, 1, 400) == 1
+
+
+async def test_a_ledger_that_cannot_be_read_is_full_for_one_period(world: World) -> None:
+    one = budget("gpu", minute(5))
+    assert await granted(world.store, one, 1) == 1
+    await spoil(world, b"not a ledger")
+    [grant] = await world.store.debit_budgets([Ask((one,), 1, 0)])
+    assert (grant.requests, grant.wait_ms) == (0, 60_500)
+    await world.clock.advance(60_500)
+    assert await granted(world.store, one, 9) == 5
+
+
+async def test_idle_budgets_are_forgotten_and_others_are_not(world: World) -> None:
+    job = await world.job(await world.caller())
+    lifetime = Limit(Period.LIFETIME, requests=10)
+    kept = [
+        budget("gone-by-then", minute(5)),
+        budget("month", Limit(Period.MONTH, requests=5)),
+        budget(job.id, lifetime, bound=Bound.JOB),
+        budget("no-such-job", lifetime, bound=Bound.JOB),
+        budget("key", lifetime, bound=Bound.KEY),
+    ]
+    for one in kept:
+        assert await granted(world.store, one, 1) == 1
+    await world.store.prune_budgets(3_600_000, 100)
+    assert len(await rows(world, "select id from budgets")) == 5
+    await world.clock.advance(3_700_000)
+    await world.store.prune_budgets(3_600_000, 100)
+    assert sorted(await rows(world, "select id from budgets")) == sorted(one.id for one in (kept[1], kept[2], kept[4]))
+    assert await granted(world.store, kept[2], 99) == 9
+    assert await granted(world.store, kept[0], 99) == 5
+
+
+async def test_many_processes_grant_no_more_than_the_limit(postgres_world: World) -> None:
+    """Rows that do not exist yet, three budgets in every order, four processes: no deadlock and not one too many."""
+    stores = [await postgres_world.open_another() for _ in range(4)]
+    names = [budget(name, minute(limit)) for name, limit in (("a", 50), ("b", 35), ("c", 1_000))]
+
+    async def ask(number: int) -> int:
+        order = tuple(names[(number + place) % 3] for place in range(1 + number % 3))
+        [grant] = await stores[number % 4].debit_budgets([Ask(order, 1, 0)])
+        return grant.requests if any(one.name == "b" for one in order) else 0
+
+    taken = sum(await asyncio.gather(*(ask(number) for number in range(200))))
+    assert taken == 35
+
+
+async def share(
+    world: World, worker: str, cap: int, wanted: int, in_use: int = 0, name: str = "gpu", store: Store | None = None
+) -> int:
+    answer: Mapping[str, int] = await (store or world.store).share_slots(
+        worker, {name: wanted}, {name: in_use}, {name: cap}
+    )
+    return answer[name]
+
+
+async def test_slots_are_shared_fairly_and_never_above_the_cap(world: World) -> None:
+    first, second, third = [await world.worker() for _ in range(3)]
+    assert await share(world, first, 10, 10) == 10
+    assert await share(world, second, 10, 8) == 0, "all are held: the holder has to give back first"
+    assert await share(world, first, 10, 10, in_use=10) == 5
+    assert await share(world, second, 10, 8) == 0, "asked to give back is not given back"
+    assert await share(world, first, 10, 10, in_use=6) == 5
+    assert await share(world, second, 10, 8) == 4
+    assert await share(world, first, 10, 10, in_use=5) == 5
+    assert await share(world, second, 10, 8, in_use=4) == 5
+    assert await share(world, third, 10, 1) == 0
+    assert await share(world, first, 10, 0) == 0
+    assert await share(world, third, 10, 1) == 1
+
+
+async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: World) -> None:
+    lost, other = await world.worker(), await world.worker(lease_ms=10 * LEASE_MS)
+    assert await share(world, lost, 4, 9) == 4
+    await world.clock.advance(LEASE_MS + 1)
+    assert await share(world, other, 4, 4) == 0, "merely late is not gone"
+    assert await world.store.declare_gone(lost)
+    assert await share(world, other, 4, 4) == 4
+    assert await share(world, lost, 4, 9) == 0
+    await world.store.prune_budgets(3_600_000, 100)
+    assert await rows(world, "select worker_id from slots where worker_id <> ''") == [other]
+
+
+async def test_many_names_at_once_and_each_by_itself(world: World) -> None:
+    one, two = await world.worker(), await world.worker()
+    caps = {f"d{number}": number for number in range(20)}
+    wanted = dict.fromkeys(caps, 100)
+    assert await world.store.share_slots(one, wanted, {}, caps) == caps
+    assert await world.store.share_slots(two, wanted, {}, caps) == dict.fromkeys(caps, 0)
+    assert await world.store.share_slots(one, {}, {}, caps) == dict.fromkeys(caps, 0)
+    assert await world.store.share_slots(two, wanted, {}, caps) == caps
+
+
+async def test_processes_that_share_at_once_stay_under_the_cap(postgres_world: World) -> None:
+    stores = [await postgres_world.open_another() for _ in range(4)]
+    workers = [await postgres_world.worker() for _ in range(12)]
+
+    async def ask(number: int) -> int:
+        return await share(postgres_world, workers[number], 30, 7, store=stores[number % 4])
+
+    assert sum(await asyncio.gather(*(ask(number) for number in range(12)))) <= 30
+    held = await rows(postgres_world, "select cast(sum(held) as bigint) from slots")
+    assert int(held[0]) <= 30
+
+
+async def test_limits_that_a_deployment_told_are_known_for_a_week(world: World) -> None:
+    await world.store.put_discovered("gpu", minute(600))
+    await world.store.put_discovered("gpu", minute(None, 90_000))
+    await world.store.put_discovered("other", minute(5, 6))
+    assert await world.store.discovered() == {"gpu": minute(600, 90_000), "other": minute(5, 6)}
+    await world.clock.advance(6 * DAY_MS)
+    await world.store.put_discovered("gpu", minute(500))
+    await world.clock.advance(2 * DAY_MS)
+    assert await world.store.discovered() == {"gpu": minute(500, 90_000)}
+    await world.store.prune_budgets(3_600_000, 100)
+    assert await rows(world, "select deployment from discovered_limits") == ["gpu"]
+
+
+async def test_a_store_keeps_the_name_it_was_given_first(world: World) -> None:
+    name = await world.store.store_name("first")
+    assert await world.store.store_name("second") == name
