@@ -66,9 +66,9 @@ class MemoryLimits:
                     continue
                 room, frees_in_ms = self._room(budget, limit, each)
                 if room < requests:
-                    requests, wait_ms, spent = room, frees_in_ms, budget.name
+                    requests, wait_ms, spent = room, frees_in_ms, budget.id
         tokens = int(each * requests) if requests < ask.requests else ask.tokens
-        grant = Grant(f"g{len(self._grants)}", requests, tokens, LASTS_MS, 0 if requests else wait_ms, spent)
+        grant = Grant(f"g{len(self._grants)}", requests, tokens, LASTS_MS, wait_ms, spent)
         made = self._grants[grant.id] = {}
         for budget in ask.budgets:
             made[budget.name] = Taken(self.clock.monotonic, requests, tokens)

@@ -1,6 +1,6 @@
 """What became of leave to send: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
 
-A settlement is said once. Where it is unknown whether it was heard, budget may be lost that way, never made.
+A settlement is said once: said twice, what goes back would make budget. Who keeps the budgets sees to it that debts are not forgotten.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate.core.budgets import Budget, Settlement
-from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
 log = structlog.get_logger(__name__)
@@ -17,7 +16,6 @@ log = structlog.get_logger(__name__)
 Budgets = tuple[Budget, ...]
 
 SETTLE_S = 0.05
-RETRY_S = 1.0
 SETTLEMENTS_MAX = 50_000
 
 
@@ -60,27 +58,11 @@ class Bills:
                 assert self._limits is not None
                 try:
                     await self._limits.settle(settlements)
-                except LimitsUnavailable as error:
-                    log.warning("settling_waits", why=str(error))
-                    if self._closed:
-                        return
-                    self._keep_debts(bills)
-                    await asyncio.sleep(RETRY_S)
                 except Exception as error:
-                    # What is not settled stays reserved: the limit holds, and the next bills are still worth saying.
-                    log.error("settling_broke", kind=type(error).__name__)
+                    # It may have been heard. What is not settled stays reserved, so the limit holds, and the next bills are worth saying.
+                    log.warning("settling_failed", kind=type(error).__name__, why=str(error))
         finally:
             self._settling = None
-
-    def _keep_debts(self, bills: dict[str, _Bill]) -> None:
-        """It is unknown whether it was taken in. Said twice, what goes back would mint budget, so that is not said again; a debt would only
-        be paid twice.
-        """
-        for grant_id, bill in bills.items():
-            if bill.used > bill.reserved:
-                debt = self._bills.setdefault(grant_id, _Bill(bill.budgets))
-                debt.reserved += bill.reserved
-                debt.used += bill.used
 
     async def close(self, timeout_s: float) -> None:
         """Settle what is known, without waiting any longer than this."""

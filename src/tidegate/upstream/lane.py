@@ -147,6 +147,11 @@ class Lane:
             wanted = int(self.is_asked)
         return min(wanted, self.deployment.batch_in_flight_max)
 
+    def let_go(self, wanted: int) -> int:
+        """Begin nothing that needs more slots than are wanted; says how many may be in flight until the next share."""
+        self.slots = min(self.slots, max(wanted, self.in_flight))
+        return max(self.slots, self.in_flight)
+
     # What it says about itself.
 
     def told(self, told: Told, now_ms: float) -> bool:
@@ -204,6 +209,10 @@ class Lane:
             case Refused():
                 self._is_there()
         return False
+
+    def rest_until(self, until_ms: float) -> None:
+        """Another process was told to leave this deployment alone; a longer rest always wins."""
+        self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def blames_the_request(self, idempotency_key: str) -> bool:
         """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""

@@ -25,6 +25,8 @@ UNREACHABLE_MS = 1_000
 
 # A budget frees a little at a time: asking for every crumb would be hot, and this costs a thousandth of a minute.
 SPENT_MS_MIN = 50
+# A month or a lifetime is spent for long, but an operator may raise it: now and then it is asked all the same.
+SPENT_MS_MAX = 600_000
 # Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
 CONTENDED_MS = 60_000
 CONTENDED_ASK_MAX = 16
@@ -110,7 +112,7 @@ class Purse:
     def spent(self) -> dict[str, float]:
         """Until when which budgets are spent, as far as is known here."""
         self._forget_what_passed(self._clock.monotonic_ms())
-        return {key_of(budget): until_ms for budget, until_ms in self._spent.items()}
+        return {budget.id: until_ms for budget, until_ms in self._spent.items()}
 
     async def take(self, terms: Terms, tokens: int, *, is_bound: bool) -> Leave:
         """Leave to send one call that may take so many tokens; Withheld when there is none now.
@@ -204,7 +206,7 @@ class Purse:
             if until_ms > now_ms:
                 # Another question was told so since these came.
                 for waiter in waiting:
-                    waiter.answer.set_exception(_spent(key_of(budget), until_ms))
+                    waiter.answer.set_exception(_spent(budget.id, until_ms))
                 return []
         count = ASK_MAX
         if any(self._contended.get(budget, 0.0) > now_ms for budget in budgets):
@@ -245,8 +247,8 @@ class Purse:
 
     def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
         now_ms = self._clock.monotonic_ms()
-        until_ms = now_ms + max(grant.wait_ms, SPENT_MS_MIN)
-        named = [budget for budget in budgets if grant.spent in (budget.name, key_of(budget))] or list(budgets)
+        until_ms = now_ms + min(max(grant.wait_ms, SPENT_MS_MIN), SPENT_MS_MAX)
+        named = [budget for budget in budgets if grant.spent == budget.id] or list(budgets)
         for budget in named:
             self._spent[budget] = max(until_ms, self._spent.get(budget, 0.0))
             self._contended[budget] = until_ms + CONTENDED_MS
@@ -254,7 +256,7 @@ class Purse:
         # Those who came meanwhile would hear the same.
         for waiter in [*left, *self._waiting.pop(budgets, [])]:
             if not waiter.answer.done():
-                waiter.answer.set_exception(_spent(key_of(named[0]), until_ms))
+                waiter.answer.set_exception(_spent(named[0].id, until_ms))
 
     def _refuse_what_is_known(self, budgets: Budgets) -> None:
         if not self._spent and not self.unreachable_until_ms:
@@ -265,7 +267,7 @@ class Purse:
         for budget in budgets:
             until_ms = self._spent.get(budget, 0.0)
             if until_ms > now_ms:
-                raise _spent(key_of(budget), until_ms)
+                raise _spent(budget.id, until_ms)
 
     def _forget_what_passed(self, now_ms: float) -> None:
         for known in (self._spent, self._contended):
@@ -292,11 +294,6 @@ class Purse:
         until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
         message = f"nothing is sent while nobody can say what the shared budgets bear: {why}"
         return Withheld(message, until_ms=until_ms, code="limits_unavailable")
-
-
-def key_of(budget: Budget) -> str:
-    """What a budget is known by here."""
-    return f"{budget.bound}:{budget.name}"
 
 
 def _terms(budgets: Budgets) -> Terms:

@@ -26,6 +26,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
+from tidegate.core.schedule import Reason
 from tidegate.upstream import classify
 from tidegate.upstream.breaker import BreakerState
 from tidegate.upstream.delivery import Delivery
@@ -90,13 +91,16 @@ class Router:
         self._purse = Purse(capacity.limits, clock)
         self._reserve = Reserve()
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
+        self._rests = capacity.rests
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
         if capacity.worker_id is not None and capacity.limits is not None:
             lanes = list(self._lanes.values())
-            self._shared = SharedSlots(capacity.limits, capacity.worker_id, lanes, caps, self._wake_waiting)
+            self._shared = SharedSlots(
+                capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._wake_waiting
+            )
 
     # What the engine asks before it sends.
 
@@ -127,6 +131,18 @@ class Router:
         now_ms = self._clock.monotonic_ms()
         at_ms = min(self._rest_ends_ms(route, lane, now_ms) for lane in route.lanes)
         return at_ms if at_ms > now_ms else 0.0
+
+    def closed(self, model: str) -> str:
+        """Why nothing may be sent to this model now; empty while something may."""
+        route, now_ms = self._route(model), self._clock.monotonic_ms()
+        if not route.lanes or self.free_slots(model):
+            return ""
+        lanes = [lane for lane in route.lanes if lane.ready_at_ms() <= now_ms]
+        if not lanes:
+            return Reason.UNHEALTHY if all(lane.breaker.is_open for lane in route.lanes) else Reason.RESTING
+        if all(self._opens_at_ms(route, lane) > now_ms for lane in lanes):
+            return Reason.BUDGET_SPENT
+        return Reason.NO_AVAILABLE_SLOTS
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
@@ -187,7 +203,7 @@ class Router:
             return None
         best: Lane | None = None
         spent: Lane | None = None
-        sticky: list[Lane] = []
+        sticky: list[Lane] | None = [] if call.prefix_group and len(route.lanes) > 1 else None
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
@@ -203,10 +219,11 @@ class Router:
                     continue
             if lane.breaker.is_open:
                 return lane
-            sticky.append(lane)
+            if sticky is not None:
+                sticky.append(lane)
             if best is None or lane.load() < best.load():
                 best = lane
-        if call.prefix_group and len(sticky) > 1:
+        if sticky and len(sticky) > 1:
             return stick(sticky, call.prefix_group) or best
         return best or spent
 
@@ -220,7 +237,11 @@ class Router:
         if is_probe:
             lane.breaker.begin_probe(now_ms)
         bucket = lane.budget.retry(now_ms) if call.attempt_count else lane.budget.first_attempt(now_ms)
-        self._begin(route, lane, call)
+        lane.in_flight += 1
+        if lane.in_flight > lane.highest:
+            lane.highest = lane.in_flight
+        if self._caps is not None:
+            self._caps.count(route.model_of(call.model), 1)
         try:
             if is_probe:
                 await knock(lane)
@@ -229,7 +250,8 @@ class Router:
                 status, headers, body = await lane.line.post(
                     lane.url(call.endpoint), call.idempotency_key, call.body, total_s
                 )
-                if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
+                by_requests, by_tokens = lane.tells_by
+                if by_requests in headers or by_tokens in headers:
                     self._delivery.hear(lane, headers)
                 line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
             else:
@@ -249,13 +271,6 @@ class Router:
             if self._waiting:
                 self._wake_waiting()
         raise failed
-
-    def _begin(self, route: Route, lane: Lane, call: Call) -> None:
-        lane.in_flight += 1
-        if lane.in_flight > lane.highest:
-            lane.highest = lane.in_flight
-        if self._caps is not None:
-            self._caps.count(route.model_of(call.model), 1)
 
     async def _after_withheld(self, route: Route, lane: Lane, call: Call, error: Withheld, give_up_ms: float) -> Lane:
         """Where this call goes instead, or goes again when its budget frees in a moment; raises the error when neither."""
@@ -301,8 +316,12 @@ class Router:
         if isinstance(error, PoolExhausted) or now_ms >= call.deadline_ms:
             # Our own ceiling or our own deadline: nobody's health is harmed.
             lane.failures[error.reason] += 1
-        elif lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
-            self._say_shut(lane, error)
+        else:
+            rested_until_ms = lane.rests_until_ms
+            if lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
+                self._say_shut(lane, error)
+            if self._rests is not None and lane.rests_until_ms > rested_until_ms:
+                self._rests.publish(lane.deployment.name, math.ceil(lane.rests_until_ms - now_ms))
         key = lane.deployment.api_key
         if key is not None and error.body:
             error.body = error.body.replace(key.reveal().encode(), b"***")

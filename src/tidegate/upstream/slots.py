@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable
-from tidegate.core.ports import DiscoveredLimits, Limits
+from tidegate.core.ports import DiscoveredLimits, Limits, Rests
 from tidegate.upstream.lane import Lane
 
 log = structlog.get_logger(__name__)
@@ -28,12 +28,13 @@ class Capacity:
     """What is shared with other processes, and how much of it there is in all.
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
-    only process. 0 and no entry mean no cap.
+    only process. `rests` tells others who asked to be left alone. 0 and no entry mean no cap.
     """
 
     limits: Limits | None = None
     worker_id: Callable[[], str] | None = None
     discovered: DiscoveredLimits | None = None
+    rests: Rests | None = None
     model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
     in_flight_max_global: int = 0
 
@@ -60,6 +61,11 @@ class Caps:
             if name in self.in_flight:
                 self.in_flight[name] += more
 
+    def let_go(self, name: str, wanted: int) -> int:
+        """Begin nothing that needs more than is wanted; says how many may be in flight until the next share."""
+        self.slots[name] = min(self.slots[name], max(wanted, self.in_flight[name]))
+        return max(self.slots[name], self.in_flight[name])
+
 
 class SharedSlots:
     """The loop that keeps this process's part; `worker_id` is asked each time, for a process may begin a new life."""
@@ -70,12 +76,14 @@ class SharedSlots:
         worker_id: Callable[[], str],
         lanes: Sequence[Lane],
         caps: Caps,
+        rests: Rests | None,
         on_more: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._worker_id = worker_id
         self._lanes = lanes
         self._caps = caps
+        self._rests = rests
         self._on_more = on_more
         self._hurry = asyncio.Event()
         self._reached = True
@@ -95,6 +103,7 @@ class SharedSlots:
     async def _run(self) -> None:
         while True:
             self._hurry.clear()
+            self._hear_of_rests()
             try:
                 await self._ask()
                 self._reached = True
@@ -107,6 +116,12 @@ class SharedSlots:
             await asyncio.sleep(HURRY_S)
             if not self._hurry.is_set() or not self._reached:
                 await self._wait()
+
+    def _hear_of_rests(self) -> None:
+        if self._rests is not None:
+            resting = self._rests.current()
+            for lane in self._lanes:
+                lane.rest_until(resting.get(lane.deployment.name, 0.0))
 
     async def _wait(self) -> None:
         try:
@@ -122,13 +137,13 @@ class SharedSlots:
         for lane in self._lanes:
             name = lane.deployment.name
             caps[name] = lane.deployment.batch_in_flight_max
-            in_use[name] = lane.in_flight
             wanted[name] = lane.wanted_slots()
+            in_use[name] = lane.let_go(wanted[name])
         for name, cap in self._caps.caps.items():
             caps[name] = cap
-            in_use[name] = self._caps.in_flight[name]
             served = (lane for lane in self._lanes if name == GLOBAL or _serves(lane, name.removeprefix("model:")))
             wanted[name] = min(cap, sum(wanted[lane.deployment.name] for lane in served))
+            in_use[name] = self._caps.let_go(name, wanted[name])
         if not any(wanted.values()) and not any(in_use.values()) and not any(lane.slots for lane in self._lanes):
             # Nothing is wanted and nothing is held: an idle process asks nobody.
             return
