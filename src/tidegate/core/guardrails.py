@@ -23,8 +23,8 @@ from tidegate.core.json_schema import Schema
 from tidegate.core.patterns import compile_pattern
 
 TEXT_CHARS_MAX = 100_000
-# A string token of JSON, and whether a colon behind it makes it a key. The quantifier is possessive: there is nothing to take back.
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"(\s*+:\s*+)?', re.DOTALL)
+# A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
 _API_WORDS = frozenset((b'"role"', b'"type"', b'"object"', b'"finish_reason"', b'"stop_reason"', b'"model"', b'"id"'))
 _MEDIA = frozenset((b'"data"', b'"b64_json"', b'"embedding"'))
 _decode_text = msgspec.json.Decoder(str).decode

@@ -78,7 +78,10 @@ def _measure(given: bytes) -> tuple[bytes, int | None]:
     kind = b"text" if given[:1] == b'"' else b"ids"
     try:
         if kind == b"text":
-            return kind, max(1, prompt_tokens(len(_decode_text(given).encode())))
+            # Escapes count as they are written; only what may not be UTF-8 has to be looked at.
+            if not given.isascii():
+                _decode_text(given)
+            return kind, max(1, prompt_tokens(len(given) - 2))
         return kind, len(_decode_tokens(given)) or None
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return kind, None
