@@ -1,0 +1,41 @@
+-- Take from a lent block, or hear what to do instead.
+--
+-- KEYS[1]  the block of one set of budgets
+-- ARGV     requests asked for, tokens of each, how many of the requests nobody has asked for before
+--
+-- Answers: {'granted', how many, for how many ms more, the store's grant}
+--          {'resting', for how many ms, the budget that is spent}
+--          {'busy'}  another process is fetching a block
+--          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon
+local LENDER_MS, KEEP_MS = 100, 5000
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local asked, each = tonumber(ARGV[1]), tonumber(ARGV[2])
+local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till')
+local function number(place) return tonumber(block[place] or '0') or 0 end
+-- Lua would write a large number with an exponent.
+local function whole(value) return string.format('%.0f', value) end
+
+redis.call('HINCRBY', KEYS[1], 'asked', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], KEEP_MS)
+
+-- A clock that went back behind the block's beginning would let it live too long.
+if number(1) > 0 and number(3) <= now and now < number(4) then
+    local count = math.min(asked, number(1))
+    if each > 0 then
+        count = math.min(count, math.floor(number(2) / each))
+    end
+    if count > 0 then
+        redis.call('HSET', KEYS[1], 'requests', whole(number(1) - count), 'tokens', whole(number(2) - count * each))
+        return {'granted', count, number(4) - now, block[5]}
+    end
+end
+if number(6) > now and each >= number(7) then
+    return {'resting', number(8) - now, block[9]}
+end
+if number(10) > now then
+    return {'busy'}
+end
+local demand = tonumber(redis.call('HGET', KEYS[1], 'asked'))
+redis.call('HSET', KEYS[1], 'lender_till', now + LENDER_MS, 'asked', 0)
+return {'lend', now, demand}

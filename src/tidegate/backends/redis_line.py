@@ -1,0 +1,186 @@
+"""One connection to Redis that runs our scripts, owned by one task.
+
+Callers leave their question with the task and wait for its answer. Whoever is cancelled or has waited long enough goes away and touches
+nothing; the task reads that answer too and throws it away, so the next answer belongs to the next question. Whatever goes wrong, the
+connection is dropped and nobody asks for a second. A connection knows which run of which server it leads to, and it never reconnects
+behind a caller's back. What the scripts mean is not known here.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import structlog
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S = 2.0
+AWAY_S = 1.0
+_PIPELINE_MAX = 256
+
+
+class RedisAway(Exception):
+    """Redis cannot be asked now, or it is unknown what it did: only what may be lost was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    script: str
+    key: str
+    arguments: Sequence[str | int]
+    run_id: str
+    answer: asyncio.Future[Any]
+
+
+def script_text(name: str) -> str:
+    return files("tidegate.backends").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+def open_connection(url: str, timeout_s: float | None) -> AbstractConnection:
+    """A connection that tries nothing again by itself."""
+    options: dict[str, Any] = dict(parse_url(url))
+    kind = options.pop("connection_class", Connection)
+    options |= {"socket_timeout": timeout_s, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}
+    connection: AbstractConnection = kind(**options, retry=Retry(NoBackoff(), 0))
+    return connection
+
+
+class RedisLine:
+    def __init__(self, url: str, scripts: Sequence[str], timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._texts = {name: script_text(name) for name in scripts}
+        self._shas: Mapping[str, str] = {
+            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._texts.items()
+        }
+        self._connection: AbstractConnection | None = None
+        self._run_id = ""
+        self._away_until = -math.inf
+        self._questions: list[_Question] = []
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def run_id(self) -> str:
+        """Which run of which server the connection leads to."""
+        return self._run_id or str(await self._ask("", "", (), ""))
+
+    async def call(self, script: str, key: str, *arguments: str | int, run_id: str = "") -> Any:
+        """Run a script on one key. With `run_id`: only on the very server that was seen."""
+        return await self._ask(script, key, arguments, run_id)
+
+    async def _ask(self, script: str, key: str, arguments: Sequence[str | int], run_id: str) -> Any:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._away_until:
+            raise RedisAway("Redis did not answer a moment ago")
+        question = _Question(script, key, arguments, run_id, loop.create_future())
+        self._questions.append(question)
+        self._asked.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._answer_all())
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await question.answer
+        except TimeoutError:
+            raise RedisAway("Redis takes too long") from None
+
+    async def _answer_all(self) -> None:
+        while True:
+            await self._asked.wait()
+            some, self._questions = self._questions[:_PIPELINE_MAX], self._questions[_PIPELINE_MAX:]
+            if not self._questions:
+                self._asked.clear()
+            some = [question for question in some if not question.answer.done()]
+            try:
+                await self._answer(some)
+            except (RedisError, OSError, ValueError) as error:
+                self._away_until = asyncio.get_running_loop().time() + AWAY_S
+                log.warning(
+                    "Redis cannot be used: limits come from the store", error=f"{type(error).__name__}: {error}"
+                )
+                await self._drop()
+                _fail(some + self._questions, f"Redis cannot be used: {error}")
+                self._questions = []
+            except BaseException:
+                _fail(some + self._questions, "this process is stopping")
+                await self._drop()
+                raise
+
+    async def _answer(self, questions: Sequence[_Question]) -> None:
+        connection = await self._connected()
+        for question in questions:
+            if question.run_id and question.run_id != self._run_id:
+                _fail([question], "this is another server than before")
+            elif not question.script and not question.answer.done():
+                question.answer.set_result(self._run_id)
+        left = [question for question in questions if question.script and not question.answer.done()]
+        # A script that the server does not know has not run: it is sent again with its text.
+        unknown = await self._run(connection, left, "EVALSHA", self._shas)
+        if await self._run(connection, unknown, "EVAL", self._texts):
+            raise RedisError("the server forgets scripts faster than they are told")
+
+    async def _run(
+        self, connection: AbstractConnection, questions: Sequence[_Question], verb: str, scripts: Mapping[str, str]
+    ) -> list[_Question]:
+        """Ask all in one go and hand out the answers. Says whose script was not known."""
+        if not questions:
+            return []
+        commands = [(verb, scripts[one.script], 1, one.key, *one.arguments) for one in questions]
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        unknown = []
+        for question in questions:
+            try:
+                answer = await connection.read_response()
+            except NoScriptError:
+                unknown.append(question)
+                continue
+            if not question.answer.done():
+                question.answer.set_result(answer)
+        return unknown
+
+    async def _connected(self) -> AbstractConnection:
+        if self._connection is None:
+            connection = open_connection(self._url, self._timeout_s)
+            try:
+                await connection.connect()
+                await connection.send_command("INFO", "server", check_health=False)
+                self._run_id = _run_id_of(await connection.read_response())
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            self._connection = connection
+        elif not self._connection.is_connected:
+            raise ConnectionError("the connection was lost")
+        return self._connection
+
+    async def _drop(self) -> None:
+        connection, self._connection, self._run_id = self._connection, None, ""
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._drop()
+
+
+def _fail(questions: Sequence[_Question], why: str) -> None:
+    for question in questions:
+        if not question.answer.done():
+            question.answer.set_exception(RedisAway(why))
+
+
+def _run_id_of(info: bytes | str) -> str:
+    text = info.decode() if isinstance(info, bytes) else info
+    for line in text.splitlines():
+        if line.startswith("run_id:"):
+            return line.removeprefix("run_id:").strip()
+    raise ValueError("the server does not say which run it is (INFO server): limits cannot be kept there")

@@ -1,0 +1,214 @@
+"""What shared limits of every kind do: by the store alone, and with Redis in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.limits_world import KINDS, LimitsWorld, budget, limits_world, minute, until_sent
+from tests.contracts.store_world import World
+from tidegate.core.budgets import NEVER_MS, Ask, Bound, Limit, Period, Settlement
+from tidegate.core.errors import LimitsUnavailable
+from tidegate.core.ports import Limits
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """Where the store under the limits is: the fixture `world` opens it."""
+    if kind == "sqlite":
+        return tmp_path / "store.db"
+    url: str = request.getfixturevalue("shared_database")
+    return url
+
+
+@pytest.fixture
+def redis_place(kind: str, request: pytest.FixtureRequest) -> str | None:
+    url: str | None = request.getfixturevalue("redis_url") if kind == "redis" else None
+    return url
+
+
+@pytest.fixture
+async def limits(world: World, redis_place: str | None) -> AsyncIterator[LimitsWorld]:
+    async with limits_world(world, redis_place) as made:
+        yield made
+
+
+async def test_no_window_holds_more_than_the_limit_and_all_of_it_is_used(limits: LimitsWorld) -> None:
+    """Four processes ask all the time, while the clock goes on in steps of every kind: exact, and used to the last request."""
+    processes = [await limits.process() for _ in range(4)]
+    one = budget("gpu", minute(30))
+    await until_sent(limits, processes, one, 30)
+    for step_ms in (7, 249, 250, 29_000, 30_493, 1):
+        await limits.stores.clock.advance(step_ms)
+        await limits.exhaust(processes, one, requests=2)
+        limits.judge(30)
+    await limits.stores.clock.advance(500)
+    await until_sent(limits, processes, one, 60)
+    limits.judge(30)
+
+
+async def test_nine_and_then_thirty_under_ten_a_minute(limits: LimitsWorld) -> None:
+    one = budget("connection", minute(10))
+    processes = [await limits.process() for _ in range(3)]
+    assert (await limits.send(processes[0], one, 9)).requests == 9
+    await asyncio.gather(*(limits.send(processes[number % 3], one) for number in range(30)))
+    await until_sent(limits, processes, one, 10)
+    limits.judge(10)
+
+
+async def test_every_budget_gives_or_none(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    tenant, job = budget("acme", minute(100), bound=Bound.TENANT), budget("job", minute(2), bound=Bound.JOB)
+    [closed] = await process.debit([Ask((tenant, budget("closed", minute(0), bound=Bound.KEY)), 5, 0)])
+    assert (closed.requests, closed.wait_ms, closed.spent) == (0, NEVER_MS, "key:closed")
+    first, second = await process.debit([Ask((tenant, job), 5, 0), Ask((tenant,), 99, 0)])
+    assert (first.requests, first.spent) == (2, "job:job")
+    assert 60_000 <= first.wait_ms <= 60_500
+    assert second.requests == 98
+
+
+async def test_a_wait_is_known_and_true(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(3))
+    assert (await limits.send(process, one, 3)).requests == 3
+    [refused] = await process.debit([Ask((one,), 1, 0)])
+    assert 0 < refused.wait_ms <= 60_500
+    await limits.stores.clock.advance(60_500)
+    await until_sent(limits, [process], one, 6)
+    limits.judge(3)
+
+
+async def test_tokens_are_settled_with_what_was_used_and_a_debt_is_paid(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(None, 1_000))
+    [first] = await process.debit([Ask((one,), 4, 1_000)])
+    assert (first.requests, first.tokens) == (4, 1_000)
+    await process.settle([Settlement(first.id, (one,), 1, 250, 0), Settlement(first.id, (one,), 0, 750, 2_700)])
+    other = budget("gpu", minute(None, 1_000), Limit(Period.DAY, requests=1_000))
+    for _ in range(2):
+        [grant] = await process.debit([Ask((other,), 1, 10)])
+        assert grant.requests == 0, "1,950 too much: nothing for almost two windows"
+        await limits.stores.clock.advance(60_500)
+    third = budget("gpu", minute(None, 1_000), Limit(Period.WEEK, requests=1_000))
+    [grant] = await process.debit([Ask((third,), 1, 10)])
+    assert grant.requests == 1
+
+
+async def test_what_was_not_sent_comes_back(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(5, 500))
+    [grant] = await process.debit([Ask((one,), 5, 500)])
+    await process.settle([Settlement(grant.id, (one,), 2, 200, 0)])
+    again = budget("gpu", minute(5, 500), Limit(Period.DAY))
+    [grant] = await process.debit([Ask((again,), 5, 500)])
+    assert (grant.requests, grant.tokens) == (2, 200)
+
+
+async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld) -> None:
+    """Whenever a caller is cancelled, the others hear their own answer, and nothing is granted twice."""
+    process = await limits.process()
+    ours = [budget(f"b{number}", minute(3)) for number in range(12)]
+    for turns in range(8):
+        asked = [asyncio.create_task(process.debit([Ask((one,), 1, number)])) for number, one in enumerate(ours)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asked[::2]:
+            task.cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for number, answer in enumerate(answers[1::2]):
+            assert isinstance(answer, list)
+            assert answer[0].requests <= 1
+            assert answer[0].tokens == (2 * number + 1) * answer[0].requests, "each hears its own answer"
+            limits.note(answer[0])
+    for one in ours[1::2]:
+        [grant] = await process.debit([Ask((one,), 1, 0)])
+        assert grant.requests == 0, "three of eight were granted"
+    assert limits.sent == 3 * 6
+
+
+async def test_an_unknown_commit_loses_budget_and_mints_none(limits: LimitsWorld) -> None:
+    process, driver = await limits.faulty_process()
+    one = budget("gpu", minute(10, 1_000))
+    assert (await limits.send(process, one, 2, 200)).requests == 2
+    driver.lost_after = 1
+    with pytest.raises(LimitsUnavailable):
+        await process.debit([Ask((one,), 3, 300)])
+    sound = await limits.process()
+    await until_sent(limits, [sound], one, 7)
+    await limits.exhaust([sound, process], one)
+    assert limits.sent in (7, 10), "three were lost, unless whoever lent them could give them back"
+    limits.judge(10)
+
+
+async def test_a_settlement_whose_fate_is_unknown_gives_nothing_back_twice(limits: LimitsWorld) -> None:
+    process, driver = await limits.faulty_process()
+    one = budget("gpu", minute(None, 1_000))
+    [grant] = await process.debit([Ask((one,), 10, 1_000)])
+    driver.lost_after = 1
+    await process.settle([Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)])
+    await process.settle([])
+    # 60 came back, 30 were owed, and the 30 may have been entered twice: never is more than 30 free.
+    for extra in (Limit(Period.DAY), Limit(Period.WEEK)):
+        [more] = await process.debit([Ask((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
+        assert more.requests <= 30
+
+
+async def test_a_debt_that_could_not_be_entered_is_entered_later(limits: LimitsWorld) -> None:
+    process, driver = await limits.faulty_process()
+    one = budget("gpu", minute(None, 1_000))
+    [grant] = await process.debit([Ask((one,), 1, 100)])
+    driver.lost_before = 1
+    await process.settle([Settlement(grant.id, (one,), 0, 100, 900)])
+    await process.settle([])
+    [more] = await process.debit([Ask((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 500, 500)])
+    assert more.requests == 100
+
+
+async def test_who_can_reach_nobody_is_told_so(limits: LimitsWorld) -> None:
+    process, driver = await limits.faulty_process()
+    driver.lost_before = 3
+    for _ in range(2):
+        with pytest.raises(LimitsUnavailable):
+            await process.debit([Ask((budget("gpu", minute(1)),), 1, 0)])
+    with pytest.raises(LimitsUnavailable):
+        await process.share_slots("worker", {"gpu": 1}, {}, {"gpu": 1})
+    await asyncio.sleep(0)
+    assert driver.lost_before == 0
+
+
+async def test_an_ask_that_cannot_be_meant_fails_alone(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(5))
+    good, bad = await asyncio.gather(
+        process.debit([Ask((one,), 1, 0)]), process.debit([Ask((one,), 0, 0)]), return_exceptions=True
+    )
+    assert isinstance(bad, ValueError)
+    assert isinstance(good, list)
+    assert good[0].requests == 1
+
+
+async def test_slots_are_shared_under_the_cap(limits: LimitsWorld) -> None:
+    first, second = await limits.process(), await limits.process()
+    me, other = await limits.stores.worker(), await limits.stores.worker()
+    assert await first.share_slots(me, {"gpu": 9}, {}, {"gpu": 6}) == {"gpu": 6}
+    assert await second.share_slots(other, {"gpu": 9}, {}, {"gpu": 6}) == {"gpu": 0}
+    assert await first.share_slots(me, {"gpu": 9}, {"gpu": 6}, {"gpu": 6}) == {"gpu": 3}
+    assert await second.share_slots(other, {"gpu": 9}, {}, {"gpu": 6}) == {"gpu": 0}
+    assert await first.share_slots(me, {"gpu": 9}, {"gpu": 3}, {"gpu": 6}) == {"gpu": 3}
+    assert await second.share_slots(other, {"gpu": 9}, {}, {"gpu": 6}) == {"gpu": 3}
+
+
+async def test_nothing_asked_is_nothing_granted(limits: LimitsWorld) -> None:
+    process: Limits = await limits.process()
+    assert await process.debit([]) == []
+    await process.settle([])
