@@ -127,7 +127,7 @@ def test_a_deep_value_is_not_followed_for_ever() -> None:
     [
         ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, 1),
         ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 8}}, "$ref": "#/$defs/a"}, 1),
-        ({"type": "array", "items": {"type": "integer"}}, [1] * 300_000),
+        ({"type": "array", "items": {"type": "integer"}}, [1] * 60_000),
     ],
 )
 def test_a_check_that_would_not_end_is_ended(schema: Any, value: Any) -> None:

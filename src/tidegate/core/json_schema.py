@@ -15,7 +15,7 @@ from tidegate.core.patterns import compile_pattern
 SCHEMA_DEPTH_MAX = 64
 SCHEMA_NODES_MAX = 10_000
 # One check looks at so many (value, schema) pairs at most: references that repeat themselves cannot hold a process.
-STEPS_MAX = 200_000
+STEPS_MAX = 50_000
 PATTERN_CHARS_MAX = 20_000
 
 _DESCRIBES = frozenset(
