@@ -1,4 +1,4 @@
-"""Writes the parts of the docs that the code knows better: settings, commands, routes and states.
+"""Writes the parts of the docs that the code knows better: settings, commands, routes, metrics and states.
 
 A page carries such a part between `<!-- generated: NAME -->` and `<!-- /generated -->`; everything else on it is written by
 hand. `make docs` runs this, and a test fails while a page says anything else than this would write.
@@ -13,11 +13,13 @@ from unittest import mock
 
 import typer.main
 
+from tidegate import metrics as measured
 from tidegate.cli.app import app as commands
 from tidegate.core import states
 from tidegate.settings import catalog
 from tidegate.settings.groups import Settings
 from tidegate.web import app as web
+from tidegate.web import scrape
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded, guarded_routes
 
@@ -153,10 +155,23 @@ def routes() -> str:
     def scope(path: str, name: str) -> str:
         if path.startswith("/control/"):
             return "the operator on this machine"
+        if path == scrape.PATH:
+            return "none, on this machine"
         return f"`{name}`" if name else "none"
 
     rows = ((f"`{method}`", f"`{path}`", scope(path, name)) for method, path, name in every_route())
     return table(("method", "path", "scope a key needs"), rows)
+
+
+# ---- metrics
+
+
+def metrics() -> str:
+    rows = (
+        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels) or "none", one.about)
+        for one in measured.declared()
+    )
+    return table(("metric", "kind", "labels", "what it counts"), rows)
 
 
 # ---- states
@@ -191,6 +206,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "commands": command_reference,
     "routes": routes,
+    "metrics": metrics,
     **{f"states-{name}": diagram(name) for name in MOVES},
 }
 

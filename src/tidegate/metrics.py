@@ -67,9 +67,11 @@ class Family(Generic[M]):
             return value if value in _pinned[label] else OTHER
         if known := self._labels[label]:
             return value if value in known else OTHER
-        if value not in self._reasons and len(self._reasons) >= REASONS_MAX:
-            return OTHER
-        self._reasons.add(value)
+        if value not in self._reasons:
+            # A lone surrogate cannot be written out, and would take all other metrics with it.
+            if len(self._reasons) >= REASONS_MAX or not value.isprintable():
+                return OTHER
+            self._reasons.add(value)
         return value
 
 

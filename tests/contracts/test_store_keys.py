@@ -26,6 +26,9 @@ async def test_a_tenant_is_made_once_per_name(world: World) -> None:
     assert await world.store.tenant_by_name("acme") == made[0]
     assert await world.store.put_tenant(world.id("tenant"), "Acme") != made[0]
     assert await world.store.put_tenant(first, "é' or 1=1 --") == first
+    assert await world.store.tenant_name(first) == "é' or 1=1 --"
+    assert await world.store.tenant_name(made[0]) == "acme"
+    assert await world.store.tenant_name(world.id("tenant")) is None
 
 
 async def test_a_key_is_kept_as_it_was_made(world: World) -> None:

@@ -38,9 +38,11 @@ def test_commands_on_pages_exist() -> None:
         for line in "\n".join(said).splitlines():
             for call in re.findall(r"\btidegate ((?:[a-z]+ ?)+)((?:[^\n#|>]*))", line):
                 words = call[0].split()
-                assert any(" ".join(words[:count]) in known for count in (1, 2)) or words[0] in ("batches", "keys"), (
-                    line
-                )
+                assert any(" ".join(words[:count]) in known for count in (1, 2)) or words[0] in (
+                    "batches",
+                    "keys",
+                    "scheduler",
+                ), line
                 for option in re.findall(r"(?<!\S)--[a-z-]+", call[1]):
                     assert option in options, line
 

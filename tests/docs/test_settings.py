@@ -12,13 +12,31 @@ import pytest
 
 from tests.docs.pages import PAGES, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate.settings import catalog, load
-from tidegate.settings.groups import DeploymentTls, ModelDeployment
+from tidegate.settings.capacity import (
+    DeploymentHints,
+    DeploymentTls,
+    LimitEntry,
+    ModelDeployment,
+    ResourceEntry,
+    TenantEntry,
+)
 
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
-DEPLOYMENT_KEYS = {field for field in ModelDeployment.__struct_fields__ if field != "tls"} | {
-    f"tls.{field}" for field in DeploymentTls.__struct_fields__
+DEPLOYMENT_KEYS = {
+    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints")),
+    *(f"tls.{field}" for field in DeploymentTls.__struct_fields__),
+    *(f"hints.{field}" for field in DeploymentHints.__struct_fields__),
 }
+ENTRY_KEYS = {
+    "in_flight_max",
+    *LimitEntry.__struct_fields__,
+    *ResourceEntry.__struct_fields__,
+    *TenantEntry.__struct_fields__,
+}
+MAPPINGS = {"models", "tenants", "resources", "tiers"}
+# Where settings become nouns of the core: reading there counts.
+TURNED = {"models.py", "tenants.py", "policy.py"}
 # Groups that are handed on whole: their values are read from what they become.
 HANDED_ON = {"http", "retry", "limits"}
 WHOLE = {"limits", "policy", "quotas"}
@@ -27,6 +45,15 @@ OLD_NAMES = {"## Coming from DeltaLLM": "deltallm.txt", "## Coming from llm-d": 
 
 def test_the_keys_of_a_deployment_are_on_the_page() -> None:
     assert set(first_codes(section(PAGE, "## models"))) == DEPLOYMENT_KEYS
+
+
+def test_the_keys_of_limits_resources_and_tenants_are_on_the_page() -> None:
+    assert first_codes(section(PAGE, "## limits")) == list(LimitEntry.__struct_fields__)
+    said = section(PAGE, "## resources, tenants and tiers")
+    for what, entry in (("resource", ResourceEntry), ("tenant", TenantEntry)):
+        table = re.search(rf"^\| key of a {what} \|.*\n(?:\|.*\n)+", said, re.M)
+        assert table
+        assert set(first_codes(table[0])) == set(entry.__struct_fields__)
 
 
 @pytest.mark.parametrize("heading", OLD_NAMES)
@@ -38,8 +65,10 @@ def test_every_old_name_has_an_answer(heading: str) -> None:
 @pytest.mark.parametrize("heading", OLD_NAMES)
 def test_the_answers_are_settings_that_exist(heading: str) -> None:
     for old, here in rows(section(PAGE, heading)):
-        named = [code for code in codes(here) if ":" not in code and " " not in code and code != "models"]
+        named = [code for code in codes(here) if ":" not in code and " " not in code and code not in MAPPINGS]
         unknown = set(named) - KEYS - (DEPLOYMENT_KEYS if "deployment" in here else set())
+        if MAPPINGS & set(codes(here)):
+            unknown -= ENTRY_KEYS
         assert not unknown, f"{old} is answered with {unknown}"
         assert named or codes(here) == ["models"] or here.startswith(("not needed: ", "later")), old
 
@@ -76,7 +105,7 @@ def chains() -> tuple[tuple[str, ...], ...]:
     """Every `a.b.c` that is read in the program outside of where settings are declared and loaded, without leading underscores."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        if path.parent.name == "settings" and path.name != "models.py":
+        if path.parent.name == "settings" and path.name not in TURNED:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -95,8 +124,9 @@ def chains() -> tuple[tuple[str, ...], ...]:
 def shortcuts() -> frozenset[tuple[str, str, str]]:
     """(group, property, field that it reads): `store.location` is `store.url`."""
     found = set()
-    tree = ast.parse((SOURCE / "settings" / "groups.py").read_text(encoding="utf-8"))
-    for owner in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
+    pages = [SOURCE / "settings" / name for name in ("groups.py", "scheduling.py", "capacity.py")]
+    bodies = [node for page in pages for node in ast.parse(page.read_text(encoding="utf-8")).body]
+    for owner in [node for node in bodies if isinstance(node, ast.ClassDef)]:
         for method in [node for node in owner.body if isinstance(node, ast.FunctionDef)]:
             for node in ast.walk(method):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import inspect
 
 from tidegate.core.errors import SettingsError
 from tidegate.settings import catalog, load
@@ -93,6 +94,27 @@ def test_an_empty_file_an_empty_group_and_an_empty_variable_say_nothing(tmp_path
         ("worker: {heartbeat_ms: 2000, lease_ms: 5000}", "worker.heartbeat_ms is more than a third of worker.lease_ms"),
         ("worker: {in_flight_max: 501}", "worker.in_flight_max is more than http.connections_max (500)"),
         ("http: {connections_max: 64}", "http.kept_alive_max is more than http.connections_max (64)"),
+        ("redis: {url: 'http://h'}", "redis.url must begin with redis://, rediss:// or unix://"),
+        ("metrics: {port: 8080}", "metrics.port is server.port"),
+        ("scheduler: {mode: smart}", "scheduler.mode is 'smart', but must be fair_share_v1 or"),
+        ("scheduler: {shadow_mode: x}", "scheduler.shadow_mode is 'x', but must be"),
+        ("scheduler: {urgent_share: 1.5}", "scheduler.urgent_share is 1.5, but must be a number from 0 to 1"),
+        ("scheduler: {scope_preference: [team, team]}", "scheduler.scope_preference names one twice"),
+        ("scheduler: {scope_preference: []}", "scheduler.scope_preference has 0 entries, but needs 1"),
+        ("scheduler: {scope_preference: [tenant]}", "scheduler.scope_preference.0 is 'tenant', but must be"),
+        ("scheduler: {queues: [express]}", "scheduler.queues lacks `default`"),
+        ("scheduler: {queue_weights: {express: 2}}", "scheduler.queue_weights.express is not one of scheduler.queues"),
+        ("scheduler: {queue_order: fastest}", "scheduler.queue_order is 'fastest', but must be text"),
+        ("scheduler: {rank: 'os.system'}", "scheduler.rank is 'os.system', but must be text"),
+        (
+            "scheduler: {fast_lane: true, fast_lane_share: 0.6}",
+            "scheduler.fast_lane_share and scheduler.urgent_share are more than the whole together",
+        ),
+        (
+            "scheduler: {fast_lane: true, fast_lane_units: 1000, large_units: 1000}",
+            "scheduler.fast_lane_units must be below scheduler.large_units",
+        ),
+        ("scheduler: {admission: maybe}", "scheduler.admission is 'maybe', but must be off or refuse or warn"),
         ("limits: {window_min_s: 100, window_max_s: 50}", "limits.window_min_s is more than limits.window_max_s"),
         ("server: {port: 1}\nserver: {port: 2}", "{file}:2: `server` is given twice"),
         ("server: {port: 1", "{file}:1 is not valid YAML"),
@@ -148,7 +170,10 @@ def test_a_file_that_explodes_through_aliases_is_refused(tmp_path: Path) -> None
     assert "is not valid YAML" in refusal(tmp_path, "[" * 5_000)
 
 
-@pytest.mark.parametrize("setting", [one for one in catalog.settings() if one.key != "models"], ids=lambda one: one.key)
+PLAIN = [one for one in catalog.settings() if not isinstance(catalog.bare(one.type), inspect.DictType)]
+
+
+@pytest.mark.parametrize("setting", PLAIN, ids=lambda one: one.key)
 def test_every_setting_has_a_sentence_a_variable_and_bounds(setting: catalog.Setting) -> None:
     assert setting.about.endswith(".")
     assert setting.variable.startswith("TIDEGATE_")
@@ -183,3 +208,16 @@ def test_lists_and_mappings_in_a_variable() -> None:
 def test_local_paths_are_absolute_unless_they_begin_with_a_dot() -> None:
     assert local_path("sqlite:///var/t.db") == local_path("sqlite:////var/t.db") == Path("/var/t.db")
     assert local_path("file:///.tidegate/blobs") == Path.cwd() / ".tidegate/blobs"
+
+
+def test_words_are_read_in_any_case(tmp_path: Path) -> None:
+    path = write(tmp_path, "scheduler: {mode: FAIR_SHARE_V1, scope_preference: [Team, User]}\nlogging: {level: Debug}")
+    settings = load(path, None, {}, {"TIDEGATE_SCHEDULER_ADMISSION": "Refuse"}).settings
+    assert (settings.scheduler.mode, settings.scheduler.admission) == ("fair_share_v1", "refuse")
+    assert settings.scheduler.scope_preference == ("team", "user")
+    assert settings.logging.level == "debug"
+
+
+def test_what_works_but_should_be_known_is_a_warning() -> None:
+    told = load(None, None, {"redis.url": "redis://h:6379/0", "scheduler.shadow_mode": "smart_v1"}, {}).warnings
+    assert [warning.split()[0] for warning in told] == ["redis.url", "scheduler.shadow_mode"]

@@ -17,8 +17,19 @@ HANDED_ON = {
     "store.url": r"settings\.store\.location\b",
     "upstream": r"\bdeployments\((?:self\.)?\w*\.?settings\)",
     "models": r"\bdeployments\((?:self\.)?\w*\.?settings\)",
+    "resources": r"\bresources\((?:self\.)?\w*\.?settings\)",
+    "tenants": r"\bTenants\((?:self\.)?\w*\.?settings\)",
+    "tiers": r"\bTenants\((?:self\.)?\w*\.?settings\)",
+    "budgets": r"\bTenants\((?:self\.)?\w*\.?settings\)",
+    "worker.in_flight_max_global": r"\bslot_caps\((?:self\.)?\w*\.?settings\)",
+    "redis.url": r"settings\.redis\.location\b",
     "http": r"\.http\.limits\(\)",
     "retry": r"\.retry\.policy\(\)",
+    **{
+        key: r"\bschedule_policy\((?:self\.)?\w*\.?settings\)"
+        for key in catalog.by_key()
+        if key.startswith("scheduler.") and key not in ("scheduler.admission", "scheduler.scope_preference")
+    },
     **dict.fromkeys(
         (
             "limits.pending_jobs_max",

@@ -55,6 +55,7 @@ def test_a_store_url_is_a_secret_only_with_a_password() -> None:
     "overrides",
     [
         {"store.url": f"mysql://u:{KEY}@h/d"},
+        {"redis.url": f"http://:{KEY}@h:6379/0"},
         {"upstream.api_key": f"{KEY}\n{KEY}"},
         {"upstream.url": f"http://me:{KEY}@h/v1"},
         {"blobs.secret_access_key": KEY},

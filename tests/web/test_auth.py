@@ -18,7 +18,7 @@ from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.flow.ingest import Ingest
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.service import line_rules
-from tidegate.settings.groups import Model, ModelDeployment
+from tidegate.settings.capacity import Model, ModelDeployment
 from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, require_loopback

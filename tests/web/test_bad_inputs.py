@@ -54,6 +54,12 @@ def test_create(web: WebServer, client: httpx2.Client, names: dict[str, str], ca
     assert web.statement("select count(*) from jobs") == before
 
 
+def test_thousands_of_limits(client: httpx2.Client, names: dict[str, str]) -> None:
+    limits = [{"period": "minute", "requests": 5}] * 20_000
+    body = {"input_file_id": names["FILE"], "endpoint": "/v1/embeddings", "limits": limits}
+    is_error(client.post("/v1/batches", json=body), {"status": 400, "code": "invalid_parameter", "param": "limits"})
+
+
 @pytest.mark.parametrize("case", cases("gets"))
 def test_get(web: WebServer, names: dict[str, str], case: dict[str, Any]) -> None:
     # Past the client library, which would tidy the path up.

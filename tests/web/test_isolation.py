@@ -28,11 +28,13 @@ ONE_THING = {
 }
 LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches")}
 MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches")}
-NOBODYS = {("GET", "/v1/models"), ("GET", "/healthz"), ("GET", "/readyz")}
+NOBODYS = {("GET", "/v1/models"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics")}
 OPERATORS = {
     ("POST", "/control/keys"),
     ("POST", "/control/keys/{key_id}/revoke"),
     ("POST", "/control/batches/{batch_id}/abandon"),
+    ("GET", "/control/scheduler"),
+    ("POST", "/control/scheduler"),
 }
 
 

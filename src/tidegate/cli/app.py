@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batches, keys, screen
+from tidegate.cli import batches, keys, scheduler, screen
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -55,6 +55,7 @@ for command in (run, serve, api, worker, simulate, verify, explain, doctor, migr
     app.command()(command)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")
+app.add_typer(scheduler.app, name="scheduler")
 
 
 def main() -> None:

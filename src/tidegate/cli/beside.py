@@ -40,6 +40,13 @@ class Server:
 
     async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
         """Ask it to do something; its refusals come out as they would from the store."""
+        return await self._ask("POST", path, answer, msgspec.json.encode(body or {}), tenant)
+
+    async def get(self, path: str, answer: type[T]) -> T:
+        """Ask it how things are."""
+        return await self._ask("GET", path, answer, None, None)
+
+    async def _ask(self, method: str, path: str, answer: type[T], body: bytes | None, tenant: str | None) -> T:
         import aiohttp
 
         from tidegate.web.auth import CONTROL_HEADER, TENANT_HEADER
@@ -52,7 +59,7 @@ class Server:
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
             ) as session:
-                async with session.post(url, data=msgspec.json.encode(body or {}), headers=headers) as response:
+                async with session.request(method, url, data=body, headers=headers) as response:
                     said = await response.content.read(ANSWER_BYTES_MAX)
                     if response.status < 300:
                         return msgspec.json.decode(said, type=answer)

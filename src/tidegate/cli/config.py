@@ -59,7 +59,7 @@ def _entries(loaded: Loaded) -> list[dict[str, object]]:
 
 
 def _plain(key: str, value: object) -> object:
-    """The value as JSON can say it. The store's URL is worth seeing without its password; other secrets never are."""
-    if isinstance(value, Secret) and key == "store.url":
+    """The value as JSON can say it. URLs of servers are worth seeing without their passwords; other secrets never are."""
+    if isinstance(value, Secret) and key in ("store.url", "redis.url"):
         return redacted(value.reveal())
     return msgspec.to_builtins(value, enc_hook=lambda _: HIDDEN) if not isinstance(value, Secret) else HIDDEN

@@ -6,15 +6,14 @@ It changes nothing that matters: it opens the store read-only where a server hol
 import os
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 import uvloop
 
-from tidegate.cli import options, screen
+from tidegate.cli import examine, options, screen
+from tidegate.cli.examine import Finding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.settings import Loaded, Settings, deployments, load, local_path, redacted
 
@@ -24,22 +23,6 @@ if TYPE_CHECKING:
 FREE_BYTES_MIN = 1 << 30
 DESCRIPTORS_BESIDE = 256
 UNWELL = 1
-
-
-class Grade(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at; `to_do` is empty when all is well."""
-
-    about: str
-    grade: Grade
-    said: str
-    to_do: str = ""
 
 
 def doctor(
@@ -52,7 +35,7 @@ def doctor(
 ) -> None:
     """Say what is wrong and what to do about it.
 
-    It looks at the settings, the data directory, the store, the blobs and the model servers.
+    It looks at the settings, the data directory, the store, the blobs, Redis, the model servers and what they show of their load.
 
     Exit codes: 0 nothing is wrong, 1 something is.
 
@@ -77,8 +60,11 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
     findings = _settings(loaded)
     findings += _directory(loaded.settings)
     findings += _descriptors(loaded.settings)
+    findings += examine.budgets(loaded.settings)
     findings += [finding async for finding in _store(loaded.settings)]
+    findings += [finding async for finding in examine.redis(loaded.settings)]
     findings += [finding async for finding in _upstreams(loaded.settings)]
+    findings += [finding async for finding in examine.engines(loaded.settings)]
     return findings
 
 
@@ -172,6 +158,8 @@ async def _contents(parts: "Parts") -> AsyncIterator[Finding]:
     counts = await parts.store.state_counts()
     said = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
     yield Finding("batches", Grade.OK, said)
+    async for finding in examine.tenants(parts):
+        yield finding
     host = parts.settings.server.host
     if await parts.store.any_key():
         yield Finding("keys", Grade.OK, "keys exist: every call needs one")

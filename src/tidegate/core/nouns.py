@@ -363,6 +363,7 @@ class Quotas:
     stored_bytes_max: int = 0
     jobs_per_hour_max: int = 0
     bytes_per_day_max: int = 0
+    queued_units_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

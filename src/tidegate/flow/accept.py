@@ -53,13 +53,19 @@ class Reception:
         return Upload(self, self._store, self._new_id("file"), blob_id, writer, size_bytes_max)
 
     async def create_job(
-        self, caller: Caller, request: JobRequest, *, idempotency_key: str | None = None, quotas: Quotas | None = None
+        self,
+        caller: Caller,
+        request: JobRequest,
+        *,
+        idempotency_key: str | None = None,
+        quotas: Quotas | None = None,
+        scope: str | None = None,
     ) -> Job:
-        """One row, `validating`; the job that this Idempotency-Key made before, if it did."""
+        """One row, `validating`; the job that this Idempotency-Key made before, if it did. `scope` is whose share it counts as."""
         job_id = self._new_id("batch")
         idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
         job = await self.replayed(
-            lambda: self._store.create_job(caller, job_id, request, idempotency=idempotency, quotas=quotas)
+            lambda: self._store.create_job(caller, job_id, request, idempotency=idempotency, quotas=quotas, scope=scope)
         )
         await hit("create_committed")
         return job

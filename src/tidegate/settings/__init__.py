@@ -5,7 +5,22 @@
 
 from tidegate.settings.groups import Settings
 from tidegate.settings.layers import Loaded, load
-from tidegate.settings.models import deployments
+from tidegate.settings.models import deployments, resources, slot_caps
+from tidegate.settings.policy import schedule_policy, switched
 from tidegate.settings.rules import local_path, redacted
+from tidegate.settings.tenants import TenantPolicy, Tenants
 
-__all__ = ["Loaded", "Settings", "deployments", "load", "local_path", "redacted"]
+__all__ = [
+    "Loaded",
+    "Settings",
+    "TenantPolicy",
+    "Tenants",
+    "deployments",
+    "load",
+    "local_path",
+    "redacted",
+    "resources",
+    "schedule_policy",
+    "slot_caps",
+    "switched",
+]

@@ -53,6 +53,8 @@ class Checker:
                 return self.take(inner[0], value, path)
             case inspect.FloatType() if type(value) is int:
                 value = float(value)
+            case inspect.LiteralType() if isinstance(value, str) and value.lower() in kind.values:
+                value = value.lower()
         return self._take_plain(kind, value, path)
 
     def _take_plain(self, kind: inspect.Type, value: object, path: KeyPath) -> object:

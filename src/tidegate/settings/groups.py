@@ -1,7 +1,8 @@
 """Every setting, declared once: its name (unit last), its default, its bounds and one sentence about it.
 
-The loader, the reference page and `tidegate config` are all made from these declarations. Nothing here reads a file or the
-environment, and nothing here knows who uses a setting.
+The loader, the reference page and `tidegate config` are all made from these declarations; those of the scheduler stand in
+`scheduling.py`, entries of models and tenants in `capacity.py`. Nothing here reads a file or the environment, and nothing here knows who
+uses a setting.
 """
 
 from pathlib import Path
@@ -13,27 +14,14 @@ from msgspec import Meta
 from tidegate.core.deployments import HttpLimits, Secret
 from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
+from tidegate.settings.capacity import Budgets, Model, ResourceEntry, TenantEntry
+from tidegate.settings.declare import DAY_S, Group, Host, Name, Text, Weight
+from tidegate.settings.declare import about as _about
+from tidegate.settings.declare import number as _num
+from tidegate.settings.declare import whole as _int
+from tidegate.settings.scheduling import Redis, Scheduler
 
-Host = Annotated[str, Meta(min_length=1, max_length=255)]
-Text = Annotated[str, Meta(max_length=2048)]
-Name = Annotated[str, Meta(max_length=255)]
-DAY_S = 86_400
-
-
-def _int(low: int, high: int, about: str) -> Meta:
-    return Meta(ge=low, le=high, description=about)
-
-
-def _num(low: float, high: float, about: str) -> Meta:
-    return Meta(ge=float(low), le=float(high), description=about)
-
-
-def _about(about: str) -> Meta:
-    return Meta(description=about)
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named set of settings: `server`, `store`, …"""
+__all__ = ["Group", "Settings"]
 
 
 class Server(Group, frozen=True):
@@ -124,6 +112,9 @@ class Upstream(Group, frozen=True):
 
 class Worker(Group, frozen=True):
     in_flight_max: Annotated[int, _int(1, 65_536, "Calls in flight per worker process, over all models.")] = 64
+    in_flight_max_global: Annotated[
+        int, _int(0, 10_000_000, "Calls in flight over all worker processes and models; 0 lifts the limit.")
+    ] = 0
     slice_count_max: Annotated[int, _int(1, 10_000, "Slices one worker process holds at once.")] = 64
     lease_ms: Annotated[int, _int(1_000, 3_600_000, "How long a lease lasts without a heartbeat.")] = 30_000
     heartbeat_ms: Annotated[int, _int(100, 60_000, "Pause between two heartbeats; at most a third of `lease_ms`.")] = (
@@ -231,37 +222,15 @@ class Logging(Group, frozen=True):
     format: Annotated[Literal["text", "json"], _about("How a log line looks.")] = "text"
 
 
-class DeploymentTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a deployment's certificate is checked, and which one we show."""
-
-    ca_file: Text | None = None
-    cert_file: Text | None = None
-    key_file: Text | None = None
-    verify: bool = True
-
-
-class ModelDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One upstream endpoint that serves a model."""
-
-    url: Annotated[str, Meta(min_length=1, max_length=2048)]
-    name: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    engine: Literal["vllm", "sglang", "openai", "anthropic", "generic"] = "generic"
-    api_key: Secret | None = None
-    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 64
-    weight: Annotated[float, Meta(ge=0.001, le=1_000_000.0)] = 1.0
-    read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
-    total_timeout_s: Annotated[float, Meta(ge=0.1, le=604_800.0)] = 3_600.0
-    tls: DeploymentTls = DeploymentTls()
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A public model name and where it is served."""
-
-    deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
+class Metrics(Group, frozen=True):
+    host: Annotated[Host, _about("Address of the listener for metrics.")] = "127.0.0.1"
+    port: Annotated[
+        int, _int(0, 65_535, "Port that shows /metrics, apart from the API's and for workers too; 0 shows none.")
+    ] = 0
 
 
 class Settings(Group, frozen=True):
-    """Everything that can be set. `models` becomes deployments; every other key is a plain value."""
+    """Everything that can be set. `models`, `resources`, `tenants` and `tiers` are mappings by name; every other key is a plain value."""
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
     server: Server = Server()
@@ -270,12 +239,16 @@ class Settings(Group, frozen=True):
     http: Http = Http()
     upstream: Upstream = Upstream()
     worker: Worker = Worker()
+    scheduler: Scheduler = Scheduler()
+    redis: Redis = Redis()
+    budgets: Budgets = Budgets()
     ingest: Ingest = Ingest()
     limits: Limits = Limits()
     retry: Retry = Retry()
     retention: Retention = Retention()
     auth: Auth = Auth()
     logging: Logging = Logging()
+    metrics: Metrics = Metrics()
     endpoints: Annotated[
         tuple[Annotated[str, Meta(max_length=132, pattern=r"^/v1/[a-z0-9_/-]+$")], ...],
         Meta(
@@ -286,7 +259,19 @@ class Settings(Group, frozen=True):
     models: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=255)], Model],
         Meta(max_length=10_000, description="Deployments by the model name that callers ask for."),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
+    resources: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=255)], ResourceEntry],
+        Meta(max_length=10_000, description="Named routes to models with budgets of their own."),
+    ] = msgspec.field(default_factory=dict)
+    tenants: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=255)], TenantEntry],
+        Meta(max_length=100_000, description="Weights, tiers and budgets by the organization's name."),
+    ] = msgspec.field(default_factory=dict)
+    tiers: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=64)], Weight],
+        Meta(max_length=64, description="Weights of service tiers by name, such as {gold: 4, bronze: 0.5}."),
+    ] = msgspec.field(default_factory=dict)
 
     @property
     def data_dir(self) -> Path:

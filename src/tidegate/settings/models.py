@@ -1,15 +1,29 @@
-"""Turns what an operator wrote about models into the engine's deployments."""
+"""Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidegate.core.deployments import Deployment, Engine, Tls
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.deployments import Deployment, Engine, Estimate, FirstToken, Hints, Resource, TideMode, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.settings.groups import ModelDeployment, Settings
+from tidegate.settings.capacity import LimitEntry, ModelDeployment
+from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
 ANY_MODEL = "upstream"
+GLOBAL_SLOTS = "global"
+MODEL_SLOTS = "model:"
+# Headers of the call itself: a hint under such a name would break it or show our key.
+_TAKEN_HEADERS = frozenset(
+    {
+        "authorization", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key", "te", "trailer",
+        "transfer-encoding", "upgrade", "x-api-key",
+    }
+)  # fmt: skip
+_TAKEN_FIELDS = frozenset(
+    {"model", "messages", "input", "prompt", "stream", "stream_options", "max_tokens", "n", "tools"}
+)
 
 
 def deployments(settings: Settings) -> tuple[Deployment, ...]:
@@ -20,8 +34,30 @@ def deployments(settings: Settings) -> tuple[Deployment, ...]:
     return tuple(found)
 
 
+def resources(settings: Settings) -> tuple[Resource, ...]:
+    """Every named route. One that has a model's own name binds all calls for that model."""
+    return tuple(
+        Resource(name, entry.model or name, limits_of(entry.limits)) for name, entry in settings.resources.items()
+    )
+
+
+def slot_caps(settings: Settings) -> dict[str, int]:
+    """The calls that batch work may have in flight over all processes: by deployment, by `model:NAME`, and `global`."""
+    caps = {one.name: one.batch_in_flight_max for one in deployments(settings)}
+    for model, entry in settings.models.items():
+        if entry.in_flight_max:
+            caps[MODEL_SLOTS + model] = entry.in_flight_max
+    if settings.worker.in_flight_max_global:
+        caps[GLOBAL_SLOTS] = settings.worker.in_flight_max_global
+    return caps
+
+
+def limits_of(entries: Sequence[LimitEntry]) -> tuple[Limit, ...]:
+    return tuple(Limit(Period(one.period), one.requests, one.tokens, one.enabled) for one in entries)
+
+
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Every deployment that cannot be used, by its path."""
+    """Every deployment and resource that cannot be used, by its path."""
     names: dict[str, KeyPath] = {ANY_MODEL: ("upstream", "url")} if settings.upstream.url else {}
     if settings.upstream.url:
         try:
@@ -29,15 +65,55 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         except SettingsError as error:
             yield ("upstream", "url"), f"cannot be used: {error}"
     for path, model, index, entry in _entries(settings):
+        yield from limit_problems((*path, "limits"), entry.limits)
+        yield from _hint_problems((*path, "hints"), entry)
         try:
             name = _one(model, index, entry).name
         except SettingsError as error:
             yield path, f"cannot be used: {error}"
             continue
+        if name == GLOBAL_SLOTS or name.startswith(MODEL_SLOTS):
+            yield path, f"has the name {name!r}, which counts calls of all deployments; give it another one"
         if name in names:
             other = ".".join(str(part) for part in names[name])
             yield path, f"has the name {name!r}, which {other} has already; give it another one"
         names[name] = path
+    yield from _resource_problems(settings)
+
+
+def limit_problems(path: KeyPath, entries: Sequence[LimitEntry]) -> Iterator[tuple[KeyPath, str]]:
+    """Limits that limit nothing, and periods that are named twice."""
+    seen: set[str] = set()
+    for index, entry in enumerate(entries):
+        if entry.requests is None and entry.tokens is None:
+            yield (*path, index), "limits nothing: give requests, tokens or both, or remove it"
+        if entry.period in seen:
+            yield (*path, index), f"names the period {entry.period} a second time; put both numbers in one entry"
+        seen.add(entry.period)
+
+
+def _resource_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    for name, entry in settings.resources.items():
+        path = ("resources", name)
+        yield from limit_problems((*path, "limits"), entry.limits)
+        model = entry.model or name
+        if model not in settings.models and not settings.upstream.url:
+            yield (*path, "model"), f"is {model!r}, which `models` does not name; list it there or mend the name"
+        elif name in settings.models and model != name:
+            yield (*path, "model"), f"is {model!r}, but {name!r} is itself a model; give the resource another name"
+
+
+def _hint_problems(path: KeyPath, entry: ModelDeployment) -> Iterator[tuple[KeyPath, str]]:
+    hints = entry.hints
+    names = ("objective_header", "fairness_header", "deadline_header", "prefix_header")
+    given = [(name, str(getattr(hints, name)).lower()) for name in names if getattr(hints, name)]
+    for index, (name, header) in enumerate(given):
+        if header in _TAKEN_HEADERS:
+            yield (*path, name), f"is {header!r}, a header of the call itself; choose another name"
+        if header in [other for _, other in given[:index]]:
+            yield (*path, name), f"is {header!r}, which another hint has already; choose another name"
+    if hints.priority_field in _TAKEN_FIELDS:
+        yield (*path, "priority_field"), f"is {hints.priority_field!r}, a field of the request itself; use `priority`"
 
 
 def _entries(settings: Settings) -> Iterator[tuple[KeyPath, str, int, ModelDeployment]]:
@@ -58,6 +134,15 @@ def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
         read_timeout_s=entry.read_timeout_s,
         total_timeout_s=entry.total_timeout_s,
         tls=Tls(**msgspec.structs.asdict(entry.tls)),
+        limits=limits_of(entry.limits),
+        estimate=Estimate(entry.estimate),
+        tokens_in_flight_max=entry.tokens_in_flight_max,
+        batch_fraction=entry.batch_fraction,
+        tide=TideMode(entry.tide),
+        first_token=FirstToken(entry.first_token),
+        metrics_url=entry.metrics_url,
+        metrics_names=entry.metrics_names,
+        hints=Hints(**msgspec.structs.asdict(entry.hints)),
     )
 
 

@@ -7,12 +7,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidegate.core.deployments import Secret
-from tidegate.settings import models
+from tidegate.settings import models, policy, tenants
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
 STORE_SCHEMES = ("sqlite", "postgresql", "postgres")
 BLOB_SCHEMES = ("file", "s3")
+DEFAULT_QUEUE = "default"
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+_WITH_PASSWORD = (("store", "url"), ("redis", "url"))
 
 
 def completed(settings: Settings) -> Settings:
@@ -41,14 +44,17 @@ def redacted(url: str) -> str:
 
 
 def is_worth_hiding(path: KeyPath, text: str) -> bool:
-    """Whether this literal is really a secret: the store's URL is one only when it has a password in it."""
-    return path != ("store", "url") or redacted(text) != text
+    """Whether this literal is really a secret: the store's and Redis' URLs are only when they have a password in them."""
+    return path not in _WITH_PASSWORD or redacted(text) != text
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """Every pair of values that cannot both be, as the key to mend and what to do about it."""
     yield from _url_problems(settings)
     yield from models.problems(settings)
+    yield from tenants.problems(settings)
+    yield from policy.problems(settings)
+    yield from _scheduler_problems(settings)
     worker, http, limits, retry = settings.worker, settings.http, settings.limits, settings.retry
     for key, low, other, high in (
         ("worker.heartbeat_ms", worker.heartbeat_ms * 3, "a third of worker.lease_ms", worker.lease_ms),
@@ -64,11 +70,34 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 def warnings(settings: Settings) -> list[str]:
     """What works but should be known."""
+    found = []
     if settings.store.is_postgresql and not settings.blobs.is_s3:
-        return [
+        found.append(
             "The store is PostgreSQL but blobs are local files: every process must run on this host, or set blobs.url to s3://…."
-        ]
-    return []
+        )
+    if settings.redis.url is not None and not settings.store.is_postgresql:
+        found.append(
+            "redis.url is set though the store is on this machine alone, which deals limits out as fast; remove it."
+        )
+    if settings.scheduler.shadow_mode == settings.scheduler.mode:
+        found.append("scheduler.shadow_mode is scheduler.mode itself and will never differ; choose another, or none.")
+    return found
+
+
+def _scheduler_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    scheduler = settings.scheduler
+    for name, words in (("scope_preference", scheduler.scope_preference), ("queues", scheduler.queues)):
+        if len(set(words)) < len(words):
+            yield ("scheduler", name), "names one twice; keep each once"
+    if DEFAULT_QUEUE not in scheduler.queues:
+        yield ("scheduler", "queues"), f"lacks `{DEFAULT_QUEUE}`, where batches go that name no queue; add it"
+    for queue in scheduler.queue_weights:
+        if queue not in scheduler.queues:
+            yield ("scheduler", "queue_weights", queue), "is not one of scheduler.queues; add it there or remove it"
+    if scheduler.fast_lane and scheduler.fast_lane_share + scheduler.urgent_share > 1:
+        yield ("scheduler", "fast_lane_share"), "and scheduler.urgent_share are more than the whole together; lower one"
+    if scheduler.fast_lane and scheduler.fast_lane_units >= scheduler.large_units:
+        yield ("scheduler", "fast_lane_units"), "must be below scheduler.large_units: a batch is small or large"
 
 
 def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -77,6 +106,13 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("store", "url"), "must begin with sqlite:///, or postgresql://"
     elif store.is_postgresql and not _has_host_or_socket(store.location):
         yield ("store", "url"), "names no database: write postgresql://USER:PASSWORD@HOST:5432/DATABASE"
+    if settings.redis.url is not None and _scheme(settings.redis.location) not in REDIS_SCHEMES:
+        yield ("redis", "url"), "must begin with redis://, rediss:// or unix://"
+    if settings.metrics.port and settings.metrics.port == settings.server.port:
+        yield ("metrics", "port"), "is server.port; metrics have a port of their own"
+    for path, url in _metrics_urls(settings):
+        if url and not _is_http_url(url):
+            yield path, "must be a URL such as http://10.0.0.5:8000/metrics, without a key in it"
     if _scheme(blobs.url) not in BLOB_SCHEMES:
         yield ("blobs", "url"), "must begin with file:/// or s3://"
     elif blobs.is_s3 and not urlsplit(blobs.url).netloc:
@@ -92,6 +128,12 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("blobs", "endpoint"), "must be a URL such as https://s3.example.com:9000, without a key in it"
     elif blobs.endpoint.startswith("http://") and not blobs.allow_http:
         yield ("blobs", "endpoint"), "is plain http; use https, or set blobs.allow_http: true if the network is yours"
+
+
+def _metrics_urls(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    for model, entry in settings.models.items():
+        for index, deployment in enumerate(entry.deployments):
+            yield ("models", model, "deployments", index, "metrics_url"), deployment.metrics_url
 
 
 def _is_http_url(url: str) -> bool:

@@ -369,6 +369,10 @@ async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, line_coun
             f"You have {items:,} requests queued and this file has {line_count:,}; {quotas.queued_items_max:,} are allowed.",
             60,
         )
+    if quotas.queued_units_max:
+        (units,) = await tx.one("tenant_units", tenant_id=caller.tenant_id) or (0,)
+        if units >= quotas.queued_units_max:
+            raise _over(f"You have {units:,} tokens of work queued, and {quotas.queued_units_max:,} are allowed.", 60)
     for period_ms, jobs_max, bytes_max in (
         (_HOUR_MS, quotas.jobs_per_hour_max, 0),
         (24 * _HOUR_MS, 0, quotas.bytes_per_day_max),

@@ -25,6 +25,15 @@ class Keys(Table):
 
         return await self._driver.read(body)
 
+    async def tenant_name(self, tenant_id: str) -> str | None:
+        """What a tenant is called in the settings; it never changes."""
+
+        async def body(tx: Tx) -> str | None:
+            row = await tx.one("tenant_name", id=tenant_id)
+            return row[0] if row else None
+
+        return await self._driver.read(body)
+
     async def put_key(
         self,
         key_id: str,

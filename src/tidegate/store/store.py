@@ -13,6 +13,7 @@ from tidegate.store.flows import Flows
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.outcomes import Outcomes
+from tidegate.store.prospects import Prospects
 from tidegate.store.queries import schema_for
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
@@ -22,7 +23,7 @@ from tidegate.store.workers import Workers
 SCHEMA_VERSION = 3
 
 
-class Store(Budgets, Files, Flows, Jobs, Keys, Outcomes, Slices, Snapshots, Switches, Workers):
+class Store(Budgets, Files, Flows, Jobs, Keys, Outcomes, Prospects, Slices, Snapshots, Switches, Workers):
     """One Store over one driver."""
 
     def __init__(self, driver: Driver) -> None:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.flow.accept import Reception
-from tidegate.web import problems
+from tidegate.web import problems, scrape
 from tidegate.web.auth import Authenticator
 from tidegate.web.batches import Batches
 from tidegate.web.context import WebContext
@@ -17,6 +17,7 @@ from tidegate.web.health import Health
 from tidegate.web.models import Models
 from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
+from tidegate.web.scheduler import SchedulerDoor
 
 
 def build_app(context: WebContext) -> Starlette:
@@ -26,9 +27,10 @@ def build_app(context: WebContext) -> Starlette:
         *Batches(context, reception).routes(),
         *Models(context).routes(),
         *Operator(context).routes(),
+        *SchedulerDoor(context).routes(),
     ]
     app = Starlette(
-        routes=[*Health(context).routes(), *guarded_routes(Authenticator(context), entries)],
+        routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
         middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy)],
         exception_handlers={HTTPException: _not_routed},
     )

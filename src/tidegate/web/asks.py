@@ -14,7 +14,9 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobRequest
 from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
+from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.intake import Intake
+from tidegate.web.limit_asks import LIMITS_MAX, LimitAsks, job_limits
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ _ALLOWED = {
     "metadata": "an object whose values are all strings",
     "ordered": "true or false",
     "prefix_order": "true or false",
+    "limits": f"a list of at most {LIMITS_MAX} objects",
 }
 
 
@@ -48,7 +51,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last four are ours."""
+    """The body of POST /v1/batches; the last six are ours."""
 
     input_file_id: str
     endpoint: str
@@ -59,6 +62,8 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     prefix_order: bool = True
     invalid_lines: Literal["fail", "error_file"] = "fail"
     begin_within: str | None = None
+    queue: str | None = None
+    limits: LimitAsks | None = None
 
 
 _KNOWN = [field.name for field in msgspec.structs.fields(BatchCreate)]
@@ -96,6 +101,7 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         begin_within_ms = _duration_ms(body.begin_within, "begin_within")
         if begin_within_ms > window_ms:
             raise _bad("begin_within", "`begin_within` may not be longer than `completion_window`.")
+    queue = _queue(body.queue, settings)
     if not ids.is_valid("file", body.input_file_id):
         raise no_such_file("input_file_id")
     return JobRequest(
@@ -109,6 +115,8 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         ordered=body.ordered,
         prefix_order=body.prefix_order,
         invalid_lines=body.invalid_lines,
+        queue=queue,
+        limits=job_limits(body.limits),
     )
 
 
@@ -187,6 +195,13 @@ def _check_endpoint(endpoint: str, settings: Settings) -> None:
     known = (*ENDPOINTS, *settings.endpoints)
     if endpoint not in known:
         raise _bad("endpoint", f"`endpoint` must be one of: {', '.join(known)}.")
+
+
+def _queue(asked: str | None, settings: Settings) -> str:
+    known = settings.scheduler.queues
+    if asked is not None and asked not in known:
+        raise _bad("queue", f"`queue` must be one of: {', '.join(known)}.")
+    return asked or DEFAULT_QUEUE
 
 
 def _check_metadata(metadata: dict[str, str] | None) -> None:

@@ -1,15 +1,20 @@
 """OpenAI's Batches API over our jobs, and the output of a job while it grows."""
 
+import dataclasses
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, Job
+from tidegate.core.nouns import Caller, Job, Quotas
 from tidegate.core.problems import no_such_batch, no_such_file
+from tidegate.core.scope import scope_of
 from tidegate.core.states import JOB_ENDED
 from tidegate.flow.accept import Reception
+from tidegate.settings import Tenants
 from tidegate.web import asks, content, wire
 from tidegate.web.context import WebContext
+from tidegate.web.forecast import Forecaster
 from tidegate.web.routes import Guarded
 
 LIST_COUNT = 20
@@ -24,6 +29,8 @@ class Batches:
         self._settings = context.settings
         self._wake = context.wake
         self._reception = reception
+        self._forecaster = Forecaster(context)
+        self._tenants = Tenants(context.settings)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -39,11 +46,13 @@ class Batches:
         key = asks.idempotency_key(request)
         body = await asks.json_body(request, asks.BatchCreate, self._settings.limits.body_bytes_max)
         wanted = asks.job_request(body, self._settings)
+        scope = scope_of(caller, self._settings.scheduler.scope_preference)
+        warnings = await self._forecaster.admit(caller, wanted, scope, key)
         job = await self._reception.create_job(
-            caller, wanted, idempotency_key=key, quotas=self._settings.limits.quotas()
+            caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), scope=scope
         )
         self._wake.ring()
-        return wire.json_answer(wire.batch(job))
+        return wire.json_answer(wire.batch(job, wire.Forecast(warnings=warnings)))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
@@ -57,7 +66,8 @@ class Batches:
         return wire.json_answer(page)
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
-        return wire.json_answer(wire.batch(await self._job(request, caller)))
+        job = await self._job(request, caller)
+        return wire.json_answer(wire.batch(job, await self._forecaster.of_job(job)))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         job_id = self._job_id(request)
@@ -74,6 +84,14 @@ class Batches:
     async def errors(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
         return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
+
+    async def _quotas(self, caller: Caller) -> Quotas:
+        """What every tenant is held to, and what this one is."""
+        quotas = self._settings.limits.quotas()
+        if not self._settings.tenants:
+            return quotas
+        name = await self._store.tenant_name(caller.tenant_id)
+        return dataclasses.replace(quotas, queued_units_max=self._tenants.of(name or "").queued_units_max)
 
     async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
         """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.

@@ -107,18 +107,18 @@ class Operator:
         ]
 
     async def create_key(self, request: Request, caller: Caller) -> Response:
-        _require_operator(request)
+        require_operator(request)
         wish = await asks.json_body(request, KeyWish, self._body_bytes_max)
         return wire.json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
 
     async def revoke_key(self, request: Request, caller: Caller) -> Response:
-        _require_operator(request)
+        require_operator(request)
         key_id = str(request.path_params["key_id"])
         revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
         return wire.json_answer(KeyRevoked(key_id, revoked))
 
     async def abandon_batch(self, request: Request, caller: Caller) -> Response:
-        _require_operator(request)
+        require_operator(request)
         batch_id = str(request.path_params["batch_id"])
         job = None
         if ids.is_valid("batch", batch_id):
@@ -128,7 +128,7 @@ class Operator:
         return wire.json_answer(BatchAbandoned(job.id, job.state))
 
 
-def _require_operator(request: Request) -> None:
+def require_operator(request: Request) -> None:
     """Whoever came this far with the header has shown the right token; without it one is only a caller."""
     if CONTROL_HEADER not in request.headers:
         raise HTTPException(404)

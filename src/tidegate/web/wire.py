@@ -1,6 +1,7 @@
 """The shapes of OpenAI's Files and Batches API, and how our nouns look in them. Here, and only here, a job is called a batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -68,8 +69,25 @@ class BatchUsage(msgspec.Struct):
     total_tokens: int
 
 
+class BatchLimit(msgspec.Struct):
+    period: str
+    requests: int | None
+    tokens: int | None
+    enabled: bool
+
+
+class Eta(msgspec.Struct):
+    """When the batch is expected to be done: as likely before as after, and in 19 of 20 cases before. Unix seconds."""
+
+    p50: int | None
+    p95: int | None
+
+
 class Extras(msgspec.Struct):
-    """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared."""
+    """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
+
+    `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while nothing can be said, as is `eta`.
+    """
 
     ordered: bool
     prefix_order: bool
@@ -77,6 +95,11 @@ class Extras(msgspec.Struct):
     output_bytes: int
     error_bytes: int
     shared_prefix_share: float | None
+    queue: str
+    limits: list[BatchLimit]
+    slack_seconds: int | None
+    eta: Eta | None
+    warnings: list[str]
 
 
 class Batch(msgspec.Struct):
@@ -143,7 +166,19 @@ def file_object(file: File) -> FileObject:
     )
 
 
-def batch(job: Job) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What can be said of a batch's end, where something can."""
+
+    slack_seconds: int | None = None
+    eta: Eta | None = None
+    warnings: tuple[str, ...] = ()
+
+
+UNKNOWN = Forecast()
+
+
+def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
     ended = job.state in JOB_ENDED
     return Batch(
         id=job.id,
@@ -188,6 +223,11 @@ def batch(job: Job) -> Batch:
             output_bytes=job.output_bytes,
             error_bytes=job.error_bytes,
             shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
+            queue=job.queue,
+            limits=[BatchLimit(one.period, one.requests, one.tokens, one.enabled) for one in job.limits],
+            slack_seconds=forecast.slack_seconds,
+            eta=forecast.eta,
+            warnings=list(forecast.warnings),
         ),
     )
 

@@ -38,6 +38,13 @@ from jobs j
 left join files f on f.id = j.input_file_id
 where j.tenant_id = :tenant_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 
+-- tenant_units --
+-- The work units of a tenant that are not done, for its limit; what was not ingested yet has none.
+select cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint)
+from jobs j
+join job_models m on m.job_id = j.id
+where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state = 'open';
+
 -- job_created_since --
 -- What a user created lately, for the limits per period.
 select count(*) as jobs, coalesce(sum(f.size_bytes), 0) as bytes

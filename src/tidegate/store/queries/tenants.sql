@@ -7,6 +7,9 @@ on conflict do nothing;
 -- tenant_by_name --
 select id from tenants where name = :name;
 
+-- tenant_name --
+select name from tenants where id = :id;
+
 -- tenant_lock --
 -- Serialises what must be counted before it is allowed: pending jobs, queued items, stored bytes.
 select id from tenants where id = :tenant_id /*! for update */;

@@ -1,0 +1,178 @@
+"""What `tidegate doctor` finds out about capacity: budgets that contradict, Redis, the engines' own metrics, tenants that do not exist.
+
+It asks and never changes anything; a server that is away is a finding, not an error.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.deployments import Deployment, Engine, TideMode
+from tidegate.settings import Settings, Tenants, deployments, redacted, resources, slot_caps
+from tidegate.settings.models import MODEL_SLOTS, limits_of
+
+if TYPE_CHECKING:
+    from tidegate.service import Parts
+
+SCRAPE_TIMEOUT_S = 5.0
+SCRAPE_BYTES_MAX = 2 << 20
+TENANTS_MAX = 1_000
+PREFILL_CHUNK_TOKENS = 512
+_PREFIXES = {Engine.VLLM: "vllm:", Engine.SGLANG: "sglang:"}
+_PRIORITY_FLAGS = {
+    Engine.VLLM: "--scheduling-policy priority",
+    Engine.SGLANG: "--enable-priority-scheduling --schedule-low-priority-values-first",
+}
+_STEP = re.compile(r'^vllm:iteration_tokens_total_bucket\{.*?le="([^"]+)".*?\} ([0-9.e+]+)$', re.MULTILINE)
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; `to_do` is empty when all is well."""
+
+    about: str
+    grade: Grade
+    said: str
+    to_do: str = ""
+
+
+def budgets(settings: Settings) -> Iterator[Finding]:
+    """Limits that can never bind because another of the same thing is reached first."""
+    tenants = Tenants(settings)
+    named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in deployments(settings)]
+    named += [(f"resource {one.name}", one.limits) for one in resources(settings)]
+    named += [(f"tenant {name}", tenants.of(name).limits) for name in sorted(tenants.names())]
+    named += [(f"budgets.{name}", limits_of(getattr(settings.budgets, name))) for name in ("tenant", "user", "key")]
+    for what, limits in named:
+        for said in _never_binding(limits):
+            yield Finding("limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one")
+    caps = slot_caps(settings)
+    for model in settings.models:
+        below = sum(one.batch_in_flight_max for one in deployments(settings) if one.models == (model,))
+        if caps.get(MODEL_SLOTS + model, 0) > below:
+            said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
+            yield Finding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")
+
+
+def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
+    order = list(Period)
+    active = sorted((limit for limit in limits if limit.enabled), key=lambda limit: order.index(limit.period))
+    for kind in ("requests", "tokens"):
+        counted = [(limit.period, getattr(limit, kind)) for limit in active if getattr(limit, kind) is not None]
+        for index, (period, count) in enumerate(counted):
+            for longer, most in counted[index + 1 :]:
+                if most < count:
+                    yield f"{count:,} {kind} a {period} are more than the {most:,} of its {longer}, so they never bind"
+
+
+async def redis(settings: Settings) -> AsyncIterator[Finding]:
+    """Whether Redis answers, where it is configured."""
+    if settings.redis.url is None:
+        return
+    from redis import asyncio as client
+    from redis.exceptions import RedisError
+
+    where = redacted(settings.redis.location)
+    connection = client.Redis.from_url(
+        settings.redis.location,
+        socket_connect_timeout=settings.redis.connect_timeout_ms / 1000,
+        socket_timeout=settings.redis.timeout_ms / 1000,
+    )
+    to_do = "start it or mend redis.url; until then limits come from the store alone"
+    try:
+        info = await connection.info("server")
+        yield Finding("redis", Grade.OK, f"{where} answers, version {info.get('redis_version', 'unknown')}")
+    except (RedisError, OSError, TimeoutError, ValueError) as error:
+        yield Finding("redis", Grade.WARNING, f"{where} does not answer: {error or type(error).__name__}", to_do)
+    finally:
+        await connection.aclose()
+
+
+async def tenants(parts: "Parts") -> AsyncIterator[Finding]:
+    """Tenants that the settings name and nobody has made."""
+    for name in sorted(Tenants(parts.settings).names())[:TENANTS_MAX]:
+        if await parts.store.tenant_by_name(name) is None:
+            said = f"`tenants` gives {name} a weight or budgets, but there is no such organization"
+            yield Finding("tenants", Grade.WARNING, said, f"tidegate keys create --org {name}, or mend the name")
+
+
+async def engines(settings: Settings) -> AsyncIterator[Finding]:
+    """Whether the engines show the numbers that the tide goes by, and how they could serve both kinds of work better."""
+    asked = [
+        one
+        for one in deployments(settings)
+        if one.tide is TideMode.AUTO and (one.engine in _PREFIXES or one.metrics_url)
+    ]
+    for one, text in zip(asked, await asyncio.gather(*(_scraped(metrics_address(one)) for one in asked)), strict=True):
+        for finding in _read(one, text):
+            yield finding
+
+
+def metrics_address(deployment: Deployment) -> str:
+    """Where a deployment shows its metrics: as configured, or at the root of its own address."""
+    if deployment.metrics_url:
+        return deployment.metrics_url
+    parts = urlsplit(deployment.url)
+    return urlunsplit((parts.scheme, parts.netloc, "/metrics", "", ""))
+
+
+async def _scraped(url: str) -> str | Exception:
+    import aiohttp
+
+    try:
+        timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session, session.get(url) as response:
+            if response.status != 200:
+                return ValueError(f"it was answered with status {response.status}")
+            return (await response.content.read(SCRAPE_BYTES_MAX)).decode(errors="replace")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        return error
+
+
+def _read(one: Deployment, text: str | Exception) -> Iterator[Finding]:
+    address = metrics_address(one)
+    if isinstance(text, Exception):
+        said = f"{one.name}: no metrics at {address} ({text or type(text).__name__})"
+        yield Finding(
+            "tide", Grade.WARNING, said, "set metrics_url; until then the tide goes by latency and refusals alone"
+        )
+        return
+    prefix = _PREFIXES.get(one.engine, "")
+    names = [*one.metrics_names.values()] if one.metrics_names else [prefix]
+    missing = [name for name in names if name and name not in text]
+    if missing:
+        said = f"{one.name}: its metrics lack {', '.join(missing[:5])}"
+        yield Finding("tide", Grade.WARNING, said, "check engine, metrics_url and metrics_names of the deployment")
+        return
+    yield Finding("tide", Grade.OK, f"{one.name} shows its load at {address}")
+    if (tokens := largest_step(text)) > PREFILL_CHUNK_TOKENS:
+        said = f"{one.name} runs steps of more than {PREFILL_CHUNK_TOKENS} tokens (up to {tokens:,}), which interactive users wait for"
+        yield Finding("tide", Grade.WARNING, said, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}")
+    if one.engine in _PREFIXES and not one.hints.priority_field:
+        said = f"{one.name} is not told which calls are batch work"
+        to_do = f"start it with {_PRIORITY_FLAGS[one.engine]}, then set hints.priority_field: priority"
+        yield Finding("tide", Grade.WARNING, said, to_do)
+
+
+def largest_step(text: str) -> int:
+    """The least bound that all but one in a hundred of the engine's steps stay under, in tokens; 0 where it does not say."""
+    buckets: dict[float, float] = {}
+    for bound, count in _STEP.findall(text):
+        size = float("inf") if bound == "+Inf" else float(bound)
+        buckets[size] = buckets.get(size, 0.0) + float(count)
+    total = max(buckets.values(), default=0.0)
+    finite = sorted(size for size in buckets if size != float("inf"))
+    if not total or not finite:
+        return 0
+    return int(next((size for size in finite if buckets[size] >= 0.99 * total), finite[-1]))

@@ -1,0 +1,116 @@
+"""`tidegate scheduler`: which mode chooses what runs next, and switching it while everything runs."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import uvloop
+
+from tidegate.cli import beside, options, screen
+from tidegate.settings import Settings
+
+if TYPE_CHECKING:
+    from tidegate.web.scheduler import SchedulerStatus
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show or switch what chooses the next slice: show, set."
+)
+
+
+class ModeWord(StrEnum):
+    FIFO = "fifo_v1"
+    SLICE = "slice_v1"
+    MODEL_CAPACITY = "model_capacity_v1"
+    FAIR_SHARE = "fair_share_v1"
+    SMART = "smart_v1"
+    CONFIGURED = "configured"
+
+
+class ShadowWord(StrEnum):
+    NONE = "none"
+    FIFO = "fifo_v1"
+    SLICE = "slice_v1"
+    MODEL_CAPACITY = "model_capacity_v1"
+    FAIR_SHARE = "fair_share_v1"
+    SMART = "smart_v1"
+    CONFIGURED = "configured"
+
+
+@app.command()
+def show(
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show the mode in force and what it counted.
+
+    Counts are those of the server on this machine since it began; without one there are none.
+
+    Example: tidegate scheduler show
+    """
+    settings = options.loaded(config, data).settings
+    _tell(uvloop.run(_status(settings)), as_json=as_json)
+
+
+@app.command("set")
+def set_mode(
+    mode: Annotated[
+        ModeWord,
+        typer.Argument(metavar="MODE", help="A mode, or `configured` for what the settings say.", show_default=False),
+    ],
+    shadow: Annotated[
+        ShadowWord | None,
+        typer.Option(
+            "--shadow", metavar="MODE", help="A second mode that only reports; `none` ends it.", show_default="as it is"
+        ),
+    ] = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Switch the mode while everything runs.
+
+    Every process of the store follows within a heartbeat. It stays until it is switched again; `configured` gives it back to the settings.
+
+    Example: tidegate scheduler set fair_share_v1 --shadow smart_v1
+    """
+    settings = options.loaded(config, data).settings
+    _tell(uvloop.run(_switch(settings, mode, shadow)), as_json=as_json)
+
+
+async def _status(settings: Settings) -> "SchedulerStatus":
+    from tidegate.control import running_control
+    from tidegate.web.scheduler import SchedulerStatus, status_of
+
+    if (control := running_control(settings.data_dir)) is not None:
+        return await beside.Server(control).get("/control/scheduler", SchedulerStatus)
+    async with beside.reading(settings) as parts:
+        return status_of(settings, await parts.store.scheduler_switch())
+
+
+async def _switch(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
+    from tidegate import service
+    from tidegate.web.scheduler import SchedulerStatus, SchedulerWish, status_of, switch_to
+
+    wish = SchedulerWish(mode.value, shadow.value if shadow else None)
+    if (server := beside.server(settings)) is not None:
+        return await server.post("/control/scheduler", SchedulerStatus, wish)
+    async with service.opened(settings) as parts:
+        return status_of(settings, await switch_to(parts.store, wish))
+
+
+def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
+    if as_json:
+        screen.show_json(status)
+        return
+    rows = [
+        ["mode", f"{status.mode}{' (switched at run time)' if status.mode_switched else ''}"],
+        ["shadow mode", f"{status.shadow_mode}{' (switched at run time)' if status.shadow_mode_switched else ''}"],
+    ]
+    if status.shadow_decisions:
+        rows.append(["shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"])
+    rows += [[f"picked as {why}", f"{count:,} slices"] for why, count in sorted(status.picks.items())]
+    rows += [[f"passed over: {reason}", f"{count:,} times"] for reason, count in sorted(status.skips.items())]
+    screen.show_table(["", ""], rows)

@@ -1,0 +1,113 @@
+"""What an operator says about models, resources and tenants: entries of mappings rather than plain values.
+
+Each becomes a noun of the core in `models.py` and `tenants.py`; what they may not say together stands in `rules.py`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.core.deployments import Secret
+from tidegate.settings.declare import Entry, Group, Text, Weight, about
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
+CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
+HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^$|^[A-Za-z][A-Za-z0-9-]*$")]
+LIMITS_MAX = 12
+
+
+class LimitEntry(Entry, frozen=True):
+    """At most so many requests and tokens in one period."""
+
+    period: Literal["minute", "hour", "day", "week", "month", "lifetime"]
+    requests: Count | None = None
+    tokens: Count | None = None
+    enabled: bool = True
+
+
+LimitEntries = Annotated[tuple[LimitEntry, ...], Meta(max_length=LIMITS_MAX)]
+
+
+class DeploymentTls(Entry, frozen=True):
+    """How a deployment's certificate is checked, and which one we show."""
+
+    ca_file: Text | None = None
+    cert_file: Text | None = None
+    key_file: Text | None = None
+    verify: bool = True
+
+
+class DeploymentHints(Entry, frozen=True):
+    """What an engine or a router behind us is told about a call; an empty name tells nothing."""
+
+    priority_field: Annotated[str, Meta(max_length=64, pattern=r"^$|^[a-z][a-z0-9_]*$")] = ""
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 100
+    objective_header: HeaderName = ""
+    objective: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")] = "batch"
+    fairness_header: HeaderName = ""
+    deadline_header: HeaderName = ""
+    prefix_header: HeaderName = ""
+
+
+class ModelDeployment(Entry, frozen=True):
+    """One upstream endpoint that serves a model."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+    name: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    engine: Literal["vllm", "sglang", "openai", "anthropic", "generic"] = "generic"
+    api_key: Secret | None = None
+    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 64
+    weight: Weight = 1.0
+    read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
+    total_timeout_s: Annotated[float, Meta(ge=0.1, le=604_800.0)] = 3_600.0
+    tls: DeploymentTls = DeploymentTls()
+    limits: LimitEntries = ()
+    estimate: Literal["likely", "bound"] = "likely"
+    tokens_in_flight_max: CountOrOff = 0
+    batch_fraction: Annotated[float, Meta(ge=0.001, le=1.0)] = 1.0
+    tide: Literal["auto", "off"] = "auto"
+    first_token: Literal["auto", "seen", "estimated"] = "auto"
+    metrics_url: Text = ""
+    metrics_names: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=64)], Annotated[str, Meta(min_length=1, max_length=255)]],
+        Meta(max_length=32),
+    ] = msgspec.field(default_factory=dict)
+    hints: DeploymentHints = DeploymentHints()
+
+
+class Model(Entry, frozen=True):
+    """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it."""
+
+    deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
+    in_flight_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+
+class ResourceEntry(Entry, frozen=True):
+    """A named route to a model with budgets of its own; `model` may be left out where the name is a model's."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    limits: LimitEntries = ()
+
+
+class TenantEntry(Entry, frozen=True):
+    """What one tenant may have: its weight alone or that of its tier, and its budgets."""
+
+    weight: Weight | None = None
+    tier: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    limits: LimitEntries = ()
+    in_flight_units_max: CountOrOff | None = None
+    queued_units_max: CountOrOff = 0
+    limits_per_user: LimitEntries = ()
+    limits_per_key: LimitEntries = ()
+
+
+class Budgets(Group, frozen=True):
+    tenant: Annotated[
+        LimitEntries,
+        about("Limits of every tenant, such as [{period: minute, requests: 600}]; `tenants` may replace them."),
+    ] = ()
+    user: Annotated[
+        LimitEntries, about("Limits of every user of a tenant; the tenant's `limits_per_user` replace them.")
+    ] = ()
+    key: Annotated[LimitEntries, about("Limits of every API key; the tenant's `limits_per_key` replace them.")] = ()

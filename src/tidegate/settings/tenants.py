@@ -1,0 +1,91 @@
+"""Turns what an operator wrote about tenants into weights, caps and budgets, by a tenant's name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidegate.core.budgets import Bound, Budget, Limit
+from tidegate.settings.capacity import TenantEntry
+from tidegate.settings.check import nearest
+from tidegate.settings.groups import Settings
+from tidegate.settings.models import limit_problems, limits_of
+from tidegate.settings.yaml_file import KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """What one tenant may have; 0 lifts a cap."""
+
+    weight: float
+    in_flight_units_max: int
+    queued_units_max: int
+    limits: tuple[Limit, ...]
+    user_limits: tuple[Limit, ...]
+    key_limits: tuple[Limit, ...]
+
+    def budgets(
+        self,
+        tenant_id: str,
+        user: str | None = None,
+        key_id: str | None = None,
+        job_id: str = "",
+        job_limits: tuple[Limit, ...] = (),
+    ) -> tuple[Budget, ...]:
+        """The budgets that bind a call of this tenant, beside its deployment's and its resource's; none that limits nothing."""
+        named = (
+            (Bound.TENANT, tenant_id, self.limits),
+            (Bound.USER, f"{tenant_id}/{user}" if user else "", self.user_limits),
+            (Bound.KEY, key_id or "", self.key_limits),
+            (Bound.JOB, job_id, job_limits),
+        )
+        return tuple(
+            Budget(bound, name, limits)
+            for bound, name, limits in named
+            if name and any(limit.enabled for limit in limits)
+        )
+
+
+class Tenants:
+    """The policy of every tenant, named in the settings or not."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known = {name: self._policy(entry) for name, entry in settings.tenants.items()}
+        self._other = self._policy(TenantEntry())
+
+    def of(self, name: str) -> TenantPolicy:
+        return self._known.get(name, self._other)
+
+    def names(self) -> frozenset[str]:
+        """The tenants that the settings name."""
+        return frozenset(self._known)
+
+    def _policy(self, entry: TenantEntry) -> TenantPolicy:
+        budgets = self._settings.budgets
+        weight = entry.weight
+        if weight is None:
+            weight = self._settings.tiers[entry.tier] if entry.tier else 1.0
+        in_flight = entry.in_flight_units_max
+        return TenantPolicy(
+            weight=weight,
+            in_flight_units_max=self._settings.scheduler.in_flight_units_max if in_flight is None else in_flight,
+            queued_units_max=entry.queued_units_max,
+            limits=limits_of(entry.limits or budgets.tenant),
+            user_limits=limits_of(entry.limits_per_user or budgets.user),
+            key_limits=limits_of(entry.limits_per_key or budgets.key),
+        )
+
+
+def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Tiers that do not exist, weights given twice, and limits that cannot be."""
+    for name in ("tenant", "user", "key"):
+        yield from limit_problems(("budgets", name), getattr(settings.budgets, name))
+    tiers = list(settings.tiers)
+    for tenant, entry in settings.tenants.items():
+        path = ("tenants", tenant)
+        for name in ("limits", "limits_per_user", "limits_per_key"):
+            yield from limit_problems((*path, name), getattr(entry, name))
+        if entry.tier is not None and entry.tier not in settings.tiers:
+            hint = nearest(entry.tier, tiers) if tiers else "`tiers` names none yet"
+            yield (*path, "tier"), f"is {entry.tier!r}, which is not a tier; {hint}"
+        if entry.tier is not None and entry.weight is not None:
+            yield (*path, "weight"), "and tier are both given; keep one of the two"

@@ -1,0 +1,49 @@
+"""Where metrics are read: a small listener of its own, away from the public port, and on the API for programs on this machine.
+
+Whoever may scrape learns how much is done, never by whom: see what labels may be in `metrics.py`.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate import metrics
+from tidegate.settings import Settings
+from tidegate.web.loopback import is_loopback
+from tidegate.web.serving import listening
+
+PATH = "/metrics"
+# What a proxy on this machine adds to the calls of strangers.
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+def local_route() -> Route:
+    """The route on the API's own port: to anyone but a program on this machine it does not exist."""
+    return Route(PATH, _shown_here)
+
+
+@asynccontextmanager
+async def scraped(settings: Settings) -> AsyncIterator[str]:
+    """Listen on `metrics.port` and show metrics there; gives the address, or nothing where the port is off."""
+    if not settings.metrics.port:
+        yield ""
+        return
+    app = Starlette(routes=[Route(PATH, _shown)])
+    async with listening(app, settings.metrics.host, settings.metrics.port) as address:
+        yield address
+
+
+async def _shown_here(request: Request) -> Response:
+    client = request.client.host if request.client else ""
+    if not is_loopback(client) or any(name in request.headers for name in _FORWARDED):
+        raise HTTPException(404)
+    return await _shown(request)
+
+
+async def _shown(request: Request) -> Response:
+    return Response(metrics.text(), media_type=metrics.CONTENT_TYPE)

@@ -1,0 +1,20 @@
+"""What every store does with the scheduler's switch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import World
+from tidegate.core.schedule.switch import Switch
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_process_sees_the_last_switch(world: World) -> None:
+    await world.store.switch_scheduler(Switch())
+    other = await world.open_another()
+    assert await other.scheduler_switch() == Switch()
+    for switch in (Switch("fifo_v1", "none"), Switch("fifo_v1", "smart_v1"), Switch("", "fair_share_v1"), Switch()):
+        await world.store.switch_scheduler(switch)
+        await world.store.switch_scheduler(switch)
+        assert await other.scheduler_switch() == switch
