@@ -29,6 +29,7 @@ from tidegate.core.retry import GiveUp
 
 ENDPOINT = "/v1/chat/completions"
 ERROR_BYTES_MAX = 4096
+USAGE_MISSING = "chat_usage_missing"
 
 _Raw = msgspec.Raw
 _decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
@@ -259,7 +260,7 @@ def _one(row: dict[str, msgspec.Raw]) -> ChatAnswer | UpstreamError | GiveUp:
         return BrokenAnswer(str(wrong))
     if not _has_usage(line):
         return GiveUp(
-            "chat_usage_missing",
+            USAGE_MISSING,
             "The provider answered this item without its own usage, and a share of the group's is not exact: "
             "set chat_batching.mode to concurrent for this deployment.",
         )

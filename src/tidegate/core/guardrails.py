@@ -31,6 +31,14 @@ _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
 
+class Code(StrEnum):
+    """Why a body was refused, as the item's error line and the metrics say it."""
+
+    LENGTH = "guardrail_length"
+    PATTERN = "guardrail_pattern"
+    SCHEMA = "guardrail_schema"
+
+
 class Pass(msgspec.Struct, frozen=True, gc=False):
     """Goes on as it is."""
 
@@ -42,7 +50,7 @@ class Transformed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):
-    """Does not go on. A refusal is final: the same body would be refused again."""
+    """Does not go on. A refusal is final: the same body would be refused again. Own guardrails have codes of their own."""
 
     code: str
     message: str
@@ -102,7 +110,7 @@ class Length:
 
 
 def _too_long(what: str, size: str, most: str) -> Refuse:
-    return Refuse("guardrail_length", f"The {what} has {size}, and a guardrail allows {most}: make it shorter.")
+    return Refuse(Code.LENGTH, f"The {what} has {size}, and a guardrail allows {most}: make it shorter.")
 
 
 class Action(StrEnum):
@@ -150,14 +158,14 @@ class Patterns:
         for start, end, text in _texts(body):
             if len(text) > self._text_chars_max:
                 return Refuse(
-                    "guardrail_length",
+                    Code.LENGTH,
                     f"A text of the {what} has {len(text)} characters, more than the {self._text_chars_max} that the guardrail "
                     f"{self._name!r} can look at: split it.",
                 )
             if self._action is Action.DENY:
                 if any(pattern.search(text) for pattern in self._patterns):
                     return Refuse(
-                        "guardrail_pattern",
+                        Code.PATTERN,
                         f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
                     )
                 continue
@@ -222,7 +230,7 @@ class AnswerShape:
         return PASS
 
     def _refuse(self, why: str) -> Refuse:
-        return Refuse("guardrail_schema", f"The answer does not fit the schema of the guardrail {self._name!r}: {why}.")
+        return Refuse(Code.SCHEMA, f"The answer does not fit the schema of the guardrail {self._name!r}: {why}.")
 
 
 def answer_texts(answer: Any) -> list[str]:
