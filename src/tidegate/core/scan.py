@@ -8,7 +8,7 @@ items, are somebody else's business.
 from array import array
 from hashlib import blake2b
 from itertools import pairwise
-from operator import sub
+from struct import pack
 
 from tidegate.core.line_faults import LineFault, strange_file
 from tidegate.core.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
@@ -172,15 +172,14 @@ class Scan:
 
     def _keep_alike(self, alike: Alike) -> None:
         shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
-        base = self._rest_at
-        to_prompt = len(shape.opening) + shape.between_size
+        base, to_prompt, cut = self._rest_at, len(shape.opening) + shape.between_size, shape.stem.cut
         self.at.fromlist([base + start for start in starts[:-1]])
-        self.size.fromlist([*map(sub, starts[1:], starts)])
-        self.line.extend(range(self.line_count + 1, self.line_count + 1 + count))
-        self.id_hash.fromlist([*map(hash, alike.ids)])
+        self.size.fromlist([stop - start for start, stop in pairwise(starts)])
+        self.line.fromlist([*range(self.line_count + 1, self.line_count + 1 + count)])
+        self.id_hash.frombytes(pack(f"{count}q", *map(hash, alike.ids)))
         self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
         if stems.count(shape.stem) == count:
-            self.prompt_size.fromlist([*map(shape.stem.cut.__add__, map(len, texts))])
+            self.prompt_size.fromlist([cut + len(text) for text in texts])
             self.stem.extend(array("I", (shape.stem.number,)) * count)
         else:
             self.prompt_size.fromlist([stem.cut + len(text) for stem, text in zip(stems, texts, strict=True)])

@@ -75,16 +75,16 @@ class Shape:
             if not startswith(head, id_end):
                 break
             text_at = id_end + head_size
-            stem = root
-            while stem.branches:
-                branch = stem.branches.get(data[text_at : text_at + KEY_BYTES])
+            stem, stray = root, False
+            while branches := stem.branches:
+                branch = branches.get(data[text_at : text_at + KEY_BYTES])
                 if branch is None:
                     break
                 if not startswith(branch.rest, text_at):
-                    alike.strays = True
+                    stray = True
                     break
                 stem = branch
-                text_at += len(branch.rest)
+                text_at += stem.rest_size
             # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
             stop = find(b"\n", text_at)
             text_end = stop - tail_size
@@ -95,6 +95,8 @@ class Shape:
                 if bridge is not None:
                     break
                 bridge = alike.bridge = stem.opening
+            if stray:
+                alike.strays = True
             add_start(at)
             add_id(data[at + id_from : id_end])
             add_text(data[text_at:text_end])
@@ -138,8 +140,7 @@ class Alike:
         except (ValueError, LineFault):
             return False
         # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
-        bridge_size = len(bridge)
-        return [len(prompt) - bridge_size for prompt in prompts] == list(map(len, texts))
+        return list(map(len, prompts)) == list(map(len(bridge).__add__, map(len, texts)))
 
     def _check_depth(self, depth_max: int) -> None:
         """Refuse deep nesting; brackets are counted for some lines at once, and exactly only for those that have many."""

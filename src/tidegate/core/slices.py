@@ -5,8 +5,7 @@ An item that is larger than a bound by itself has a slice of its own. Items are 
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from operator import add
+from operator import sub
 
 from tidegate.core import estimate
 from tidegate.core.lines import LineRules
@@ -18,28 +17,40 @@ def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[i
     """The slices of one model's items, of which the first is item `first` of the work; `places` are where in the work each
     of them begins, and where the last ends."""
     rules = scan.rules
-    read = _sums(scan.prompt_size, numbers)
-    if any(scan.fixed_size):
-        read = [*map(add, read, _sums(scan.fixed_size, numbers))]
-    written = _sums(scan.output_tokens, numbers)
+    columns = [_Column(column) for column in (scan.prompt_size, scan.fixed_size, scan.output_tokens)]
+
+    def units(taken: "array[int]") -> int:
+        prompt_size, fixed_size, output_tokens = (column.sum(taken) for column in columns)
+        return estimate.work_units(prompt_size + fixed_size, output_tokens)
+
     place = 0
     while place < len(numbers):
-        stop = min(place + rules.slice_count_max, len(numbers))
-        units = estimate.work_units(read[stop] - read[place], written[stop] - written[place])
-        if places[stop] - places[place] > rules.slice_bytes_max or units > rules.slice_units_max:
-            sizes = (places[at + 1] - places[at] for at in range(place, stop))
-            costs = (
-                estimate.work_units(read[at + 1] - read[at], written[at + 1] - written[at]) for at in range(place, stop)
-            )
-            stop = place + _fitting(sizes, costs, rules)
-            units = estimate.work_units(read[stop] - read[place], written[stop] - written[place])
-        yield SlicePlan(first + place, stop - place, model, places[place], places[stop] - places[place], units)
+        taken = numbers[place : place + rules.slice_count_max]
+        cost = units(taken)
+        if places[place + len(taken)] - places[place] > rules.slice_bytes_max or cost > rules.slice_units_max:
+            sizes = map(sub, places[place + 1 : place + 1 + len(taken)], places[place:])
+            costs = (units(taken[at : at + 1]) for at in range(len(taken)))
+            taken = taken[: _fitting(sizes, costs, rules)]
+            cost = units(taken)
+        stop = place + len(taken)
+        yield SlicePlan(first + place, len(taken), model, places[place], places[stop] - places[place], cost)
         place = stop
 
 
-def _sums(column: "array[int]", numbers: "array[int]") -> list[int]:
-    """Of the items before each, and of all."""
-    return [*accumulate(map(column.__getitem__, numbers), initial=0)]
+class _Column:
+    """One number of each item; most often the same, or wanted for items as they stand in the input."""
+
+    def __init__(self, values: "array[int]") -> None:
+        self._values = values
+        self._same = values[0] if values == values[:1] * len(values) else None
+
+    def sum(self, numbers: "array[int]") -> int:
+        if self._same is not None:
+            return self._same * len(numbers)
+        first, count = numbers[0], len(numbers)
+        if numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count)):
+            return sum(self._values[first : first + count])
+        return sum(map(self._values.__getitem__, numbers))
 
 
 def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> int:

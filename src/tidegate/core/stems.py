@@ -43,7 +43,7 @@ class Family:
 class Stem:
     """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off."""
 
-    __slots__ = ("branches", "cut", "number", "opening", "reference", "rest")
+    __slots__ = ("branches", "cut", "number", "opening", "reference", "rest", "rest_size")
 
     def __init__(self, number: int, reference: bytes, cut: int, opening: bytes, parent_cut: int = 0) -> None:
         self.number = number
@@ -51,6 +51,7 @@ class Stem:
         self.cut = cut
         self.opening = opening
         self.rest = reference[parent_cut:cut]
+        self.rest_size = len(self.rest)
         # By the key behind the cut; None stands where a branch would spare too little.
         self.branches: dict[bytes, Stem | None] = {}
 

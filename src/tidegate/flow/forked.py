@@ -77,7 +77,7 @@ def _answer(task: Callable[[], object], writer: int, owner: int) -> None:
             pickle.dump(answer, pipe, pickle.HIGHEST_PROTOCOL)
         status = 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()
         # Nothing that the owner has open or buffered is this process's to end.

@@ -8,13 +8,11 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from heapq import merge
-from itertools import accumulate, chain, pairwise, repeat
-from operator import add
+from itertools import accumulate, pairwise, repeat
 
 import msgspec
 
@@ -25,9 +23,8 @@ from tidegate.core.slices import add_bad, cut_slices
 from tidegate.flow.forked import Forked
 from tidegate.flow.ingest_order import Run
 
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 8 << 20
 PIECES_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
-NOWHERE = (1 << 64) - 1
 
 
 class BadItem(msgspec.Struct):
@@ -48,27 +45,25 @@ def write_work(
     source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int, process_count: int
 ) -> IngestPlan:
     """Write the work file, and say what stands where in it."""
-    numbers = array("I", chain.from_iterable(run for _, run in runs))
-    in_work = [*accumulate(map(scan.size.__getitem__, numbers), initial=0)]
-    places = [NOWHERE] * len(scan.at)
-    deque(map(places.__setitem__, numbers, in_work), maxlen=0)
-    bounds = [len(places) * number // process_count for number in range(process_count + 1)]
+    numbers = array("I")
+    for _, run in runs:
+        numbers += run
+    places = [*accumulate(map(scan.size.__getitem__, numbers), initial=0)]
+    copy = partial(_copy, source, target, scan, numbers, places)
+    bounds = [len(scan.at) * number // process_count for number in range(process_count + 1)]
     ranges = [*pairwise(bounds)]
     slices: list[SlicePlan] = []
     with ExitStack() as helpers:
-        others = [
-            helpers.enter_context(Forked(partial(_copy, source, target, scan, places, first, last)))
-            for first, last in ranges[1:]
-        ]
-        lines = array("I", map(scan.line.__getitem__, numbers))
+        others = [helpers.enter_context(Forked(partial(copy, *bounds))) for bounds in ranges[1:]]
+        lines = array("I", [scan.line[number] for number in numbers])
         first = 0
         for model, run in runs:
-            slices += cut_slices(model, run, first, in_work[first : first + len(run) + 1], scan)
+            slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
             first += len(run)
-        _copy(source, target, scan, places, *ranges[0])
+        copy(*ranges[0])
         for other in others:
             other.answer()
-    at = in_work[-1]
+    at = places[-1]
     os.lseek(target, at, os.SEEK_SET)
     for record in _bad_items(source, scan, twice):
         text = msgspec.json.encode(record) + b"\n"
@@ -85,8 +80,9 @@ def write_work(
     return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
 
 
-def _copy(source: int, target: int, scan: Scan, places: list[int], first: int, last: int) -> None:
-    """Copy the lines of items `first` up to `last` to their places."""
+def _copy(source: int, target: int, scan: Scan, order: "array[int]", places: list[int], first: int, last: int) -> None:
+    """Copy the lines of items `first` up to `last` of the input to their places, of which there is one for each in `order`."""
+    rows = _rows(order, first)
     buffer = bytearray()
     while first < last:
         start = scan.at[first]
@@ -103,39 +99,41 @@ def _copy(source: int, target: int, scan: Scan, places: list[int], first: int, l
             buffer[got] = 0x0A
         elif got != size:
             raise OSError("the input became shorter while it was read")
-        _scatter(target, view, scan, places, first, stop)
+        for row in rows:
+            at, end = row
+            if at < end and order[at] < stop:
+                row[0] = after = bisect_left(order, stop, at, end)
+                pieces = _pieces(view, scan, start, order[at:after], places[after] - places[at])
+                _write_pieces(target, pieces, places[at])
         first = stop
 
 
-def _scatter(target: int, view: memoryview, scan: Scan, places: list[int], first: int, last: int) -> None:
-    """Write the lines in `view`, those of items `first` up to `last`, to their places; neighbours there with one call."""
-    base = scan.at[first]
-    numbers = sorted(range(first, last), key=places.__getitem__)
-    if places[numbers[-1]] == NOWHERE:
-        numbers = [number for number in numbers if places[number] != NOWHERE]
-    if not numbers:
-        return
-    begins = [*map(places.__getitem__, numbers)]
-    sizes = [*map(scan.size.__getitem__, numbers)]
-    ends = [*map(add, begins, sizes)]
-    if ends[-1] - begins[0] == sum(sizes) == len(view) and numbers == [*range(first, last)]:
-        _write_pieces(target, [view], begins[0])
-        return
-    starts = [scan.at[number] - base for number in numbers]
-    pieces = [*map(view.__getitem__, map(slice, starts, map(add, starts, sizes)))]
-    stops = [stop for stop, (end, begin) in enumerate(zip(ends, begins[1:], strict=False), 1) if end != begin]
-    for run, stop in pairwise([0, *stops, len(pieces)]):
-        for at in range(run, stop, PIECES_MAX):
-            _write_pieces(target, pieces[at : min(at + PIECES_MAX, stop)], begins[at])
+def _rows(order: "array[int]", first: int) -> list[list[int]]:
+    """The stretches of the work in which items follow one another as in the input, each from item `first` on."""
+    bounds = [0, *(at for at, (one, next_one) in enumerate(pairwise(order), 1) if next_one < one), len(order)]
+    return [[bisect_left(order, first, at, end), end] for at, end in pairwise(bounds)]
+
+
+def _pieces(view: memoryview, scan: Scan, base: int, numbers: "array[int]", size: int) -> list[memoryview]:
+    """The lines of items, of `size` bytes in all; `view` is the input from `base` on."""
+    starts, sizes = scan.at, scan.size
+    start = starts[numbers[0]]
+    end = starts[numbers[-1]] + sizes[numbers[-1]]
+    if end - start == size:
+        # Lines do not overlap, so these stand together.
+        return [view[start - base : end - base]]
+    return [view[(start := starts[number] - base) : start + sizes[number]] for number in numbers]
 
 
 def _write_pieces(target: int, pieces: list[memoryview], at: int) -> None:
-    written = os.pwritev(target, pieces, at) if pieces else 0
-    size = sum(map(len, pieces))
-    while written < size:
-        # A full disk or a limit on file sizes can stop a write in the middle: the next one says why.
-        rest = memoryview(b"".join(pieces))[written:]
-        written += os.pwrite(target, rest, at + written)
+    for first in range(0, len(pieces), PIECES_MAX):
+        some = pieces[first : first + PIECES_MAX]
+        size = sum(map(len, some))
+        written = os.pwritev(target, some, at)
+        while written < size:
+            # A full disk or a limit on file sizes can stop a write in the middle: the next one says why.
+            written += os.pwrite(target, b"".join(some)[written:], at + written)
+        at += size
 
 
 def _write_all(target: int, view: memoryview) -> None:
