@@ -49,7 +49,7 @@ def _wakes(site: Site, zombie: Proc) -> None:
     wait_until(lambda: site.living() == 3, END_S, "the zombie to be enlisted anew", poll_s=ASK_S)
 
 
-@pytest.mark.parametrize("border", ["lease_committed=stop", "after_answer=stop", "record_durable=stop"])
+@pytest.mark.parametrize("border", BORDERS)
 def test_an_embedded_process_wakes_after_its_lease(embedded: Site, border: str) -> None:
     lines = requests(16)
     sleeper = embedded.begin(border)
@@ -58,12 +58,6 @@ def test_an_embedded_process_wakes_after_its_lease(embedded: Site, border: str) 
     wait_until(embedded.lease_ran_out, END_S, "the lease to run out", poll_s=ASK_S)
     sleeper.cont()
     embedded.judge(batch_id, lines, repeats_max=BORDERS[border])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("border", [border for border in BORDERS if border.split("_")[0] in ("ingest", "publish")])
-def test_an_embedded_process_wakes_after_its_lease_between_jobs(embedded: Site, border: str) -> None:
-    test_an_embedded_process_wakes_after_its_lease(embedded, border)
 
 
 @pytest.mark.parametrize("border", ["job_closed=stop", "publish_rest_durable=stop"])
@@ -81,3 +75,18 @@ def test_a_zombie_finds_its_job_closed_by_another(cluster: Site, border: str) ->
     assert len(cluster.calls()) == calls
     assert cluster.ended(batch_id) == results
     cluster.verify(batch_id)
+
+
+@pytest.mark.parametrize("border", ["job_closed=stop", "publish_rest_durable=stop"])
+def test_an_embedded_process_wakes_in_the_middle_of_closing(embedded: Site, border: str) -> None:
+    lines = requests(16, lambda number: behaving("latency=200"))
+    sleeper = embedded.begin(border)
+    batch_id = embedded.submit(lines)
+    embedded.until_called(IN_FLIGHT + 1)
+    assert embedded.cancel(batch_id).status_code == 200
+    until_stopped(sleeper)
+    wait_until(embedded.lease_ran_out, END_S, "the lease to run out", poll_s=ASK_S)
+    calls = len(embedded.calls())
+    sleeper.cont()
+    embedded.judge(batch_id, lines, "cancelled")
+    assert len(embedded.calls()) == calls
