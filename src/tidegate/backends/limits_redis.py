@@ -19,6 +19,7 @@ from tidegate.core.ports import Limits
 _TIMEOUT_S = 0.1
 _BUSY_TRIES_MAX = 5
 _BUSY_S = 0.01
+_LENDER_MS = 100
 _BLOCK_REQUESTS_MAX = 1_000
 # Others may find that the store has room again, so nobody is told to rest for longer without one who looks.
 _REST_MS_MAX = 250
@@ -58,7 +59,8 @@ class RedisLimits:
             key = f"{self._name}:{run_id}:{_digest(ask.budgets)}"
             for tries in range(_BUSY_TRIES_MAX):
                 fresh = 0 if tries else ask.requests
-                kind, *said = await self._line.call("take", key, ask.requests, each, fresh, run_id=run_id)
+                words = (ask.requests, each, fresh, _LENDER_MS)
+                kind, *said = await self._line.call("take", key, *words, run_id=run_id)
                 if kind == b"granted":
                     count, left_ms, grant_id = said
                     return Grant(grant_id.decode(), count, count * each, min(GRANT_MS, left_ms))

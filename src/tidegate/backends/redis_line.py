@@ -149,7 +149,7 @@ class RedisLine:
         if self._connection is None:
             connection = open_connection(self._url, self._timeout_s)
             try:
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
                 await connection.send_command("INFO", "server", check_health=False)
                 self._run_id = _run_id_of(await connection.read_response())
             except BaseException:

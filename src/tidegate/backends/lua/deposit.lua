@@ -5,7 +5,7 @@
 --          for how long nobody needs to ask the store, with how many tokens each or more, until when to wait, the spent budget
 --
 -- Answers: {the last block's grant, requests that were left of it, tokens}
-local KEEP_MS = 5000
+local KEEP_MS = 60000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local old = redis.call('HMGET', KEYS[1], 'grant', 'requests', 'tokens')

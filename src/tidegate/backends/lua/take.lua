@@ -1,13 +1,13 @@
 -- Take from a lent block, or hear what to do instead.
 --
 -- KEYS[1]  the block of one set of budgets
--- ARGV     requests asked for, tokens of each, how many of the requests nobody has asked for before
+-- ARGV     requests asked for, tokens of each, how many of the requests nobody has asked for before, how long a lender may take
 --
 -- Answers: {'granted', how many, for how many ms more, the store's grant}
 --          {'resting', for how many ms, the budget that is spent}
 --          {'busy'}  another process is fetching a block
 --          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon
-local LENDER_MS, KEEP_MS = 100, 5000
+local KEEP_MS = 60000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local asked, each = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -37,5 +37,5 @@ if number(10) > now then
     return {'busy'}
 end
 local demand = tonumber(redis.call('HGET', KEYS[1], 'asked'))
-redis.call('HSET', KEYS[1], 'lender_till', now + LENDER_MS, 'asked', 0)
+redis.call('HSET', KEYS[1], 'lender_till', now + tonumber(ARGV[4]), 'asked', 0)
 return {'lend', now, demand}

@@ -1,0 +1,11 @@
+-- A deployment wants to be left alone: a longer rest always wins over a shorter one.
+--
+-- KEYS[1]  rests by deployment
+-- ARGV     deployment, for how many ms, the channel to tell
+local time = redis.call('TIME')
+local till = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
+if till > (tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0') or 0) then
+    redis.call('HSET', KEYS[1], ARGV[1], till)
+    redis.call('PUBLISH', ARGV[3], 'rest')
+end
+return 1

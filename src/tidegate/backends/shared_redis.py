@@ -1,0 +1,161 @@
+"""What processes tell each other through Redis where it is: wake-ups, and which deployments want to be left alone.
+
+All of it may be lost: whoever hears nothing polls, and learns of a rest by being refused once. What this process itself rang or said is
+known here at once, with or without Redis. Redis' own clock measures rests, so no two processes compare their clocks.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+
+from tidegate.backends.redis_line import RedisAway, RedisLine, open_connection
+from tidegate.backends.system import LocalListener, LocalWake
+from tidegate.core.ports import Clock, Entropy
+
+log = structlog.get_logger()
+
+_TIMEOUT_S = 1.0
+_POLL_S = 2.0
+_AGAIN_S = 1.0
+_QUIET_S = 30.0
+_RINGS_PER_S_MAX = 50
+_REST_MS_MAX = 24 * 3600 * 1000
+
+
+class LocalRests:
+    """Who asked to be left alone, as far as this process was told."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_ms: dict[str, float] = {}
+
+    def publish(self, deployment: str, rest_ms: int) -> None:
+        self.learn(deployment, rest_ms)
+
+    def learn(self, deployment: str, rest_ms: float) -> bool:
+        """Note a rest; a longer one always wins. Says whether this one did."""
+        until_ms = self._clock.monotonic_ms() + min(rest_ms, _REST_MS_MAX)
+        if rest_ms <= 0 or until_ms <= self._until_ms.get(deployment, -math.inf):
+            return False
+        self._until_ms[deployment] = until_ms
+        return True
+
+    def left_ms(self, deployment: str) -> int:
+        """For how much longer it rests."""
+        return math.ceil(self._until_ms.get(deployment, 0.0) - self._clock.monotonic_ms())
+
+    def current(self) -> Mapping[str, float]:
+        now_ms = self._clock.monotonic_ms()
+        self._until_ms = {name: until_ms for name, until_ms in self._until_ms.items() if until_ms > now_ms}
+        return dict(self._until_ms)
+
+
+class RedisShared:
+    """The Wake and the Rests of one process, shared through Redis. `name` tells installations apart that use one Redis."""
+
+    def __init__(self, url: str, name: str, clock: Clock, entropy: Entropy) -> None:
+        self._url = url
+        self._channel, self._rests_key = f"{name}:wake", f"{name}:rests"
+        self._me = entropy.token_bytes(8).hex()
+        self._wake, self._rests = LocalWake(), LocalRests(clock)
+        self._line = RedisLine(url, ("ring", "rest", "rests"), _TIMEOUT_S)
+        self._rung = False
+        self._untold: set[str] = set()
+        self._something = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to tell and to listen."""
+        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._hear())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._line.close()
+
+    def ring(self) -> None:
+        self._wake.ring()
+        self._rung = True
+        self._something.set()
+
+    def listen(self) -> LocalListener:
+        return self._wake.listen()
+
+    def publish(self, deployment: str, rest_ms: int) -> None:
+        if self._rests.learn(deployment, rest_ms):
+            self._untold.add(deployment)
+            self._something.set()
+
+    def current(self) -> Mapping[str, float]:
+        return self._rests.current()
+
+    async def _tell(self) -> None:
+        """Say what there is to say; many rings in a moment are one. Between times, ask who rests."""
+        while True:
+            try:
+                async with asyncio.timeout(_POLL_S):
+                    await self._something.wait()
+            except TimeoutError:
+                await self._ask_rests()
+                continue
+            self._something.clear()
+            try:
+                await self._tell_rests()
+                if self._rung:
+                    self._rung = False
+                    await self._line.call("ring", self._channel, self._me)
+            except RedisAway:
+                await asyncio.sleep(_AGAIN_S)
+                self._something.set()
+            await asyncio.sleep(1 / _RINGS_PER_S_MAX)
+
+    async def _tell_rests(self) -> None:
+        while self._untold:
+            deployment = min(self._untold)
+            left_ms = self._rests.left_ms(deployment)
+            if left_ms > 0:
+                await self._line.call("rest", self._rests_key, deployment, left_ms, self._channel)
+            self._untold.discard(deployment)
+
+    async def _ask_rests(self) -> None:
+        try:
+            said = await self._line.call("rests", self._rests_key)
+        except RedisAway:
+            return
+        for name, left_ms in zip(said[::2], said[1::2], strict=True):
+            self._rests.learn(name.decode("utf-8", "replace"), float(left_ms))
+
+    async def _hear(self) -> None:
+        while True:
+            try:
+                await self._listen_once()
+            except (RedisError, OSError) as error:
+                log.debug("wake-ups from Redis are not heard for a while", error=f"{type(error).__name__}: {error}")
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _listen_once(self) -> None:
+        """Listen on a fresh connection until it breaks or has been quiet for long: a wire that was cut says nothing either."""
+        connection = open_connection(self._url, _TIMEOUT_S)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            await connection.read_response()
+            # What was said before we listened is asked for now.
+            self._wake.ring()
+            await self._ask_rests()
+            while (message := await connection.read_response(timeout=_QUIET_S)) is not None:
+                await self._heard(message)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _heard(self, message: Any) -> None:
+        said = message[-1]
+        if said == b"rest":
+            await self._ask_rests()
+        elif said != self._me.encode():
+            self._wake.ring()

@@ -1,0 +1,238 @@
+"""What Redis may do to shared limits: be flushed, forget scripts, restart, fall silent, be another server.
+
+It can lose budget and never mint it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.contracts.limits_world import LimitsWorld, budget, limits_world, minute, until_sent
+from tests.contracts.store_world import World
+from tests.support.processes import wait_until_async
+from tests.support.proxy import Proxies
+from tests.support.redis import RedisServer
+from tidegate.backends.limits_redis import RedisLimits
+from tidegate.backends.redis_line import RedisAway, RedisLine
+from tidegate.core.budgets import Ask, Grant
+from tidegate.core.errors import LimitsUnavailable
+from tidegate.core.ports import Limits
+from tidegate.store.limits import StoreLimits
+
+pytestmark = pytest.mark.anyio
+
+FOREVER = 9_999_999_999_999
+
+
+@pytest.fixture
+def store_place(shared_database: str) -> str:
+    return shared_database
+
+
+@pytest.fixture
+async def limits(world: World, private_redis: RedisServer) -> AsyncIterator[LimitsWorld]:
+    async with limits_world(world, private_redis.url) as made:
+        yield made
+
+
+async def used_redis(server: RedisServer, world: LimitsWorld, process: Limits, name: str) -> bool:
+    """Whether an ask now leaves a trace in this Redis."""
+    await process.debit([Ask((budget(name, minute(1_000_000)),), 1, 0)])
+    return server.command("DBSIZE") != ":0"
+
+
+async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: str) -> None:
+    line = RedisLine(redis_url, ("take", "deposit"), 20.0)
+    run_id = await line.run_id()
+    key = f"t-block:{run_id}:{id(line)}"
+
+    async def take(requests: int, each: int) -> list[Any]:
+        answer: list[Any] = await line.call("take", key, requests, each, requests, lender_ms, run_id=run_id)
+        return answer
+
+    lender_ms = 600_000
+
+    kind, server_ms, demand = await take(4, 10)
+    assert (kind, demand) == (b"lend", 4)
+    assert await take(3, 10) == [b"busy"]
+    words = (6, 60, server_ms, FOREVER, "1234", 0, 10, 0, "")
+    assert await line.call("deposit", key, *words, run_id=run_id) == [b"", 0, 0]
+    assert (await take(3, 10))[:2] == [b"granted", 3]
+    assert (await take(9, 15))[:2] == [b"granted", 2]
+    kind, _, demand = await take(5, 15)
+    assert (kind, demand) == (b"lend", 3 + 3 + 9 + 5), "one request is left, but no tokens for it"
+    rest = (0, 0, server_ms, FOREVER, "1300", 200_000, 15, FOREVER, "deployment:gpu")
+    assert await line.call("deposit", key, *rest, run_id=run_id) == [b"1234", 1, 0]
+    assert (await take(1, 15))[0::2] == [b"resting", b"deployment:gpu"]
+    assert (await take(1, 14))[0] == b"lend", "less than what had no room may have some"
+    late = (7, 70, server_ms, server_ms, "1400", 0, 10, 0, "")
+    assert await line.call("deposit", key, *late, run_id=run_id) == [b"1300", 0, 0]
+    assert (await take(1, 10))[0] == b"lend", "a block that came too late is dealt to nobody"
+    early = (7, 70, FOREVER, FOREVER + 250, "1500", 0, 10, 0, "")
+    assert await line.call("deposit", key, *early, run_id=run_id) == [b"1400", 7, 70]
+    assert (await take(1, 10))[0] == b"lend", "nor is one whose beginning the server's clock has not seen"
+    await line.close()
+
+
+@pytest.mark.parametrize("fault", ["FLUSHALL", "SCRIPT FLUSH", "restart"])
+async def test_whatever_redis_forgets_nothing_is_minted(
+    limits: LimitsWorld, private_redis: RedisServer, fault: str
+) -> None:
+    processes = [await limits.process() for _ in range(4)]
+    one = budget("gpu", minute(60))
+
+    async def disturb() -> None:
+        for _ in range(10):
+            if fault == "restart":
+                await asyncio.to_thread(private_redis.stop)
+                await asyncio.to_thread(private_redis.start)
+            else:
+                await asyncio.to_thread(private_redis.command, *fault.split())
+
+    async def ask(process: Limits) -> None:
+        while not disturbing.done():
+            await limits.send(process, one, 2)
+            await asyncio.sleep(0.005)
+
+    disturbing = asyncio.create_task(disturb())
+    await asyncio.gather(disturbing, *(ask(process) for process in processes))
+    await limits.exhaust(processes, one)
+    limits.judge(60)
+    assert limits.sent > 0
+    await limits.stores.clock.advance(60_500)
+    await until_sent(limits, processes, one, limits.sent + 60)
+    limits.judge(60)
+
+
+async def test_a_script_that_the_server_forgot_is_told_again(limits: LimitsWorld, private_redis: RedisServer) -> None:
+    process = await limits.process()
+    for number in range(4):
+        assert private_redis.command("SCRIPT", "FLUSH") == "+OK"
+        assert (await limits.send(process, budget(f"b{number}", minute(1)))).requests == 1
+    assert private_redis.command("DBSIZE") == ":4", "all of them went through Redis"
+
+
+async def test_without_redis_the_store_answers_and_redis_is_found_again(
+    limits: LimitsWorld, private_redis: RedisServer
+) -> None:
+    process = await limits.process()
+    one = budget("gpu", minute(10))
+    assert (await limits.send(process, one, 2)).requests == 2
+    private_redis.stop()
+    assert (await limits.send(process, one, 3)).requests == 3
+    assert (await limits.send(process, one, 9)).requests == 5
+    private_redis.start()
+    assert private_redis.command("DBSIZE") == ":0"
+    await wait_until_async(lambda: used_redis(private_redis, limits, process, "other"), 30, "Redis to be used again")
+    assert (await limits.send(process, one)).requests == 0
+    limits.judge(10)
+
+
+async def test_a_redis_that_was_never_there_is_no_hindrance(limits: LimitsWorld, private_redis: RedisServer) -> None:
+    private_redis.stop()
+    process = await limits.process()
+    assert (await limits.send(process, budget("gpu", minute(3)), 5)).requests == 3
+
+
+async def test_a_silent_redis_costs_a_moment_and_the_next_answer_is_the_right_one(
+    limits: LimitsWorld, private_redis: RedisServer
+) -> None:
+    store = StoreLimits(await limits.stores.open_another())
+    process = RedisLimits(private_redis.url, limits.name, store, timeout_s=0.3)
+    tokens = {f"b{number}": 10 + number for number in range(6)}
+
+    async def ask(name: str) -> Grant:
+        [grant] = await process.debit([Ask((budget(name, minute(100)),), 1, tokens[name])])
+        return grant
+
+    assert (await ask("b0")).requests == 1
+    private_redis.pause()
+    grants = await asyncio.gather(*(ask(name) for name in tokens))
+    assert [(grant.requests, grant.tokens) for grant in grants] == [(1, count) for count in tokens.values()]
+    private_redis.resume()
+    for _ in range(3):
+        grants = await asyncio.gather(*(ask(name) for name in tokens))
+        assert [(grant.requests, grant.tokens) for grant in grants] == [(1, count) for count in tokens.values()]
+    await process.close()
+
+
+async def test_who_reaches_neither_sends_nothing(limits: LimitsWorld, private_redis: RedisServer) -> None:
+    process, driver = await limits.faulty_process()
+    one = budget("gpu", minute(10))
+    assert (await limits.send(process, one)).requests == 1
+    private_redis.stop()
+    driver.lost_before = 1_000
+    for _ in range(3):
+        with pytest.raises(LimitsUnavailable):
+            await process.debit([Ask((one,), 1, 0)])
+    driver.lost_before = 0
+    assert (await limits.send(process, one, 99)).requests == 9
+
+
+async def test_a_reply_that_got_lost_is_a_loss_and_no_gift(
+    limits: LimitsWorld, private_redis: RedisServer, proxies: Proxies
+) -> None:
+    """The connection breaks behind each question, at a place of its own: the answers are lost, the store's count stands."""
+    one = budget("gpu", minute(40))
+    for cut in (0, 1, 40, 200, 3_000, 3_100):
+        proxy = proxies.open(private_redis.port)
+        process = await limits.process(redis_url=f"redis://{proxy.address}/0")
+        await limits.send(process, one)
+        proxy.cut(cut, "down")
+        await asyncio.gather(*(limits.send(process, one) for _ in range(5)))
+    await limits.exhaust([await limits.process()], one)
+    limits.judge(40)
+    assert limits.sent > 12
+
+
+async def test_a_stale_copy_behind_a_failover_is_not_believed(
+    limits: LimitsWorld, private_redis: RedisServer, redis_server: RedisServer
+) -> None:
+    """A replica that was promoted holds old blocks with plenty left: they were another server's, so nobody looks at them."""
+    one = budget("gpu", minute(10))
+    before = await limits.process()
+    await limits.send(before, one, 4)
+    line = RedisLine(private_redis.url, ("take",), 20.0)
+    old_run = await line.run_id()
+    await line.close()
+    promoted = await limits.process(redis_url=redis_server.url)
+    await limits.send(promoted, one)
+    keys = redis_keys(redis_server, f"{limits.name}:*")
+    assert len(keys) == 1
+    run_id = keys[0].split(":")[1]
+    assert run_id != old_run
+    stale = keys[0].replace(run_id, old_run)
+    redis_server.command("HSET", stale, "requests", "1000", "tokens", "1000", "from", "0", "till", str(FOREVER))
+    await limits.exhaust([promoted, before], one)
+    limits.judge(10)
+    assert limits.sent <= 10
+
+
+def redis_keys(server: RedisServer, pattern: str) -> list[str]:
+    """Names of keys, by way of a script that joins them."""
+    text = (
+        "local keys = redis.call('KEYS', ARGV[1]) table.sort(keys) return redis.status_reply(table.concat(keys, ' '))"
+    )
+    return server.command("EVAL", text, "0", pattern).removeprefix("+").split()
+
+
+async def test_a_question_for_another_run_is_not_asked(limits: LimitsWorld, private_redis: RedisServer) -> None:
+    line = RedisLine(private_redis.url, ("take",), 20.0)
+    with pytest.raises(RedisAway, match="another server"):
+        await line.call("take", "key", 1, 0, 1, 100, run_id="somebody else")
+    assert (await line.call("take", "key", 1, 0, 1, 100))[0] == b"lend"
+    await line.close()
+
+
+async def test_two_installations_on_one_redis_do_not_spend_each_others_budget(
+    limits: LimitsWorld, private_redis: RedisServer
+) -> None:
+    one = budget("gpu", minute(1_000))
+    theirs = RedisLimits(private_redis.url, "theirs", StoreLimits(await limits.stores.open_another()), 20.0)
+    await limits.send(await limits.process(), one)
+    await theirs.debit([Ask((one,), 1, 0)])
+    assert sorted(key.split(":")[0] for key in redis_keys(private_redis, "*")) == sorted([limits.name, "theirs"])
+    await theirs.close()

@@ -1,0 +1,127 @@
+"""Wake-ups and rests: in one process, and through Redis between several. What is lost costs a poll, never more."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tests.support.processes import wait_until_async
+from tests.support.redis import RedisServer
+from tidegate.backends.shared_redis import LocalRests, RedisShared
+from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
+from tidegate.core.ports import Listener, Rests, Wake
+
+pytestmark = pytest.mark.anyio
+
+LONG_S = 60.0
+
+
+class StandingClock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def now_ms(self) -> int:
+        return int(self.now)
+
+    def monotonic_ms(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def shared(redis_url: str) -> AsyncIterator[Callable[[], Awaitable[RedisShared]]]:
+    """Makes one more process that shares through Redis."""
+    name = f"t-{secrets.token_hex(8)}"
+    opened: list[RedisShared] = []
+
+    async def another() -> RedisShared:
+        opened.append(RedisShared(redis_url, name, SystemClock(), SystemEntropy()))
+        opened[-1].start()
+        return opened[-1]
+
+    yield another
+    for one in opened:
+        await one.close()
+
+
+async def heard(listener: Listener) -> bool:
+    """Whether there was a ring since the last look."""
+    waiting = asyncio.create_task(listener.wait(LONG_S))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    was_rung = waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    return was_rung
+
+
+@pytest.mark.parametrize("kind", ["local", "redis"])
+async def test_a_ring_is_heard_once_by_every_loop_of_this_process(kind: str, redis_url: str) -> None:
+    wake: Wake = LocalWake() if kind == "local" else RedisShared(redis_url, "t-quiet", SystemClock(), SystemEntropy())
+    one, two = wake.listen(), wake.listen()
+    wake.ring()
+    assert (await heard(one), await heard(two)) == (True, True)
+    assert (await heard(one), await heard(two)) == (False, False)
+
+
+async def test_a_ring_wakes_other_processes(shared: Callable[[], Awaitable[RedisShared]]) -> None:
+    ringing, hearing = await shared(), await shared()
+    ear = hearing.listen()
+    # Once it listens, its own first ring is over; every ring from then on comes from the other.
+    await ear.wait(LONG_S)
+
+    async def rung() -> bool:
+        ringing.ring()
+        return await heard(ear)
+
+    await wait_until_async(rung, LONG_S, "a ring to be heard")
+
+
+@pytest.mark.parametrize("kind", ["local", "redis"])
+async def test_a_longer_rest_always_wins(kind: str, redis_url: str) -> None:
+    clock = StandingClock()
+    rests: Rests = LocalRests(clock) if kind == "local" else RedisShared(redis_url, "t-quiet", clock, SystemEntropy())
+    rests.publish("gpu", 30_000)
+    rests.publish("gpu", 2_000)
+    rests.publish("other", 0)
+    assert rests.current() == {"gpu": 31_000.0}
+    rests.publish("gpu", 60_000)
+    clock.now += 59_999
+    assert rests.current() == {"gpu": 61_000.0}
+    rests.publish("gpu", 1)
+    clock.now += 1
+    assert rests.current() == {}
+
+
+async def test_a_rest_is_known_to_other_processes_and_a_shorter_one_changes_nothing(
+    shared: Callable[[], Awaitable[RedisShared]],
+) -> None:
+    one, two = await shared(), await shared()
+    one.publish("gpu", 3_600_000)
+    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "the rest to be heard of")
+    until_ms = two.current()["gpu"]
+    third = await shared()
+    third.publish("gpu", 1_000)
+    third.publish("other", 3_600_000)
+    await wait_until_async(lambda: "other" in two.current(), LONG_S, "the other rest")
+    await wait_until_async(lambda: third.current()["gpu"] > until_ms - 60_000, LONG_S, "the longer rest to win")
+    assert two.current()["gpu"] >= until_ms
+
+
+async def test_without_redis_everything_goes_on_in_this_process(private_redis: RedisServer) -> None:
+    one = RedisShared(private_redis.url, "t", SystemClock(), SystemEntropy())
+    two = RedisShared(private_redis.url, "t", SystemClock(), SystemEntropy())
+    private_redis.stop()
+    one.start()
+    two.start()
+    ear = one.listen()
+    one.ring()
+    one.publish("gpu", 3_600_000)
+    assert await heard(ear)
+    assert "gpu" in one.current()
+    private_redis.start()
+    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "what was said while Redis was away")
+    await one.close()
+    await two.close()
