@@ -17,6 +17,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
+from operator import sub
 from typing import Protocol
 
 from tidegate.core.budgets import GRANT_MS, NEVER_MS, TOKENS_MAX, Period
@@ -183,28 +185,24 @@ class Sliding:
         return self._span.leaves_at(self._at[-1]) if self._at else 0
 
     def pack(self) -> list[int]:
-        numbers = [self.debt]
-        before = 0
-        for at, count in zip(self._at, self._counts, strict=True):
-            numbers += (at - before, count)
-            before = at
+        numbers = [self.debt] * (1 + 2 * len(self._at))
+        numbers[1::2] = map(sub, self._at, [0, *self._at])
+        numbers[2::2] = self._counts
         return numbers
 
     @classmethod
     def unpack(cls, span: Span, numbers: Sequence[int]) -> "Sliding":
         window = cls(span, numbers[0])
-        at = 0
-        for place in range(1, len(numbers), 2):
-            gap, count = numbers[place], numbers[place + 1]
-            at += gap
-            if (gap < 1 and place > 1) or not 0 <= at * span.bucket_ms <= _NOW_MAX:
+        gaps = numbers[1::2]
+        window._at = list(accumulate(gaps))
+        window._counts = list(numbers[2::2])
+        window.total = sum(window._counts)
+        if window._at:
+            if window._at[-1] * span.bucket_ms > _NOW_MAX or (len(gaps) > 1 and min(gaps[1:]) < 1):
                 raise ValueError("buckets out of order or out of time")
-            window._at.append(at)
-            window._counts.append(count)
-            window.total += count
-        # The newest bucket may have been written under a later clock, but all of them lie within one window of it.
-        if len(window._at) > span.cycle + 1 or (window._at and window._at[-1] - window._at[0] > span.cycle):
-            raise ValueError("more buckets than a window holds")
+            # The newest bucket may have been written under a later clock, but all of them lie within one window of it.
+            if window._at[-1] - window._at[0] > span.cycle:
+                raise ValueError("more buckets than a window holds")
         return window
 
 
@@ -324,7 +322,7 @@ def fresh(period: Period) -> Window:
 
 def unpack(period: Period, numbers: Sequence[int]) -> Window:
     """What `pack` made; ValueError for anything else."""
-    if not numbers or any(not -1 < number <= TOKENS_MAX * 4 for number in numbers):
+    if not numbers or min(numbers) < 0 or max(numbers) > TOKENS_MAX * 4:
         raise ValueError("a count that cannot be")
     if period in _SPANS:
         if len(numbers) % 2 == 0:
