@@ -1,0 +1,1 @@
+"""The tide: how much of a deployment batch work may use right now."""

@@ -1,0 +1,174 @@
+"""The tide of one deployment: signals in, two numbers out.
+
+A prefill cannot be interrupted, so what interactive users feel first is batch prompts that wait for their first token, and then
+the number of batch sequences that decode beside theirs. So, in this order: nothing new while an interactive call waits for its
+first token, and what of ours waits for one is handed back; one small prompt at a time while interactive traffic is about; longer
+prompts the longer it has been quiet; and no more calls in flight than the slowdown that the operator allows can pay for.
+
+The last is one learned number, the swell. It rises while the slowdown that batch causes to interactive tokens stays under what is
+allowed, and falls while it is above, so that over time the two meet. Its exponential is how many calls may fly the moment traffic
+ends; quiet then doubles that again and again up to the ceiling. What the swell has beyond the ceiling lets calls fly beside traffic.
+
+It knows no clock, no engine and no item; the thin loop around it does.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tidegate.core.tide.engine_room import EngineRoom
+from tidegate.core.tide.learner import SAFE_CALLS, Learner
+from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, EngineSample, Signals
+from tidegate.core.tide.steps import StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class TidePolicy:
+    """What an operator may say about one deployment.
+
+    `yields` is whether batch stands back for interactive calls: an engine of our own needs it, a hosted provider does not.
+    `slowdown_max` is the share by which interactive tokens may come later because of batch, on average. A ready item whose
+    prompt is too long to go beside traffic is held for `held_ms_max` at most, unless that slowdown is used up.
+    """
+
+    calls_max: int = 64
+    capacity_fraction: float = 1.0
+    yields: bool = True
+    slowdown_max: float = 0.07
+    held_ms_max: float = 60_000.0
+    sample_age_ms_max: float = 3_000.0
+
+    @property
+    def ceiling(self) -> int:
+        """The most calls batch may ever have in flight."""
+        return max(1, math.floor(self.calls_max * min(1.0, self.capacity_fraction)))
+
+
+CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 3_000.0, 1_500.0
+DOUBLINGS_MAX = 30.0
+LONG_QUIET_MS = 10_000.0
+BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_024, 8_192
+# A few tokens ride along with a step for nothing: they are not worth sending twice.
+HAND_BACK_TOKENS_MIN = 128
+SWELL_START_CALLS = 16
+SWELL_PER_S = 0.15
+SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
+# Seen through samples alone, traffic is seen late, and some of what it suffers not at all: less is allowed then.
+UNSEEN_SHARE = 0.7
+MEMORY_MS = 60_000.0
+PAUSE_MS_MAX = 5_000.0
+HELD_AT_LAST = 10.0
+
+
+class Tide:
+    """One deployment's controller: ask it on every event of our own calls and of the gateway, and on every sample."""
+
+    def __init__(self, policy: TidePolicy) -> None:
+        self.policy = policy
+        self.cost = StepCost()
+        ceiling = policy.ceiling
+        self._learner = Learner(ceiling)
+        self._refusals = Learner(ceiling, start=ceiling, slower_factor_max=math.inf)
+        self._room = EngineRoom(ceiling)
+        self._swell = math.log(min(SWELL_START_CALLS, ceiling))
+        self._traffic_ms = self._calls_ms = 1_000.0
+        self._harm_ms = self._calls_ms * policy.slowdown_max / 2
+        self._before: Signals | None = None
+        self._quiet_from_ms = 0.0
+        self._sampled_at_ms: float | None = None
+        self._outside = 0
+
+    @property
+    def slowdown(self) -> float:
+        """By which share interactive tokens came later because of batch, over the last minute of traffic."""
+        return self._harm_ms / self._calls_ms
+
+    def observe(self, signals: Signals) -> Decision:
+        """What holds from now on, until the next answer."""
+        sample = self._take_in(signals)
+        interactive = (signals.interactive or 0) + self._outside
+        self._account(signals)
+        if self._before is None or interactive:
+            self._quiet_from_ms = signals.now_ms
+        self._before = signals
+        if not self.policy.yields or (signals.interactive is None and sample is None):
+            return self._blind()
+        cap = min(self._refusals.calls, self._room.calls) if sample else self._learner.calls
+        if interactive:
+            return self._beside(signals, sample, interactive, cap)
+        return self._quiet(signals, cap)
+
+    def _take_in(self, signals: Signals) -> EngineSample | None:
+        """The engine's last word while it is fresh; what it says is learned from once."""
+        self._learner.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
+        self._refusals.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
+        sample = signals.sample
+        if sample is None or sample.running is None or signals.now_ms - sample.at_ms > self.policy.sample_age_ms_max:
+            self._outside = 0
+            return None
+        if sample.at_ms != self._sampled_at_ms:
+            self._sampled_at_ms = sample.at_ms
+            self._outside = max(0, round(sample.running + (sample.waiting or 0.0)) - sample.known)
+            self.cost.learn(sample)
+            self._room.learn(sample, signals.in_flight)
+        return sample
+
+    def _account(self, signals: Signals) -> None:
+        """Add what batch did to interactive calls since the last time, and let the swell follow."""
+        before = self._before
+        if before is None:
+            return
+        interactive = (before.interactive or 0) + self._outside
+        elapsed_ms = min(max(0.0, signals.now_ms - before.now_ms), PAUSE_MS_MAX)
+        if not interactive or not elapsed_ms:
+            return
+        decoding = max(0, before.in_flight - before.awaiting)
+        prompt_tokens = max(0, signals.sent_tokens - before.sent_tokens)
+        slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms)
+        keep = math.exp(-elapsed_ms / MEMORY_MS)
+        self._traffic_ms = self._traffic_ms * keep + elapsed_ms
+        self._calls_ms = self._calls_ms * keep + interactive * elapsed_ms
+        self._harm_ms = self._harm_ms * keep + interactive * elapsed_ms * slowdown
+        # A moment with many users counts for more, as it does in the mean over their tokens.
+        weight = interactive * self._traffic_ms / self._calls_ms
+        allowed = self.policy.slowdown_max * (UNSEEN_SHARE if signals.interactive is None else 1.0)
+        rise = SWELL_PER_S * elapsed_ms / 1000 * weight * (1 - slowdown / allowed)
+        self._swell = min(max(0.0, self._swell + rise), math.log(self.policy.ceiling) + SURPLUS_MAX)
+
+    def _beside(self, signals: Signals, sample: EngineSample | None, interactive: int, cap: int) -> Decision:
+        """Interactive traffic is about."""
+        policy = self.policy
+        surplus = max(0.0, self._swell - math.log(policy.ceiling))
+        calls = min(policy.ceiling, cap, 1 + int(surplus * BESIDE_PER_SURPLUS))
+        waiting = signals.interactive_awaiting
+        if waiting is None:
+            waiting = max(0, round((sample.waiting if sample else None) or 0.0) - signals.awaiting)
+        if waiting:
+            hand_back = signals.awaiting if signals.awaiting_tokens >= HAND_BACK_TOKENS_MIN else 0
+            return Decision(calls, 0, hand_back, f"first_token: {waiting} interactive calls wait for theirs")
+        tokens = BESIDE_TOKENS
+        spent = self.slowdown > policy.slowdown_max and signals.held_ms < HELD_AT_LAST * policy.held_ms_max
+        if signals.held_ms > policy.held_ms_max and not spent and not signals.awaiting:
+            tokens = max(tokens, signals.held_tokens)
+        why = f"beside: {interactive} interactive calls, slowed by {self.slowdown:.1%} of {policy.slowdown_max:.1%}"
+        return Decision(calls, tokens, 0, why)
+
+    def _quiet(self, signals: Signals, cap: int) -> Decision:
+        """Nobody else is here: the longer so, the more calls and the longer prompts."""
+        quiet_ms = max(0.0, signals.now_ms - self._quiet_from_ms)
+        ceiling = self.policy.ceiling
+        swell = min(float(ceiling), math.exp(self._swell))
+        calls = int(swell * 2.0 ** min(quiet_ms / CALLS_DOUBLING_MS, DOUBLINGS_MAX))
+        tokens = int(QUIET_TOKENS * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
+        tokens = min(tokens, QUIET_TOKENS_MAX)
+        if quiet_ms >= LONG_QUIET_MS:
+            # Whatever is longer than that goes alone: room is kept for it as for any other.
+            tokens = max(tokens, signals.held_tokens)
+        return Decision(max(1, min(ceiling, cap, calls)), tokens, 0, f"quiet: for {quiet_ms / 1000:.1f} s")
+
+    def _blind(self) -> Decision:
+        """Nobody tells what else runs there: only our own calls' pace and refusals are left."""
+        calls = self._learner.calls
+        if self.policy.yields and self._sampled_at_ms is not None:
+            # It used to tell, and stopped: it may be in trouble, so we do not press it.
+            return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: the engine's metrics stopped coming")
+        return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {calls} calls")

@@ -1,0 +1,43 @@
+"""How many batch calls an engine has room for: its KV cache, and its seats.
+
+A full cache makes it preempt, and a full set of seats makes interactive calls queue behind ours. Neither is announced: the
+cache shows in its use, the seats in calls that wait while the number that runs stands still. It knows only samples.
+"""
+
+from tidegate.core.tide.signals import EngineSample
+
+KV_USE_MAX = 0.92
+# What is left free when the seats are full, so that interactive calls find some.
+SEATS_SHARE = 0.875
+SHRINK = 0.9
+GROWTH_PER_SAMPLE = 0.01
+# By chance the same number runs in two samples now and then; not in this many.
+SAME_SAMPLES_MIN = 3
+
+
+class EngineRoom:
+    """`calls` is how many batch calls fit, as far as the samples say; it grows back slowly."""
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = float(ceiling)
+        self._calls = float(ceiling)
+        self._running = -1.0
+        self._same_samples = 0
+
+    @property
+    def calls(self) -> int:
+        return max(1, int(self._calls))
+
+    def learn(self, sample: EngineSample, in_flight: int) -> None:
+        """Take in one sample, seen while so many of our calls were in flight."""
+        running = sample.running or 0.0
+        stands = (sample.waiting or 0.0) >= 1.0 and running == self._running
+        self._same_samples = self._same_samples + 1 if stands else 1
+        self._running = running
+        if (sample.kv_use or 0.0) > KV_USE_MAX:
+            self._calls = min(self._calls, in_flight * SHRINK)
+        elif self._same_samples >= SAME_SAMPLES_MIN:
+            self._calls = min(self._calls, running * SEATS_SHARE)
+        else:
+            self._calls += 1.0 + GROWTH_PER_SAMPLE * self._calls
+        self._calls = min(max(1.0, self._calls), self._ceiling)

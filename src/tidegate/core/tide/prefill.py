@@ -1,0 +1,48 @@
+"""When a call of ours has its first token, where nobody tells: estimated from what calls took.
+
+    latency = fixed + per prompt token * prompt tokens ahead of it and its own + per answer token * answer tokens
+
+A call that is streamed tells its first token, which is a point on the same line without an answer. One that is not tells its
+whole latency and, when it ends, how many tokens it had: that is enough to tell the prompt's part from the answer's.
+"""
+
+from tidegate.core.tide.fit import Line, Three
+
+PRIOR_FIXED_MS, PRIOR_PROMPT_TOKEN_MS, PRIOR_ANSWER_TOKEN_MS = 10.0, 0.03, 10.0
+PRIOR_CALLS, MEMORY_CALLS = 10.0, 120.0
+# An estimate that is too short is the costlier error: a prompt that still waits is taken for one that decodes, and stays.
+MARGIN = 1.15
+TYPICAL_PROMPT_TOKENS, TYPICAL_ANSWER_TOKENS = 500.0, 100.0
+
+
+class PrefillRate:
+    """What a prompt costs on one deployment, learned from our own calls."""
+
+    def __init__(self) -> None:
+        self._line = Line(
+            _expected,
+            (PRIOR_FIXED_MS, PRIOR_PROMPT_TOKEN_MS, PRIOR_ANSWER_TOKEN_MS),
+            (1.0, TYPICAL_PROMPT_TOKENS, TYPICAL_ANSWER_TOKENS),
+            PRIOR_CALLS,
+            MEMORY_CALLS,
+        )
+
+    def learn_first_token(self, prompt_tokens: float, first_token_ms: float) -> None:
+        """A streamed call had its first token; `prompt_tokens` are its own and those sent before it that still waited."""
+        self._line.learn((1.0, prompt_tokens, 0.0), first_token_ms)
+
+    def learn_call(self, prompt_tokens: int, answer_tokens: int, latency_ms: float) -> None:
+        """A call ended; `prompt_tokens` as above, `answer_tokens` beyond the first."""
+        self._line.learn((1.0, prompt_tokens, answer_tokens), latency_ms)
+
+    def first_token_ms(self, prompt_tokens: int) -> float:
+        """How long after it is sent a call has its first token; `prompt_tokens` as above."""
+        fixed_ms, prompt_token_ms, _ = self._line.coefficients
+        return MARGIN * (fixed_ms + prompt_token_ms * prompt_tokens)
+
+
+def _expected(found: Three) -> Three:
+    # The answer's tokens are the part that is measured best: a slow engine shows in them, and is slow in prompts too.
+    answer_token_ms = min(max(found[2], PRIOR_ANSWER_TOKEN_MS / 20), PRIOR_ANSWER_TOKEN_MS * 100)
+    scale = answer_token_ms / PRIOR_ANSWER_TOKEN_MS
+    return (PRIOR_FIXED_MS * scale, PRIOR_PROMPT_TOKEN_MS * scale, answer_token_ms)

@@ -1,0 +1,71 @@
+"""What the tide looks at and what it says: the signals of one deployment at one moment, and the decision they lead to.
+
+Nothing is decided here. A signal that nobody measured is None, never zero: a deployment without metrics is not idle.
+"""
+
+from dataclasses import dataclass
+
+UNLIMITED_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """What an engine said about itself, between its last two scrapes; None for what it does not say.
+
+    `known` are the calls of ours, batch and gateway, that were in flight while it was asked (the larger of before and after):
+    whatever else it runs comes from elsewhere.
+    """
+
+    at_ms: float
+    known: int = 0
+    running: float | None = None
+    waiting: float | None = None
+    kv_use: float | None = None
+    ttft_ms: float | None = None
+    between_tokens_ms: float | None = None
+    prompt_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A batch call of ours that was answered: what it asked, what it got (both in tokens), and how long it took."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    latency_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One deployment at one moment: our own batch calls, interactive calls, the engine's word, and refusals.
+
+    `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens` are all prompts sent so
+    far. `held_tokens` is the prompt of the ready item that has been held back for longest, `held_ms` for how long.
+    `interactive` and `interactive_awaiting` are what our own gateway sees, at once; None where no traffic passes it.
+    `sample` is the engine's last one, however often it was shown before. `ended` are the calls of ours that were answered
+    since the last signals, `refusals` the 429s and 503s since then.
+    """
+
+    now_ms: float
+    in_flight: int = 0
+    awaiting: int = 0
+    awaiting_tokens: int = 0
+    sent_tokens: int = 0
+    held_tokens: int = 0
+    held_ms: float = 0.0
+    interactive: int | None = None
+    interactive_awaiting: int | None = None
+    sample: EngineSample | None = None
+    ended: tuple[Ended, ...] = ()
+    refusals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many calls batch may have in flight, how many prompt tokens may wait for their first token, how many calls
+    without one to hand back now, and why: a word and its numbers."""
+
+    calls: int
+    prompt_tokens: int
+    hand_back: int
+    why: str
