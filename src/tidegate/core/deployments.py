@@ -102,6 +102,30 @@ class Estimate(StrEnum):
     BOUND = "bound"
 
 
+_HEADER_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_OWN_HEADERS = frozenset(
+    (
+        "accept",
+        "accept-encoding",
+        "anthropic-version",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "idempotency-key",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+        "x-api-key",
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Hints:
     """What an engine or a router behind us is told about a call; an empty name tells nothing.
@@ -116,6 +140,16 @@ class Hints:
     fairness_header: str = ""
     deadline_header: str = ""
     prefix_header: str = ""
+
+    def __post_init__(self) -> None:
+        for field_name in ("objective_header", "fairness_header", "deadline_header", "prefix_header"):
+            name = getattr(self, field_name)
+            if name and (not set(name) <= _HEADER_LETTERS or name.lower() in _OWN_HEADERS):
+                raise SettingsError(
+                    f"hints.{field_name} is {name!r}: use letters, digits and dashes, and no header that requests have anyway"
+                )
+        if not self.objective.isascii() or not self.objective.isprintable():
+            raise SettingsError(f"hints.objective is {self.objective!r}: use printable ASCII")
 
 
 @dataclass(frozen=True, slots=True)

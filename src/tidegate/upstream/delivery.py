@@ -11,7 +11,7 @@ import structlog
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import KeyRejected, Refused, Throttled, Withheld
 from tidegate.core.nouns import Call, Usage
-from tidegate.core.ports import Clock
+from tidegate.core.ports import Clock, Rests
 from tidegate.upstream import classify, discovered
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.notebook import Notebook
@@ -27,11 +27,14 @@ LEAVE_DIED_MS = 1_000
 
 
 class Delivery:
-    def __init__(self, purse: Purse, reserve: Reserve, clock: Clock, notebook: Notebook | None) -> None:
+    def __init__(
+        self, purse: Purse, reserve: Reserve, clock: Clock, notebook: Notebook | None, rests: Rests | None
+    ) -> None:
         self._purse = purse
         self._reserve = reserve
         self._clock = clock
         self._notebook = notebook
+        self._rests = rests
 
     async def send(self, route: Route, lane: Lane, call: Call, total_s: float) -> tuple[int, bytes, Usage]:
         """The same for a call that budgets bind, or that is told more, or is weighed."""
@@ -88,7 +91,11 @@ class Delivery:
     def hear(self, lane: Lane, headers: Mapping[str, str]) -> None:
         """The answer tells of its deployment's limits."""
         told = discovered.told(headers, self._clock.now_ms())
-        if told is not None and lane.told(told, self._clock.monotonic_ms()):
+        if told is None:
+            return
+        if lane.told(told, self._clock.monotonic_ms()):
             log.info("upstream_limits", deployment=lane.deployment.name, requests=told.requests, tokens=told.tokens)
             if self._notebook is not None:
                 self._notebook.note(lane)
+        if told.empty_for_ms and self._rests is not None:
+            self._rests.publish(lane.deployment.name, told.empty_for_ms)

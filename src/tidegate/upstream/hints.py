@@ -34,7 +34,7 @@ class Hinter:
         if self._field in body and _has(body, self._hints.priority_field):
             return body
         at = body.find(b"{") + 1
-        if body[: at - 1].strip():
+        if not at or body[: at - 1].strip():
             return body
         rest = body[at:]
         comma = b"" if rest.lstrip().startswith(b"}") else b","

@@ -92,7 +92,7 @@ class Router:
         self._reserve = Reserve()
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
         self._rests = capacity.rests
-        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook)
+        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, capacity.rests)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
@@ -115,13 +115,13 @@ class Router:
             if (lane.budgets or route.own_budgets) and self._opens_at_ms(route, lane) > now_ms:
                 continue
             free += lane.free_slots(now_ms)
+        if self._caps is not None and free:
+            free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         if self._shared is not None:
             for lane in route.lanes:
                 lane.is_asked = True
             if not free:
                 self._shared.hurry()
-        if self._caps is not None and free:
-            free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         return min(free, self._transport.free_slots()) if free else 0
 
     def rests_until_ms(self, model: str) -> float:
@@ -200,6 +200,8 @@ class Router:
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
         """
         if self._caps is not None and self._caps.room(route.model_of(call.model)) < 1:
+            for lane in route.lanes:
+                lane.is_asked = True
             return None
         best: Lane | None = None
         spent: Lane | None = None

@@ -48,13 +48,28 @@ class Caps:
             self.caps[GLOBAL] = all_max
         self.slots = dict(self.caps)
         self.in_flight = dict.fromkeys(self.caps, 0)
+        self._short: set[str] = set()
 
     def room(self, model: str) -> float:
         room = math.inf
         for name in (f"model:{model}", GLOBAL):
             if name in self.slots:
                 room = min(room, self.slots[name] - self.in_flight[name])
+                if room < 1:
+                    self._short.add(name)
+                    break
         return room
+
+    def wanted(self, name: str, *, is_wanted: bool) -> int:
+        """How many are worth asking for: see a lane's."""
+        if name in self._short:
+            self._short.discard(name)
+            wanted = max(2 * self.slots[name], self.in_flight[name] + 4)
+        elif self.in_flight[name]:
+            wanted = self.in_flight[name] + self.in_flight[name] // 4 + 1
+        else:
+            wanted = int(is_wanted)
+        return min(wanted, self.caps[name])
 
     def count(self, model: str, more: int) -> None:
         for name in (f"model:{model}", GLOBAL):
@@ -87,6 +102,7 @@ class SharedSlots:
         self._on_more = on_more
         self._hurry = asyncio.Event()
         self._reached = True
+        self._holds = False
         for lane in lanes:
             lane.share(0)
         caps.slots = dict.fromkeys(caps.caps, 0)
@@ -104,8 +120,9 @@ class SharedSlots:
         while True:
             self._hurry.clear()
             self._hear_of_rests()
+            grew = False
             try:
-                await self._ask()
+                grew = await self._ask()
                 self._reached = True
             except LimitsUnavailable as error:
                 if self._reached:
@@ -113,8 +130,9 @@ class SharedSlots:
                 self._reached = False
             except Exception as error:
                 log.error("slots_broke", kind=type(error).__name__)
-            await asyncio.sleep(HURRY_S)
-            if not self._hurry.is_set() or not self._reached:
+            # Whoever is short asks again soon, as long as that brings more; a deployment that is full is asked at an easy pace.
+            await asyncio.sleep(HURRY_S if grew else PERIOD_S)
+            if not self._hurry.is_set():
                 await self._wait()
 
     def _hear_of_rests(self) -> None:
@@ -125,12 +143,13 @@ class SharedSlots:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(PERIOD_S - HURRY_S):
-                await (self._hurry.wait() if self._reached else asyncio.sleep(PERIOD_S))
+            async with asyncio.timeout(PERIOD_S):
+                await self._hurry.wait()
         except TimeoutError:
             pass
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> bool:
+        """True when this brought more slots."""
         wanted: dict[str, int] = {}
         in_use: dict[str, int] = {}
         caps: dict[str, int] = {}
@@ -142,16 +161,24 @@ class SharedSlots:
         for name, cap in self._caps.caps.items():
             caps[name] = cap
             served = (lane for lane in self._lanes if name == GLOBAL or _serves(lane, name.removeprefix("model:")))
-            wanted[name] = min(cap, sum(wanted[lane.deployment.name] for lane in served))
+            is_wanted = any(wanted[lane.deployment.name] for lane in served)
+            wanted[name] = self._caps.wanted(name, is_wanted=is_wanted)
             in_use[name] = self._caps.let_go(name, wanted[name])
-        if not any(wanted.values()) and not any(in_use.values()) and not any(lane.slots for lane in self._lanes):
-            # Nothing is wanted and nothing is held: an idle process asks nobody.
-            return
+        if not self._holds and not any(wanted.values()) and not any(in_use.values()):
+            # Nothing is wanted and nothing is held: an idle process asks nobody, and the first who is short is heard at once.
+            return True
+        held = self._held()
+        self._holds = True
         shares = await self._limits.share_slots(self._worker_id(), wanted, in_use, caps)
+        self._holds = any(shares.values()) or any(in_use.values())
         for lane in self._lanes:
             lane.share(shares.get(lane.deployment.name, 0))
         self._caps.slots = {name: shares.get(name, 0) for name in self._caps.caps}
         self._on_more()
+        return self._held() > held
+
+    def _held(self) -> int:
+        return sum(lane.slots for lane in self._lanes) + sum(self._caps.slots.values())
 
 
 def _serves(lane: Lane, model: str) -> bool:

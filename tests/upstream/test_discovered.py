@@ -1,0 +1,166 @@
+"""Limits that upstreams tell in headers: every form that is in use, hostile ones, and what the router makes of them."""
+
+import asyncio
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.upstream.limits import MemoryLimits
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
+from tests.upstream.world import World, deployment
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.deployments import Engine
+from tidegate.core.errors import Throttled, Withheld
+from tidegate.upstream.discovered import NUMBER_MAX, RESET_MS_MAX, Told, told
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+NOW_MS = 1_700_000_000_000
+AT_ONCE = LanePolicy(patience_ms=0)
+
+OPENAI = {
+    "x-ratelimit-limit-requests": "60",
+    "x-ratelimit-limit-tokens": "150000",
+    "x-ratelimit-remaining-requests": "59",
+    "x-ratelimit-remaining-tokens": "149984",
+    "x-ratelimit-reset-requests": "1s",
+    "x-ratelimit-reset-tokens": "6m0s",
+}
+
+
+def test_what_openai_says() -> None:
+    assert told(OPENAI, NOW_MS) == Told(60, 150_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("reset", "wait_ms"),
+    [
+        ("1s", 1_000),
+        ("6m0s", 360_000),
+        ("20ms", 20),
+        ("1h2m3.5s", 3_723_500),
+        ("59.72s", 59_720),
+        ("0.4ms", 1),
+        ("12", 12_000),
+        ("1d", 86_400_000),
+        ("0s", 0),
+        ("400d", RESET_MS_MAX),
+        ("-1s", 0),
+        ("soon", 0),
+        ("1s and more", 0),
+        ("s", 0),
+        ("1e9s", 0),
+        ("", 0),
+        ("9" * 39 + "d", RESET_MS_MAX),
+        ("9" * 400 + "d", 0),
+    ],
+)
+def test_nothing_left_is_a_rest_until_the_reset(reset: str, wait_ms: int) -> None:
+    found = told({**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}, NOW_MS)
+    assert found == Told(60, 150_000, wait_ms)
+
+
+def test_what_anthropic_says() -> None:
+    headers = {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "0",
+        "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:50Z",
+        "anthropic-ratelimit-input-tokens-limit": "40000",
+        "anthropic-ratelimit-output-tokens-limit": "8000",
+        "anthropic-ratelimit-output-tokens-remaining": "0",
+        "anthropic-ratelimit-output-tokens-reset": "2023-11-14T22:13:40Z",
+    }
+    assert told(headers, NOW_MS) == Told(50, 48_000, 30_000)
+    assert told({**headers, "anthropic-ratelimit-tokens-limit": "45000"}, NOW_MS) == Told(50, 45_000, 30_000)
+    # By the upstream's own clock where it tells it.
+    late = {**headers, "Date": "Tue, 14 Nov 2023 22:13:45 GMT"}
+    assert told(late, NOW_MS) == Told(50, 48_000, 5_000)
+    for garbage in ("tomorrow", "9999-99-99T00:00:00Z", "2023-11-14T22:13:50" + "0" * 60, "1970-01-01T00:00:00Z"):
+        only = {**headers, "anthropic-ratelimit-requests-reset": garbage}
+        only["anthropic-ratelimit-output-tokens-remaining"] = "1"
+        assert told(only, NOW_MS) == Told(50, 48_000, 0)
+
+
+@pytest.mark.parametrize("count", ["0", "-5", "1.5", "ten", "", "١٢", str(NUMBER_MAX + 1), "9" * 5_000, " "])
+def test_a_limit_that_cannot_be_meant_says_nothing(count: str) -> None:
+    headers = {"x-ratelimit-limit-requests": count, "x-ratelimit-limit-tokens": count}
+    assert told(headers, NOW_MS) is None
+
+
+_names = st.sampled_from(
+    [
+        *OPENAI,
+        "Date",
+        *(
+            f"anthropic-ratelimit-{kind}-{what}"
+            for kind in ("requests", "tokens", "input-tokens")
+            for what in ("limit", "remaining", "reset")
+        ),
+    ]
+)
+_words = st.text(max_size=60) | st.sampled_from(
+    ["0", "1", "6m0s", "20ms", "2023-11-14T22:13:50Z", "9999-12-31T23:59:59-23:59"]
+)
+
+
+@given(st.dictionaries(_names, _words), st.integers(0, 2**48))
+@example({"anthropic-ratelimit-requests-limit": "1", "anthropic-ratelimit-requests-remaining": "0",
+          "anthropic-ratelimit-requests-reset": "0001-01-01T00:00:00+23:59"}, 0)  # fmt: skip
+def test_no_header_does_harm(headers: dict[str, str], now_ms: int) -> None:
+    found = told(headers, now_ms)
+    if found is not None:
+        assert found.requests is None or 0 < found.requests <= NUMBER_MAX
+        assert found.tokens is None or 0 < found.tokens <= 2 * NUMBER_MAX
+        assert 0 <= found.empty_for_ms <= RESET_MS_MAX
+
+
+async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
+    world = World()
+    limits = MemoryLimits(world.clock)
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(200, CHAT, x_ratelimit_limit_requests="3")
+
+    async with RawServer(script) as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 1_000),))
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits, discovered=limits)) as router:
+            await router.send(world.call())
+            assert router.status()[0].discovered == Limit(Period.MINUTE, 3, None)
+            ends = await asyncio.gather(*(router.send(world.call()) for _ in range(9)), return_exceptions=True)
+            assert sum(isinstance(end, Withheld) for end in ends) == 6
+            assert {end.spent for end in ends if isinstance(end, Withheld)} == {"deployment:one/discovered"}
+            assert router.rests_until_ms("m") > world.clock.monotonic
+            await eventually(lambda: limits.told == {"one": Limit(Period.MINUTE, 3)}, "it to be kept")
+        # The next start knows it before the first answer.
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits, discovered=limits)) as router:
+            await eventually(lambda: router.status()[0].discovered is not None, "it to be read")
+
+
+async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins() -> None:
+    world = World()
+    answers = iter([(200, {"Retry_After": "1"}), (429, {"Retry_After": "100"}), (200, {})])
+
+    async def script(request: Request, peer: Peer) -> None:
+        status, more = next(answers)
+        headers = {
+            "anthropic-ratelimit-requests-limit": "9",
+            "anthropic-ratelimit-requests-remaining": "0",
+            "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:50Z",
+            **more,
+        }
+        await peer.answer(status, CHAT, **headers)
+
+    async with RawServer(script) as server:
+        place = deployment(server.url, engine=Engine.ANTHROPIC)
+        async with world.router(place, capacity=Capacity(MemoryLimits(world.clock))) as router:
+            await router.send(world.call())
+            assert router.rests_until_ms("m") == world.clock.monotonic + 30_000
+            world.clock.advance(30_000)
+            with pytest.raises(Throttled):
+                await router.send(world.call())
+            assert router.rests_until_ms("m") == world.clock.monotonic + 100_000
+            assert router.status()[0].state == "resting"
+    assert len(server.posts) == 2

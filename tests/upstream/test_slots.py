@@ -1,0 +1,265 @@
+"""Slots that several processes share: routers over one real store, and a server that counts what is in the air at once."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from tests.upstream.limits import MemoryLimits
+from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.upstream.world import World, deployment
+from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.deployments import Deployment, HttpLimits, Resource
+from tidegate.core.errors import Throttled, Unavailable, Withheld
+from tidegate.core.nouns import Call
+from tidegate.store.limits import StoreLimits
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.router import Router
+from tidegate.upstream.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = LanePolicy(patience_ms=0)
+PATIENT = HttpLimits(pool_timeout_s=20)
+
+
+class Air:
+    """A server's script that counts what is in the air, per model and in all. Calls stay until `let` allows them to land."""
+
+    def __init__(self) -> None:
+        self.flying: dict[bytes, int] = {}
+        self.highest: dict[bytes, int] = {}
+        self.landing = asyncio.Event()
+
+    async def __call__(self, request: Request, peer: Peer) -> None:
+        for name in (request.body, b"all"):
+            self.flying[name] = self.flying.get(name, 0) + 1
+            self.highest[name] = max(self.highest.get(name, 0), self.flying[name])
+        await self.landing.wait()
+        await asyncio.sleep(0.001)
+        for name in (request.body, b"all"):
+            self.flying[name] -= 1
+        await peer.answer()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    world = World()
+    store = Store(SqliteDriver(None, world.clock.now_ms))
+    await store.migrate()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def processes(
+    store: Store, count: int, *places: Deployment, **caps: object
+) -> AsyncIterator[list[tuple[World, Router]]]:
+    limits = StoreLimits(store)
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for number in range(count):
+            world, name = World(), f"worker_{number}"
+            await store.enlist_worker(name, "here", "1", 60_000)
+            capacity = Capacity(limits, lambda name=name: name, **caps)  # type: ignore[misc, arg-type]
+            router = await stack.enter_async_context(world.router(*places, limits=PATIENT, capacity=capacity))
+            made.append((world, router))
+        yield made
+
+
+def calls(world: World, count: int, model: str = "m") -> list[Call]:
+    return [world.call(model, body=model.encode()) for _ in range(count)]
+
+
+async def test_nothing_is_sent_before_the_first_share_and_never_more_than_the_cap(store: Store) -> None:
+    air = Air()
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=8, batch_fraction=0.75)
+        async with processes(store, 3, place) as made:
+            assert [router.free_slots("m") for _, router in made] == [0, 0, 0]
+            flying = [asyncio.create_task(router.send(call)) for world, router in made for call in calls(world, 20)]
+            await eventually(lambda: air.flying.get(b"all") == 6, "all six slots to be in use", 10)
+            air.landing.set()
+            await asyncio.gather(*flying)
+            assert air.highest[b"all"] == 6
+            assert len(server.posts) == 60
+
+
+async def test_busy_processes_share_evenly_and_an_idle_one_gives_its_part_back(store: Store) -> None:
+    air = Air()
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=12)
+        async with processes(store, 2, place) as made:
+            (one, first), (two, second) = made
+            flying = [asyncio.create_task(first.send(call)) for call in calls(one, 30)]
+            await eventually(lambda: len(server.posts) == 12, "one busy process to have all slots", 10)
+            others = [asyncio.create_task(second.send(call)) for call in calls(two, 30)]
+            # Nothing lands, so nothing can be handed over: what is in use stays held.
+            await eventually(lambda: first.status()[0].max_in_flight == 8, "the first to be told of its part", 10)
+            assert second.status()[0].max_in_flight == 0
+            air.landing.set()
+            await asyncio.gather(*flying, *others)
+            assert air.highest[b"all"] == 12
+            await eventually(lambda: first.status()[0].max_in_flight == 0, "an idle process to hold nothing", 10)
+
+
+async def test_caps_per_model_and_over_all_hold_across_processes(store: Store) -> None:
+    air = Air()
+    async with RawServer(air) as server:
+        places = (
+            deployment(server.url, "a", models=("a",), max_in_flight=50),
+            deployment(server.url, "b", models=("b",), max_in_flight=50),
+        )
+        caps = {"model_in_flight_max": {"a": 3}, "in_flight_max_global": 7}
+        async with processes(store, 2, *places, **caps) as made:
+            flying = [
+                asyncio.create_task(router.send(call))
+                for world, router in made
+                for model in "ab"
+                for call in calls(world, 15, model)
+            ]
+            await eventually(lambda: air.flying.get(b"all", 0) >= 4, "slots to be in use", 10)
+            air.landing.set()
+            await asyncio.gather(*flying)
+    assert air.highest[b"a"] <= 3
+    assert air.highest[b"all"] <= 7
+
+
+async def test_one_process_holds_the_caps_by_itself() -> None:
+    world, air = World(), Air()
+    air.landing.set()
+    async with RawServer(air) as server:
+        places = (
+            deployment(server.url, "a", models=("a",), max_in_flight=50),
+            deployment(server.url, "b", models=("b",), max_in_flight=50),
+        )
+        capacity = Capacity(model_in_flight_max={"a": 2}, in_flight_max_global=5)
+        async with world.router(*places, resources=[Resource("ra", "a")], capacity=capacity) as router:
+            assert [router.free_slots(model) for model in ("a", "ra", "b")] == [2, 2, 5]
+            asks = calls(world, 20, "a") + calls(world, 20, "b") + calls(world, 20, "ra")
+            await asyncio.gather(*(router.send(call) for call in asks))
+            assert [router.free_slots(model) for model in ("a", "ra", "b")] == [2, 2, 5]
+    assert air.highest[b"all"] <= 5
+    assert air.highest[b"a"] <= 2
+
+
+async def test_a_share_outlives_a_store_that_is_away_but_not_the_lease() -> None:
+    world = World()
+    limits = MemoryLimits(world.clock)
+    async with RawServer() as server:
+        capacity = Capacity(limits, lambda: "worker_0")
+        async with world.router(deployment(server.url, max_in_flight=4), capacity=capacity) as router:
+            await router.send(world.call())
+            limits.away = True
+            await router.send(world.call())
+            over = msgspec.structs.replace(world.call(), begin_by_ms=world.clock.monotonic)
+            with pytest.raises(Unavailable) as refused:
+                await router.send(over)
+            assert refused.value.code == "lease_over"
+    assert len(server.posts) == 2
+
+
+async def test_a_process_that_was_declared_gone_has_no_slots(store: Store) -> None:
+    async with RawServer() as server:
+        async with processes(store, 1, deployment(server.url, max_in_flight=4)) as made:
+            world, router = made[0]
+            await router.send(world.call())
+            await store.declare_gone("worker_0", leaving=True)
+            await eventually(lambda: not router.free_slots("m"), "its slots to be gone", 10)
+
+
+class Board:
+    """The Rests port, as several processes see it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.until: dict[str, float] = {}
+
+    def publish(self, deployment: str, rest_ms: int) -> None:
+        until = self._world.clock.monotonic + rest_ms
+        self.until[deployment] = max(until, self.until.get(deployment, 0.0))
+
+    def current(self) -> dict[str, float]:
+        return self.until
+
+
+async def test_a_rest_is_told_to_the_others_and_a_longer_one_wins() -> None:
+    world = World()
+    limits, board = MemoryLimits(world.clock), Board(world)
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(429, b"{}", Retry_After="30")
+
+    async with RawServer(script) as server:
+        place = deployment(server.url, max_in_flight=4)
+        async with (
+            world.router(place, capacity=Capacity(limits, lambda: "one", rests=board)) as first,
+            world.router(place, capacity=Capacity(limits, lambda: "two", rests=board)) as second,
+        ):
+            with pytest.raises(Throttled):
+                await first.send(world.call())
+            assert board.until == {"one": world.clock.monotonic + 30_000}
+            await eventually(
+                lambda: second.rests_until_ms("m") == world.clock.monotonic + 30_000, "the other to hear of it", 30
+            )
+            board.until["one"] = world.clock.monotonic + 1_000
+            world.clock.advance(500)
+            assert second.rests_until_ms("m") == first.rests_until_ms("m") == world.clock.monotonic + 29_500
+    assert len(server.posts) == 1
+
+
+async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unused(store: Store) -> None:
+    """Four routers over the store's own ledger, all waking at the moment that it named; counted at the server, by the clock."""
+    clock_world = World()
+    driver = SqliteDriver(None, clock_world.clock.now_ms)
+    kept = Store(driver)
+    await kept.migrate()
+    seen: list[float] = []
+
+    async def script(request: Request, peer: Peer) -> None:
+        seen.append(clock_world.clock.monotonic)
+        await peer.answer()
+
+    tenant = Budget(Bound.TENANT, "t", (Limit(Period.HOUR, 100),))
+    try:
+        async with RawServer(script) as server, contextlib.AsyncExitStack() as stack:
+            place = deployment(server.url, limits=(Limit(Period.MINUTE, 20),))
+            routers = []
+            for _ in range(4):
+                world = World()
+                world.clock = clock_world.clock
+                capacity = Capacity(StoreLimits(kept))
+                routers.append(
+                    (world, await stack.enter_async_context(world.router(place, policy=AT_ONCE, capacity=capacity)))
+                )
+            await _work(routers, clock_world, (tenant,), until=lambda: len(seen) >= 100)
+    finally:
+        await kept.close()
+    for at in seen:
+        assert sum(at <= other < at + 60_000 for other in seen) <= 20
+    # A window is kept half a second longer than a minute: five of them take no more than this.
+    assert seen[-1] - seen[0] <= 4 * 61_500
+
+
+async def _work(routers: list[tuple[World, Router]], world: World, budgets: tuple[Budget, ...], until: object) -> None:
+    async def drive(mine: World, router: Router) -> None:
+        while not until():  # type: ignore[operator]
+            if router.rests_until_ms("m") > world.clock.monotonic:
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(Withheld):
+                await router.send(mine.call(budgets=budgets, left_ms=10**9))
+            await asyncio.sleep(0)
+
+    async def time() -> None:
+        while not until():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+            world.clock.advance(50)
+
+    await asyncio.gather(time(), *(drive(*each) for each in routers for _ in range(3)))
