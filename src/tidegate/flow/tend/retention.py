@@ -8,7 +8,8 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 _PASS_MAX = 200
-_DAY_MS = 24 * 3600 * 1000
+_HOUR_MS = 3600 * 1000
+_DAY_MS = 24 * _HOUR_MS
 
 
 async def tend(store: Store, job_keep_ms: int) -> int:
@@ -25,4 +26,5 @@ async def tend(store: Store, job_keep_ms: int) -> int:
         gone += 1
     await store.prune_files(job_keep_ms)
     await store.prune_workers(_DAY_MS)
+    await store.prune_budgets(_HOUR_MS, _PASS_MAX)
     return gone
