@@ -5,6 +5,7 @@ It asks and never changes anything; a server that is away is a finding, not an e
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tidegate.service import Parts
 
 SCRAPE_TIMEOUT_S = 5.0
+REDIS_TIMEOUT_S = 5.0
 SCRAPE_BYTES_MAX = 2 << 20
 TENANTS_MAX = 1_000
 PREFILL_CHUNK_TOKENS = 512
@@ -77,7 +79,7 @@ def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
 
 
 async def redis(settings: Settings) -> AsyncIterator[Finding]:
-    """Whether Redis answers, where it is configured."""
+    """Whether Redis answers, and soon enough, where it is configured."""
     if settings.redis.url is None:
         return
     from redis import asyncio as client
@@ -85,18 +87,26 @@ async def redis(settings: Settings) -> AsyncIterator[Finding]:
 
     where = redacted(settings.redis.location)
     connection = client.Redis.from_url(
-        settings.redis.location,
-        socket_connect_timeout=settings.redis.connect_timeout_ms / 1000,
-        socket_timeout=settings.redis.timeout_ms / 1000,
+        settings.redis.location, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S
     )
-    to_do = "start it or mend redis.url; until then limits come from the store alone"
     try:
         info = await connection.info("server")
-        yield Finding("redis", Grade.OK, f"{where} answers, version {info.get('redis_version', 'unknown')}")
+        began_s = time.monotonic()
+        await connection.ping()
+        took_ms = (time.monotonic() - began_s) * 1000
     except (RedisError, OSError, TimeoutError, ValueError) as error:
-        yield Finding("redis", Grade.WARNING, f"{where} does not answer: {error or type(error).__name__}", to_do)
+        said = f"{where} does not answer: {str(error) or type(error).__name__}"
+        to_do = "start it or mend redis.url; until then limits come from the store alone"
+        yield Finding("redis", Grade.WARNING, said, to_do)
+        return
     finally:
         await connection.aclose()
+    said = f"{where} answers, version {info.get('redis_version', 'unknown')}; we are {settings.redis.name} there"
+    if took_ms > settings.redis.timeout_ms:
+        said = f"{where} took {took_ms:.0f} ms to answer, more than redis.timeout_ms ({settings.redis.timeout_ms})"
+        yield Finding("redis", Grade.WARNING, said, "use one that is nearer, or raise redis.timeout_ms")
+        return
+    yield Finding("redis", Grade.OK, said)
 
 
 async def tenants(parts: "Parts") -> AsyncIterator[Finding]:

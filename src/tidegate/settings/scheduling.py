@@ -83,10 +83,12 @@ class Redis(Group, frozen=True):
         Secret | None,
         about("Where shared limits are dealt out fast: redis://HOST:6379/0 or rediss://…; empty uses the store alone."),
     ] = None
-    connect_timeout_ms: Annotated[int, whole(10, 60_000, "How long connecting to Redis may take.")] = 1_000
+    name: Annotated[
+        ShortName, about("Tells installations apart that use one Redis; the same for all processes of one.")
+    ] = "tidegate"
     timeout_ms: Annotated[
         int, whole(10, 60_000, "How long Redis may take to answer before the store is asked instead.")
-    ] = 200
+    ] = 100
 
     @property
     def location(self) -> str:
