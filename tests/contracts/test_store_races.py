@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World
+from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tests.support.processes import wait_until_async
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
+from tidegate.core.scope import tenant_scope
 from tidegate.core.states import JobState
 from tidegate.store.driver import Body, Tx
 from tidegate.store.postgres import PostgresDriver
@@ -319,3 +320,95 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) ->
             for job_id, first, _ in done:
                 assert job_id != job.id or (first in failed) == (first not in open_at)
         assert await world.store.stranded_workers(10) == []
+
+
+async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) -> None:
+    """A sweep finds nothing to do in the moment in which a job starts: whichever is first, the flow is awake in the end."""
+    caller = await world.caller()
+    sweeper, starter = await several(world, 2)
+    scope = tenant_scope(caller.tenant_id)
+    for turn in range(ROUNDS):
+        ended = await world.running(caller, 1)
+        await world.store.cancel_job(caller.tenant_id, ended.id)
+        waiting, worker, token, work = await world.job(caller), await world.worker(), world.token(), world.id("blob")
+        assert await world.store.take_step(waiting.id, JobState.VALIDATING, worker, token)
+        await world.store.begin_blob(work, "work", worker)
+        output, errors = world.id("file"), world.id("file")
+        calls = [
+            starter.start_job(
+                waiting.id, token, plan_of(1), work_blob_id=work, output_file_id=output, error_file_id=errors
+            ),
+            sweeper.rest_flow(MODEL, scope),
+        ]
+        await asyncio.gather(*(calls if turn % 2 else calls[::-1]))
+        assert await world.store.awake_models(10) == [MODEL]
+        seen = await world.store.snapshot(worker, {MODEL: 1}, slice_items=64, slices_max=1)
+        assert [job.job_id for job in seen.jobs] == [waiting.id]
+        await world.store.cancel_job(caller.tenant_id, waiting.id)
+
+
+async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(world: World, shared_database: str) -> None:
+    caller = await world.caller()
+    ended = await world.running(caller, 1)
+    await world.store.cancel_job(caller.tenant_id, ended.id)
+    driver = Hesitant(shared_database)
+    try:
+        sleeping = asyncio.create_task(Store(driver).rest_flow(MODEL, tenant_scope(caller.tenant_id)))
+        await driver.done.wait()
+        starting = asyncio.create_task(world.running(caller, 1))
+        await someone_waits(shared_database)
+        driver.go.set()
+        assert await sleeping
+        job = await starting
+    finally:
+        await driver.close()
+    seen = await world.store.snapshot("nobody", {MODEL: 1}, slice_items=64, slices_max=1)
+    assert [one.job_id for one in seen.jobs] == [job.id]
+
+
+async def test_a_lease_does_not_wait_for_a_flush_of_its_job(world: World, shared_database: str) -> None:
+    """Nor a flush for a lease: on a hot job the two never stand in line."""
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 2, 2, 2)
+    [first] = await world.lease(worker, job, 1)
+    driver = Hesitant(shared_database)
+    try:
+        flush = world.answers(log, job, 0, token=first.token)
+        recording = asyncio.create_task(Store(driver).record_outcomes([flush], [], []))
+        await driver.done.wait()
+        assert [piece.first for piece in await world.lease(worker, job, 1)] == [2]
+        driver.go.set()
+        await recording
+    finally:
+        await driver.close()
+    driver = Hesitant(shared_database)
+    try:
+        leasing = asyncio.create_task(Store(driver).lease_slices(worker, job.id, MODEL, 1, "slow"))
+        await driver.done.wait()
+        assert (await world.record(world.answers(log, job, 1, token=first.token))).new_count == 1
+        driver.go.set()
+        assert [piece.first for piece in await leasing] == [4]
+    finally:
+        await driver.close()
+    assert (await world.judge(job)).answered_count == 2
+
+
+async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: World) -> None:
+    caller = await world.caller()
+    stores = await several(world, 5)
+    jobs = [await world.running(caller, 20) for _ in range(4)]
+
+    async def recorder(store: Store, turn: int) -> None:
+        log = await world.log()
+        for step in range(4):
+            chosen = [jobs[(turn + step) % 4], jobs[(turn + 2 * step + 1) % 4]]
+            flushes = [world.answers(log, job, step, 4 + turn, step + 10) for job in chosen]
+            for _ in range(1 + (turn + step) % 2):
+                await store.record_outcomes(flushes, [], [])
+
+    await asyncio.gather(*[recorder(store, turn) for turn, store in enumerate(stores)])
+    answered = sum([(await world.judge(job)).answered_count for job in jobs])
+    [flow] = await world.store.awake_flows(None, 10)
+    assert flow.served == answered * (10 + 2 * 5)
+    seen = await world.store.snapshot("nobody", {MODEL: 1}, slice_items=64, slices_max=1)
+    assert sum(job.total_units - job.left_units for job in seen.jobs) == answered * 50

@@ -229,8 +229,8 @@ class Jobs(Table):
                 if await _was_started(tx, job_id, work_blob_id):
                     return
                 raise LostRace(f"{job_id} was closed or taken over while it was ingested")
-            _, tenant_id, scope, *times = started
-            models = await _put_slices(tx, job_id, plan, (scope, *times))
+            tenant_id, *place = started
+            models = await _put_slices(tx, job_id, plan, place)
             size_bytes = plan.work_bytes + 4 * plan.item_count
             if await tx.one("blob_keep", id=work_blob_id, size_bytes=size_bytes, uses=1) is None:
                 raise LostRace(f"{work_blob_id} was collected while {job_id} was ingested")
@@ -248,7 +248,7 @@ class Jobs(Table):
                     sha256="",
                     expires_after_ms=None,
                 )
-            await wake_flows(tx, models, scope, tenant_id, weight_milli)
+            await wake_flows(tx, models, place[0], tenant_id, weight_milli)
 
         await self._driver.write(body)
 
@@ -324,8 +324,9 @@ async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
     return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
 
 
-async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan, place: tuple[str, int, int, int]) -> list[str]:
-    """The slices of a job and what they come to per model; `place` is its scope, when it was created, expires and is due first."""
+async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan, place: Row) -> list[str]:
+    """The slices of a job and what they come to per model; `place` is its scope and queue, and when it was created, expires, is due and
+    must have begun."""
     row = await tx.one("now")
     now = row[0] if row else 0
     await tx.copy(

@@ -84,9 +84,12 @@ class PostgresDriver:
     def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
+        # Every statement reads a few rows by index: planning it anew each time, or compiling it, takes longer than running it.
         self._limits = {
             "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
         }
         self._pooled = pooler == "transaction"
         self._prelude = ""

@@ -170,6 +170,9 @@ create table job_models (
     due_at bigint not null default 0,
     done_count bigint not null default 0,
     leased_at bigint,
+    begin_by bigint,
+    begun_at bigint,
+    queue text not null default 'default',
     primary key (job_id, model)
 );
 create index job_models_oldest on job_models (model, scope, created_at, job_id) where state = 'open';

@@ -17,16 +17,29 @@ OUTLOOK_JOBS_MAX = 10_000
 # What separates the parts of a list that comes as text; no name holds one of them.
 _WITHIN, _BETWEEN, _BEHIND = "\x1f", "\n", "\r"
 _NOBODY_IS_SUSPECT = 1 << 62
+_WHY = {why.value: why for why in Why}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much of the store one look may show: flows per model beside those that are out, the oldest and the smallest jobs of each, and
-    the jobs of a model that are due first."""
+    """How much of the store one look may show: flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
+    first. Where there are many flows or models, fewer jobs of each are looked at."""
 
-    flows_max: int = 10
-    jobs_per_flow_max: int = 4
-    due_jobs_max: int = 8
+    flows_max: int = 100
+    jobs_per_flow_max: int = 50
+    due_jobs_max: int = 40
+    jobs_max: int = 400
+
+    def flows_of_each(self, model_count: int, in_flight: int) -> int:
+        """Flows that are out may be among the least served and yet not be next: they do not use up the places of the others."""
+        share = max(1, self.flows_max // (2 * model_count))
+        return share + min(in_flight, share)
+
+    def jobs_of_each(self) -> int:
+        return max(1, min(self.jobs_per_flow_max, self.jobs_max // self.flows_max))
+
+    def due_of_each(self, model_count: int) -> int:
+        return max(1, self.due_jobs_max // model_count)
 
 
 BOUNDS = Bounds()
@@ -34,26 +47,31 @@ BOUNDS = Bounds()
 
 @dataclass(slots=True)
 class _Out:
-    """What is in flight, summed up."""
+    """What is in flight, summed up: by model and rule, by scope, by flow (weight in thousandths, service, units) and by job and model."""
 
     models: dict[str, dict[Why, int]] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
-    flows: dict[tuple[str, str], FlowView] = field(default_factory=dict)
+    flows: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     holds_suspect: bool = False
 
     def add(self, row: Row) -> None:
         job_id, model, why, scope, weight_milli, served, units, lost_count = row
+        rule = _WHY[why]
         by_why = self.models.setdefault(model, {})
-        by_why[Why(why)] = by_why.get(Why(why), 0) + units
+        by_why[rule] = by_why.get(rule, 0) + units
         self.scopes[scope] = self.scopes.get(scope, 0) + units
         self.jobs[job_id, model] = self.jobs.get((job_id, model), 0) + units
-        before = self.flows.get((model, scope))
-        in_flight = units + (before.in_flight_units if before else 0)
-        self.flows[model, scope] = FlowView(model, scope, weight_milli / 1000, served, in_flight)
-        self.holds_suspect = self.holds_suspect or lost_count >= SUSPECT_AFTER
+        self.flows[model, scope] = (weight_milli, served, units + self.flow_units(model, scope))
+        if lost_count >= SUSPECT_AFTER:
+            self.holds_suspect = True
+
+    def flow_units(self, model: str, scope: str) -> int:
+        known = self.flows.get((model, scope))
+        return known[2] if known else 0
 
     def most_flows(self) -> int:
+        """Of the model that has most of them."""
         counts: dict[str, int] = {}
         for model, _ in self.flows:
             counts[model] = counts.get(model, 0) + 1
@@ -106,26 +124,21 @@ class Snapshots(Table):
             return now, workers, out, rows
 
         now, workers, out, rows = await self._driver.read(body)
-        flows = {place: flow for place, flow in out.flows.items() if room.get(flow.model, 0) > 0}
-        jobs: dict[tuple[str, str], JobView] = {}
+        seen = _Seen(now, out)
+        for (model, scope), (weight_milli, served, _) in out.flows.items():
+            if room.get(model, 0) > 0:
+                seen.flow(model, scope, weight_milli, served)
         clocks: dict[str, int] = {}
         for model, clock, flows_text, due_text in rows:
             clocks[model] = clock
-            for flow, lines in _flows_of(model, flows_text or "", out):
-                flows[model, flow.scope] = flow
-                jobs.update(_job(model, flow.scope, line, now, out) for line in lines)
-            for line in _split(due_text or "", _BETWEEN):
-                *of_job, scope, weight_milli, served = line.split(_WITHIN)
-                place = (model, scope)
-                flows.setdefault(place, FlowView(model, scope, int(weight_milli) / 1000, int(served), 0))
-                jobs.update([_job(model, scope, _WITHIN.join(of_job), now, out)])
+            seen.read_flows(model, flows_text or "")
+            seen.read_due(model, due_text or "")
         models = {
             model: _model(model, items, closed.get(model), out, paces.get(model, Pace()), clocks.get(model, 0), turns)
             for model, items in room.items()
         }
-        ordered = sorted(flows.values(), key=lambda flow: (flow.model, flow.served, flow.scope))
-        shown = sorted(jobs.values(), key=lambda job: (job.created_at, job.job_id, job.model))
-        return Snapshot(now, models, ordered, shown, out.scopes, slice_items, slices_max, max(1, workers))
+        flows, jobs = list(seen.flows.values()), list(seen.jobs.values())
+        return Snapshot(now, models, flows, jobs, out.scopes, slice_items, slices_max, max(1, workers))
 
     async def outlook(self, job_id: str) -> Outlook | None:
         """What an estimate of a job's end can be made from; None when there is no such job."""
@@ -148,7 +161,6 @@ class Snapshots(Table):
 
 
 async def _look(tx: Tx, now: int, wanted: list[str], out: _Out, bounds: Bounds) -> list[Row]:
-    # The flows in flight may be among the least served and yet not be next: they do not use up the places of the others.
     return await tx.all(
         "snapshot_models",
         now=now,
@@ -157,9 +169,9 @@ async def _look(tx: Tx, now: int, wanted: list[str], out: _Out, bounds: Bounds) 
         between=_BETWEEN,
         behind=_BEHIND,
         lost_below=SUSPECT_AFTER if out.holds_suspect else _NOBODY_IS_SUSPECT,
-        flows_max=bounds.flows_max + min(out.most_flows(), 2 * bounds.flows_max),
-        jobs_max=bounds.jobs_per_flow_max,
-        due_max=bounds.due_jobs_max,
+        flows_max=bounds.flows_of_each(len(wanted), out.most_flows()),
+        jobs_max=bounds.jobs_of_each(),
+        due_max=bounds.due_of_each(len(wanted)),
     )
 
 
@@ -167,39 +179,59 @@ def _split(text: str, separator: str) -> list[str]:
     return text.split(separator) if text else []
 
 
-def _flows_of(model: str, text: str, out: _Out) -> list[tuple[FlowView, list[str]]]:
-    found = []
-    for line in _split(text, _BEHIND):
-        scope, weight_milli, served, jobs = line.split(_WITHIN, 3)
-        known = out.flows.get((model, scope))
-        flow = FlowView(model, scope, int(weight_milli) / 1000, int(served), known.in_flight_units if known else 0)
-        found.append((flow, _split(jobs, _BETWEEN)))
-    return found
+class _Seen:
+    """The flows and jobs of one look, each once."""
 
+    def __init__(self, now: int, out: _Out) -> None:
+        self._now = now
+        self._out = out
+        self.flows: dict[tuple[str, str], FlowView] = {}
+        self.jobs: dict[tuple[str, str], JobView] = {}
 
-def _job(model: str, scope: str, line: str, now: int, out: _Out) -> tuple[tuple[str, str], JobView]:
-    job_id, *numbers, queue = line.split(_WITHIN)
-    created_at, expires_at, begin_by, total, items, done, slices, leased_at, begun_at = map(int, numbers)
-    done_units = total * done // max(1, items)
-    elapsed_s = (now - begun_at) / 1000
-    rate = done_units / elapsed_s if begun_at >= 0 and done_units and elapsed_s >= 1 else None
-    view = JobView(
-        job_id,
-        model,
-        scope,
-        queue,
-        created_at,
-        expires_at,
-        begin_by if begin_by >= 0 else None,
-        total,
-        max(1, total - done_units),
-        out.jobs.get((job_id, model), 0),
-        max(1, total // max(1, slices)),
-        leased_at if leased_at >= 0 else None,
-        rate,
-        max(1, items // max(1, slices)),
-    )
-    return (job_id, model), view
+    def flow(self, model: str, scope: str, weight_milli: int, served: int) -> None:
+        if (model, scope) not in self.flows:
+            units = self._out.flow_units(model, scope)
+            self.flows[model, scope] = FlowView(model, scope, weight_milli / 1000, served, units)
+
+    def read_flows(self, model: str, text: str) -> None:
+        for line in _split(text, _BEHIND):
+            scope, weight_milli, served, jobs = line.split(_WITHIN, 3)
+            self.flow(model, scope, int(weight_milli), int(served))
+            for job in _split(jobs, _BETWEEN):
+                self._job(model, scope, job.split(_WITHIN))
+
+    def read_due(self, model: str, text: str) -> None:
+        for line in _split(text, _BETWEEN):
+            *job, scope, weight_milli, served = line.split(_WITHIN)
+            self.flow(model, scope, int(weight_milli), int(served))
+            self._job(model, scope, job)
+
+    def _job(self, model: str, scope: str, parts: list[str]) -> None:
+        job_id, *texts, queue = parts
+        place = (job_id, model)
+        if place in self.jobs:
+            return
+        created_at, expires_at, begin_by, total, items, done, slices, leased_at, begun_at = map(int, texts)
+        done_units = total * done // items
+        rate = None
+        if done_units and begun_at >= 0 and self._now - begun_at >= 1000:
+            rate = 1000 * done_units / (self._now - begun_at)
+        self.jobs[place] = JobView(
+            job_id,
+            model,
+            scope,
+            queue,
+            created_at,
+            expires_at,
+            begin_by if begin_by >= 0 else None,
+            total,
+            total - done_units or 1,
+            self._out.jobs.get(place, 0),
+            total // slices or 1,
+            leased_at if leased_at >= 0 else None,
+            rate,
+            items // slices or 1,
+        )
 
 
 def _model(

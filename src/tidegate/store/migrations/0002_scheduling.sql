@@ -22,6 +22,12 @@ alter table job_models add column
     done_count bigint not null default 0;
 alter table job_models add column
     leased_at bigint;
+alter table job_models add column
+    begin_by bigint;
+alter table job_models add column
+    begun_at bigint;
+alter table job_models add column
+    queue text not null default 'default';
 
 -- How many items of a model are done is known exactly where a job has one model, and taken as its share elsewhere.
 update job_models set
@@ -30,7 +36,7 @@ update job_models set
     state = case when j.state = 'in_progress' and j.closing is null then 'open' else 'closed' end,
     done_count = case when j.item_count > 0
         then job_models.item_count * (j.answered_count + j.failed_count + j.expired_count + j.cancelled_count) / j.item_count else 0 end,
-    leased_at = j.begun_at
+    leased_at = j.begun_at, begin_by = j.begin_by, begun_at = j.begun_at
 from jobs j where j.id = job_models.job_id;
 create index job_models_oldest on job_models (model, scope, created_at, job_id) where state = 'open';
 create index job_models_smallest on job_models (model, scope, work_units, job_id) where state = 'open';

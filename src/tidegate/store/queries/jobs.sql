@@ -141,7 +141,8 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
-returning id, tenant_id, scope, created_at, expires_at, case when begin_by < expires_at then begin_by else expires_at end as due_at;
+returning tenant_id, scope, queue, created_at, expires_at,
+    case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by;
 
 -- job_refuse --
 -- The input is no good. Results: none; reasons: in `errors`.

@@ -1,8 +1,8 @@
 -- The scheduler's look, leases, and what becomes of slices.
 
 -- job_model_put --
-insert into job_models (job_id, model, item_count, slice_count, work_units, scope, created_at, expires_at, due_at)
-values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :created_at, :expires_at, :due_at);
+insert into job_models (job_id, model, item_count, slice_count, work_units, scope, queue, created_at, expires_at, due_at, begin_by)
+values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :queue, :created_at, :expires_at, :due_at, :begin_by);
 
 -- job_models_leased --
 -- When the last slice of it was leased, to the second: many leases of one job do not wait for each other.
@@ -11,7 +11,7 @@ where job_id = :job_id and model = :model and (leased_at is null or leased_at < 
 
 -- job_models_begun --
 -- It has begun: from now on it is due when its window ends.
-update job_models set due_at = expires_at where job_id = :job_id;
+update job_models set begun_at = now_ms(), due_at = expires_at where job_id = :job_id;
 
 -- job_models_done --
 update job_models set done_count = done_count + :done_count where job_id = :job_id and model = :model;

@@ -16,19 +16,25 @@ select a.model from awake a where a.model is not null limit :count_max;
 -- snapshot_in_flight --
 -- What is out, by job, model and the rule that took it: the sum over leased slices, as many as workers hold. Says too whether this
 -- worker holds a suspect.
-select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why, m.scope, coalesce(f.weight_milli, 1000) as weight_milli,
-    coalesce(f.served, 0) as served, cast(sum(s.work_units) as bigint) as units,
-    max(case when s.worker_id = :worker_id then s.lost_count else 0 end) as lost_count
-from slices s
-join job_models m on m.job_id = s.job_id and m.model = s.model
-left join flows f on f.model = s.model and f.scope = m.scope
-where s.state = 'leased'
-group by s.job_id, s.model, s.leased_as, m.scope, f.weight_milli, f.served;
+select o.job_id, o.model, o.why, o.scope,
+    coalesce((select f.weight_milli from flows f where f.model = o.model and f.scope = o.scope), 1000) as weight_milli,
+    coalesce((select f.served from flows f where f.model = o.model and f.scope = o.scope), 0) as served,
+    o.units, o.lost_count
+from (
+    select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why, cast(sum(s.work_units) as bigint) as units,
+        coalesce((select m.scope from job_models m where m.job_id = s.job_id and m.model = s.model), '') as scope,
+        max(case when s.worker_id = :worker_id then s.lost_count else 0 end) as lost_count
+    from slices s
+    where s.state = 'leased'
+    group by s.job_id, s.model, s.leased_as
+) o;
 
 -- snapshot_models --
 -- Per model that the worker has room for: the flows that were served least and have a slice ready for this worker, each with its oldest
--- and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets an index give the first few of
--- each: :within, :between and :behind are characters that no name contains. The models asked for each stand between :between and :behind.
+-- and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets an index give the first few of each:
+-- :within, :between and :behind are characters that no name contains. The models asked for each stand between :between and :behind.
+-- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables; the limit that
+-- bounds nothing lets each flow's jobs be read once.
 with recursive awake (model) as (
     select min(f.model) from flows f where f.state = 'awake'
     union all
@@ -36,61 +42,61 @@ with recursive awake (model) as (
 )
 select a.model, coalesce((select c.clock from model_clocks c where c.model = a.model), 0) as clock,
     (select string_agg(flow_list.line, cast(:behind as text)) from (
-        select concat_ws(cast(:within as text), f.scope, f.weight_milli, f.served, coalesce((
-            select string_agg(job_list.line, cast(:between as text)) from (
-                select concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
-                    case when j.begun_at is null then coalesce(j.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
-                    m.slice_count, coalesce(m.leased_at, -1), coalesce(j.begun_at, -1), j.queue) as line
+        select concat_ws(cast(:within as text), flow.scope, flow.weight_milli, flow.served, flow.jobs) as line
+        from (
+            select f.scope, f.weight_milli, f.served, (
+                select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
+                    case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
+                    m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue), cast(:between as text))
                 from (
                     select * from (
-                        select o.job_id from job_models o
+                        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
+                            o.leased_at, o.begun_at, o.queue
+                        from job_models o
                         where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
-                            and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
-                                and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+                            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
                         order by o.created_at, o.job_id
                         limit :jobs_max
                     ) oldest
                     union
                     select * from (
-                        select o.job_id from job_models o
+                        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
+                            o.leased_at, o.begun_at, o.queue
+                        from job_models o
                         where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
-                            and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
-                                and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
+                            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                            and (select 1 from job_models more where more.model = f.model and more.scope = f.scope
+                                and more.state = 'open' order by more.created_at limit 1 offset :jobs_max) is not null
                         order by o.work_units, o.job_id
                         limit :jobs_max
                     ) smallest
-                ) picked
-                join job_models m on m.job_id = picked.job_id and m.model = f.model
-                join jobs j on j.id = picked.job_id
-            ) job_list
-        ), '')) as line
-        from flows f
-        where f.model = a.model and f.state = 'awake' and exists (
-            select 1 from job_models o
-            where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
-                and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
-                    and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
-        )
-        order by f.served, f.scope
+                ) m
+            ) as jobs
+            from flows f
+            where f.model = a.model and f.state = 'awake'
+            order by f.served, f.scope
+            limit 1000000
+        ) flow
+        where flow.jobs is not null
         limit :flows_max
     ) flow_list) as flows,
-    (select string_agg(due_list.line, cast(:between as text)) from (
-        select concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
-            case when j.begun_at is null then coalesce(j.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
-            m.slice_count, coalesce(m.leased_at, -1), coalesce(j.begun_at, -1), j.queue, m.scope,
-            coalesce(f.weight_milli, 1000), coalesce(f.served, 0)) as line
-        from (
-            select o.job_id from job_models o
-            where o.model = a.model and o.state = 'open' and o.expires_at > :now
-                and exists (select 1 from slices s where s.job_id = o.job_id and s.model = o.model
-                    and s.state = 'ready' and s.ready_at <= :now and s.lost_count < :lost_below)
-            order by o.due_at, o.job_id
-            limit :due_max
-        ) picked
-        join job_models m on m.job_id = picked.job_id and m.model = a.model
-        join jobs j on j.id = picked.job_id
-        left join flows f on f.model = m.model and f.scope = m.scope
-    ) due_list) as due
+    (select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
+        case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
+        m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue, m.scope,
+        coalesce((select f.weight_milli from flows f where f.model = a.model and f.scope = m.scope), 1000),
+        coalesce((select f.served from flows f where f.model = a.model and f.scope = m.scope), 0)), cast(:between as text))
+    from (
+        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
+            o.leased_at, o.begun_at, o.queue, o.scope
+        from job_models o
+        where o.model = a.model and o.state = 'open' and o.expires_at > :now
+            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+        order by o.due_at, o.job_id
+        limit :due_max
+    ) m) as due
 from awake a
 where a.model is not null
     and replace(cast(:models as text), cast(:between as text) || a.model || cast(:behind as text), '') <> cast(:models as text);

@@ -1,0 +1,216 @@
+"""What every store shows a scheduler: bounded, exact after any loss, and never hiding one job behind another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tidegate.core.nouns import IngestPlan, Job, Usage
+from tidegate.core.schedule.snapshot import Snapshot, Turn, Why
+from tidegate.core.scope import tenant_scope
+from tidegate.store.snapshots import Bounds
+
+pytestmark = pytest.mark.anyio
+
+HOUR_MS = 3_600_000
+
+
+async def look(world: World, worker_id: str = "nobody", *models: str, **wishes: object) -> Snapshot:
+    room = dict.fromkeys(models or (MODEL,), 100)
+    return await world.store.snapshot(worker_id, room, slice_items=64, slices_max=8, **wishes)  # type: ignore[arg-type]
+
+
+def ids(seen: Snapshot) -> list[str]:
+    """Oldest first."""
+    return [job.job_id for job in sorted(seen.jobs, key=lambda job: job.created_at)]
+
+
+async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
+    caller, worker, log = await world.caller(), await world.worker(), await world.log()
+    job = await world.running(caller, 4, 4, 4, queue="nightly", begin_within_ms=HOUR_MS)
+    [seen] = (await look(world)).jobs
+    assert (seen.job_id, seen.model, seen.scope, seen.queue) == (
+        job.id,
+        MODEL,
+        tenant_scope(caller.tenant_id),
+        "nightly",
+    )
+    assert (seen.created_at, seen.expires_at, seen.begin_by) == (
+        job.created_at, job.expires_at, job.created_at + HOUR_MS,
+    )  # fmt: skip
+    assert (seen.total_units, seen.left_units, seen.in_flight_units) == (600, 600, 0)
+    assert (seen.slice_units, seen.slice_items, seen.leased_at, seen.rate) == (200, 4, None, None)
+    await world.clock.advance(500)
+    [held] = await world.store.lease_slices(worker, job.id, MODEL, 1, "t", Why.URGENT)
+    begun_at = world.clock.now
+    await world.clock.advance(10_000)
+    await world.answer(log, job, 0, 1, 2, token=held.token)
+    later = await look(world)
+    [seen] = later.jobs
+    assert (seen.begin_by, seen.leased_at) == (None, begun_at)
+    assert (seen.total_units, seen.left_units, seen.in_flight_units) == (600, 450, 200)
+    assert seen.rate == pytest.approx(150 / 10)
+    assert later.models[MODEL].in_flight_by_why == {Why.URGENT: 200}
+    assert (later.now, later.slice_items, later.slices_max) == (world.clock.now, 64, 8)
+    alive = [row for row in await world.store.list_workers(100) if row["state"] == "alive"]
+    assert later.workers == len(alive)
+    [flow] = later.flows
+    assert (flow.scope, flow.weight, flow.served, flow.in_flight_units) == (seen.scope, 1.0, 3 * 20, 200)
+
+
+async def test_what_rates_and_turns_the_worker_brings_is_shown(world: World) -> None:
+    job = await world.running(await world.caller(), 4)
+    await world.answer(await world.log(), job, 0, 1)
+    await world.clock.advance(60_000)
+    paces = await world.store.paces([MODEL])
+    turn = Turn(5, Why.FAIR, {})
+    seen = (await look(world, paces=paces, turns={MODEL: turn})).models[MODEL]
+    assert seen.rate is not None
+    assert (seen.ratio, seen.weights, seen.turn) == (40 / 100, 1.0, turn)
+
+
+async def test_only_jobs_with_a_slice_that_is_ready_are_shown(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    jobs = []
+    for _ in range(3):
+        jobs.append(await world.running(caller, 1))
+        await world.clock.advance(1)
+    assert ids(await look(world)) == [job.id for job in jobs]
+    [held] = await world.lease(worker, jobs[0])
+    assert ids(await look(world)) == [job.id for job in jobs[1:]]
+    await world.store.release_slice(jobs[0].id, held.first, held.token, 500)
+    assert ids(await look(world)) == [job.id for job in jobs[1:]]
+    await world.clock.advance(500)
+    assert len((await look(world)).jobs) == 3
+    await world.store.cancel_job(caller.tenant_id, jobs[1].id)
+    assert ids(await look(world)) == [jobs[0].id, jobs[2].id]
+    await world.job(caller)
+    assert len((await look(world)).jobs) == 2, "what was not ingested is not shown"
+
+
+async def test_an_overdue_job_is_not_shown(world: World) -> None:
+    await world.running(await world.caller(), 1, window_ms=HOUR_MS)
+    await world.clock.advance(HOUR_MS)
+    assert (await look(world)).jobs == []
+
+
+async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: World) -> None:
+    caller = await world.caller()
+    for _ in range(5):
+        await world.running(caller, 1)
+    other = await world.ingested(await world.job(caller), plan_of(2, model="other"))
+    assert await world.store.awake_models(10) == [MODEL, "other"]
+    assert await world.store.awake_models(1) == [MODEL]
+    seen = await world.store.snapshot(
+        "nobody", {MODEL: 0, "other": 10}, slice_items=64, slices_max=8, closed={MODEL: "rests"}, bounds=Bounds(1, 1, 1)
+    )
+    assert ids(seen) == [other.id]
+    assert (seen.models[MODEL].closed, seen.models[MODEL].room_items) == ("rests", 0)
+    assert seen.models["other"].room_items == 10
+    assert {flow.model for flow in seen.flows} == {"other"}
+    nothing = await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)
+    assert (nothing.jobs, nothing.flows) == ([], [])
+
+
+async def test_names_that_look_like_one_another_are_told_apart(world: World) -> None:
+    caller = await world.caller()
+    for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
+        await world.ingested(await world.job(caller), plan_of(1, model=model))
+    assert await world.store.awake_models(10) == ["", "4", "g,p\tt", "gpt", "gpt-4"]
+    for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
+        assert {job.model for job in (await look(world, "nobody", model)).jobs} == {model}
+
+
+async def test_flows_are_shown_by_least_service_and_so_many(world: World) -> None:
+    callers = [await world.caller(f"tenant {number}") for number in range(6)]
+    jobs = [await world.running(caller, 2) for caller in callers]
+    for number, job in enumerate(jobs):
+        flush = world.answers(await world.log(), job, 0)
+        usage = Usage((number * 5) % 6 * 100)
+        paid = [structs.replace(entry, usage=usage, model=MODEL, units=50) for entry in flush.answers]
+        await world.record(replace(flush, answers=paid))
+    seen = await look(world, bounds=Bounds(flows_max=6, jobs_per_flow_max=5, due_jobs_max=1))
+    assert sorted(flow.served for flow in seen.flows)[:3] == [50, 100, 200]
+    assert len(seen.jobs) <= 4
+
+
+async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> None:
+    """The least served flow has everything out, another rests: the next ones are shown all the same."""
+    callers, worker = [await world.caller(f"tenant {number}") for number in range(4)], await world.worker()
+    jobs = [await world.running(caller, 1) for caller in callers]
+    await world.lease(worker, jobs[0])
+    [held] = await world.lease(worker, jobs[1])
+    await world.store.release_slice(jobs[1].id, 0, held.token, 10_000)
+    seen = await look(world, bounds=Bounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1))
+    assert {job.job_id for job in seen.jobs} & {jobs[2].id, jobs[3].id}
+    assert {flow.scope for flow in seen.flows} >= {tenant_scope(callers[0].tenant_id)}, "what is out is always shown"
+
+
+async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(world: World) -> None:
+    caller = await world.caller()
+    jobs: list[Job] = []
+    for size in (50, 40, 30, 20, 10, 1):
+        jobs.append(await world.running(caller, size))
+        await world.clock.advance(1)
+    seen = await look(world, bounds=Bounds(flows_max=2, jobs_per_flow_max=2, due_jobs_max=1))
+    assert set(ids(seen)) == {jobs[0].id, jobs[1].id, jobs[4].id, jobs[5].id}
+
+
+async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: World) -> None:
+    crowd, other = await world.caller("crowd"), await world.caller("other")
+    for _ in range(4):
+        await world.running(crowd, 1)
+    urgent = await world.running(crowd, 90, window_ms=HOUR_MS)
+    soon = await world.running(other, 80, begin_within_ms=HOUR_MS // 2)
+    bounds = Bounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1)
+    assert soon.id in ids(await look(world, bounds=bounds)), "when it must begin counts until it has begun"
+    worker = await world.worker()
+    [held] = await world.lease(worker, soon)
+    await world.store.release_slice(soon.id, 0, held.token, 0)
+    assert urgent.id in ids(await look(world, bounds=bounds))
+
+
+async def test_suspects_are_shown_to_those_who_hold_none(world: World) -> None:
+    job = await world.running(await world.caller(), 2)
+    for _ in range(2):
+        worker = await world.worker()
+        await world.lease(worker, job, 1)
+        await world.clock.advance(LEASE_MS + 1)
+        await world.store.declare_gone(worker)
+        await world.store.reclaim_slices(worker, 2)
+    careful, other = await world.worker(), await world.worker()
+    assert ids(await look(world, careful)) == [job.id]
+    assert len(await world.lease(careful, job)) == 1
+    assert ids(await look(world, careful)) == [], "it holds one suspect and gets no second"
+    assert ids(await look(world, other)) == [job.id]
+
+
+async def test_models_of_one_job_are_shown_apart(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    plan = IngestPlan(3, None, [*plan_of(1).slices, plan_of(1, 2, model="other").slices[1]], 300, 0, 0)
+    job = await world.ingested(await world.job(caller), plan)
+    seen = await look(world, "nobody", MODEL, "other")
+    assert [(one.model, one.total_units) for one in sorted(seen.jobs, key=lambda one: one.model)] == [
+        (MODEL, 50), ("other", 100),
+    ]  # fmt: skip
+    await world.store.lease_slices(worker, job.id, "other", 1, "t", Why.LARGE)
+    seen = await look(world, "nobody", MODEL, "other")
+    assert [one.model for one in seen.jobs] == [MODEL]
+    assert seen.scope_in_flight_units == {tenant_scope(caller.tenant_id): 100}
+    assert seen.models["other"].in_flight_by_why == {Why.LARGE: 100}
+
+
+async def test_a_lease_says_when_to_the_second(world: World) -> None:
+    worker = await world.worker()
+    job = await world.running(await world.caller(), *([1] * 4))
+    seen = []
+    for wait_ms in (0, 900, 200):
+        await world.clock.advance(wait_ms)
+        await world.lease(worker, job, 1)
+        seen.append((await look(world)).jobs[0].leased_at)
+    start = seen[0]
+    assert start is not None
+    assert seen == [start, start, start + 1_100]
