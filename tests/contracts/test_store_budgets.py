@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import asyncpg
 import pytest
 
-from tests.contracts.store_world import DAY_MS, LEASE_MS, World
+from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
+from tests.support.processes import wait_until_async
 from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
@@ -157,6 +159,24 @@ async def test_many_processes_grant_no_more_than_the_limit(postgres_world: World
 
     taken = sum(await asyncio.gather(*(ask(number) for number in range(200))))
     assert taken == 35
+
+
+async def test_a_grant_bears_the_time_at_which_its_row_was_free(postgres_world: World, shared_database: str) -> None:
+    """Who waited for the row must not be counted at the moment when it began to wait: it sends later than that."""
+    one = budget("gpu", minute(5))
+    assert await granted(postgres_world.store, one, 1) == 1
+    holder = await asyncpg.connect(shared_database)
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("select 1 from budgets for update")
+    debit = asyncio.create_task(postgres_world.store.debit_budgets([Ask((one,), 1, 0)]))
+    waits = "select count(*) from pg_locks where not granted and pid <> pg_backend_pid()"
+    await wait_until_async(lambda: holder.fetchval(waits), 30, "the debit to wait for its row")
+    await postgres_world.clock.advance(12_345)
+    await transaction.rollback()
+    [grant] = await debit
+    assert int(grant.id) == START_MS + 12_345
+    await holder.close()
 
 
 async def share(

@@ -82,6 +82,22 @@ def test_what_is_granted_is_what_a_list_of_grants_allows(
         granted += [now] * count
 
 
+@pytest.mark.parametrize(
+    ("period", "requests", "step_ms", "steps"),
+    [(Period.MINUTE, 600, 50, 24_000), (Period.MINUTE, 7, 137, 9_000), (Period.HOUR, 36_000, 1_700, 22_000)],
+)
+def test_a_limit_that_everybody_wants_is_used_to_98_percent(
+    period: Period, requests: int, step_ms: int, steps: int
+) -> None:
+    limit, ledger, now, granted = Limit(period, requests=requests), Ledger(), START_MS, 0
+    for _ in range(steps):
+        now += step_ms
+        count = ledger.fits(limit, now, 1_000, 0)
+        ledger.take(limit, now, count, 0)
+        granted += count
+    assert granted >= 0.98 * requests * (steps * step_ms) / PERIOD_MS[period]
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Limit, list[tuple[str, int, int, int]]]:
     limit = Limit(draw(ANY_PERIOD), draw(st.one_of(st.none(), st.integers(0, 9))), draw(st.integers(0, 500)))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
 from tidegate.core.budgets import GRANT_MS, NEVER_MS, Ask, Budget, Grant, Settlement
+from tidegate.core.budgets_deal import check
 from tidegate.core.ports import Limits
 
 _TIMEOUT_S = 0.1
@@ -36,6 +37,8 @@ class RedisLimits:
         self._deposits: set[asyncio.Task[None]] = set()
 
     async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+        for ask in asks:
+            check(ask)
         if len(asks) == 1:
             return [await self._debit(asks[0])]
         grants = await asyncio.gather(*(self._debit(ask) for ask in asks), return_exceptions=True)
@@ -53,7 +56,7 @@ class RedisLimits:
         return await self._store.share_slots(worker_id, wanted, in_use, caps)
 
     async def _debit(self, ask: Ask) -> Grant:
-        each = -(-ask.tokens // max(1, ask.requests))
+        each = -(-ask.tokens // ask.requests)
         try:
             run_id = await self._line.run_id()
             key = f"{self._name}:{run_id}:{_digest(ask.budgets)}"

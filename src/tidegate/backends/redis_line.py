@@ -64,6 +64,7 @@ class RedisLine:
         self._connection: AbstractConnection | None = None
         self._run_id = ""
         self._away_until = -math.inf
+        self._reached = True
         self._questions: list[_Question] = []
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -156,9 +157,19 @@ class RedisLine:
                 await connection.disconnect(nowait=True)
                 raise
             self._connection = connection
+            self._note(reached=True)
         elif not self._connection.is_connected:
             raise ConnectionError("the connection was lost")
         return self._connection
+
+    def _note(self, *, reached: bool, error: str = "") -> None:
+        """Say once that Redis is away, and once that it is back."""
+        if reached != self._reached:
+            self._reached = reached
+            if reached:
+                log.info("Redis is used again")
+            else:
+                log.warning("Redis cannot be used for now: everything goes on without it", error=error)
 
     async def _drop(self) -> None:
         connection, self._connection, self._run_id = self._connection, None, ""

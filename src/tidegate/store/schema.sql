@@ -173,6 +173,7 @@ create table job_models (
     begin_by bigint,
     begun_at bigint,
     queue text not null default 'default',
+    rests_until bigint not null default 0,
     primary key (job_id, model)
 );
 create index job_models_oldest on job_models (model, scope, created_at, job_id) where state = 'open';
@@ -272,7 +273,7 @@ create table rates (
 create index rates_by_age on rates (minute);
 
 -- What is counted of each budget (`bound`:`name`), all of its periods in one packed ledger. `empty_at` is when nothing in it counts any
--- more. Locked in order of id, in transactions that lock nothing else.
+-- more. Locked in order of id, in transactions that lock nothing else. No index but the key: what changes all the time is in none.
 create table budgets (
     id text primary key,
     bound text not null,
@@ -281,7 +282,6 @@ create table budgets (
     used_at bigint not null,
     empty_at bigint not null
 );
-create index budgets_by_use on budgets (used_at);
 
 -- How many calls each process may have in flight per deployment, and how many it wants. The row of worker '' is the name's lock.
 create table slots (

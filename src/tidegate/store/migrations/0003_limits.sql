@@ -1,7 +1,7 @@
 -- Shared limits: budgets, slots in flight, and what deployments told of theirs.
 
 -- What is counted of each budget (`bound`:`name`), all of its periods in one packed ledger. `empty_at` is when nothing in it counts any
--- more. Locked in order of id, in transactions that lock nothing else.
+-- more. Locked in order of id, in transactions that lock nothing else. No index but the key: what changes all the time is in none.
 create table budgets (
     id text primary key,
     bound text not null,
@@ -10,7 +10,6 @@ create table budgets (
     used_at bigint not null,
     empty_at bigint not null
 );
-create index budgets_by_use on budgets (used_at);
 
 -- How many calls each process may have in flight per deployment, and how many it wants. The row of worker '' is the name's lock.
 create table slots (
