@@ -1,8 +1,13 @@
-"""Why a job is or is not running now, in sentences: a pure reading of how it stands in the store."""
+"""Why a job is or is not running now, in sentences: a pure reading of how it stands in the store and of what the scheduler would do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tidegate.core.nouns import Job
+from tidegate.core.schedule.prospect import Prospect
+from tidegate.core.schedule.reasons import Reason
+from tidegate.core.schedule.snapshot import Why
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.window import spoken
 
@@ -19,6 +24,35 @@ class Standing:
     slices_leased: int
     jobs_ahead: int
     waiting_reasons: tuple[tuple[str, int], ...]
+    prospects: tuple[Prospect, ...] = ()
+
+
+_REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        Reason.NO_AVAILABLE_SLOTS: "every slot of it is in use; slices follow as calls end",
+        Reason.UNKNOWN_CAPACITY: "no worker knows an upstream for it; name one in the models file, then see `tidegate doctor`",
+        Reason.RPM_EXHAUSTED: "its requests for this minute are used up",
+        Reason.TPM_EXHAUSTED: "its tokens for this minute are used up",
+        Reason.BUDGET_SPENT: "a budget of it is used up; it goes on when the period ends or the limit is raised",
+        Reason.RESTING: "its upstreams asked for a pause",
+        Reason.TIDE_CLOSED: "interactive calls need all of it now",
+        Reason.UNHEALTHY: "no upstream of it is healthy; see `tidegate doctor`",
+        Reason.WORKER_FULL: "the workers hold as many slices as they may (worker.slice_count_max)",
+        Reason.TENANT_IN_FLIGHT_MAX: "its tenant has as much in flight as it may (scheduler.in_flight_units_max)",
+        Reason.FAIR_SHARE: "other tenants were served less so far and go first",
+        Reason.BEHIND_IN_FLOW: "other batches of the same tenant go first",
+        Reason.BEHIND_OTHER_JOBS: "other batches go first",
+    }
+)
+_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        Why.FIFO: "it is the oldest",
+        Why.FAIR: "it is its turn",
+        Why.URGENT: "its deadline presses",
+        Why.LARGE: "it is large and had no slice for a while",
+        Why.FAST_LANE: "it is small and takes the fast lane",
+    }
+)
 
 
 def explain(job: Job, standing: Standing) -> list[str]:
@@ -57,8 +91,7 @@ def _running(job: Job, standing: Standing) -> list[str]:
         said.append(f"It is running: workers hold {standing.slices_leased} of its slices.")
     if standing.slices_ready and standing.jobs_ahead:
         said.append(
-            f"{standing.slices_ready} slices are ready, behind {standing.jobs_ahead} older batches that have slices ready too: "
-            "first come, first served."
+            f"{standing.slices_ready} slices are ready, behind {standing.jobs_ahead} older batches that have slices ready too."
         )
     elif standing.slices_ready:
         said.append(
@@ -72,6 +105,45 @@ def _running(job: Job, standing: Standing) -> list[str]:
         )
     for reason, count in standing.waiting_reasons:
         said.append(f"{count:,} items were tried and wait to be tried again: {reason}.")
+    for prospect in standing.prospects:
+        said.extend(_foreseen(prospect))
     if not said:
         said.append("Nothing of it is ready or out; the next sweep moves it on.")
     return said
+
+
+def _foreseen(prospect: Prospect) -> list[str]:
+    """What the scheduler would do with its slices of one model, its share, its deadline and its end."""
+    model = prospect.model or "its one model"
+    if prospect.rule is not None:
+        said = [
+            f"{model}: a worker with room takes its next slice now, because {_RULES[prospect.rule]} ({prospect.mode})."
+        ]
+    elif prospect.reason is not None:
+        said = [f"{model}: it waits, because {_REASONS.get(prospect.reason, prospect.reason)} ({prospect.reason})."]
+    else:
+        said = [f"{model}: nothing more of it can be taken now."]
+    others = f"{prospect.flows} tenants have" if prospect.flows > 1 else "nobody else has"
+    said.append(f"{model}: {others} work for it; its tenant can count on {prospect.share:.0%} of what is served.")
+    said.extend(f"{model}: {note}" for note in prospect.notes)
+    said.append(f"{model}: {_ending(prospect)}")
+    return said
+
+
+def _ending(prospect: Prospect) -> str:
+    parts = []
+    if prospect.eta_p50_ms is not None and prospect.eta_p95_ms is not None:
+        parts.append(
+            f"done in about {spoken(prospect.eta_p50_ms)}, in {spoken(prospect.eta_p95_ms)} with 95 % confidence"
+        )
+    if prospect.slack_ms is None:
+        parts.append("what it serves was not measured yet, so nobody knows whether the deadline will be met")
+    elif prospect.hopeless:
+        parts.append(
+            "the deadline cannot be met any more, so it has no precedence; give it a longer window or more capacity"
+        )
+    elif prospect.slack_ms < 0:
+        parts.append(f"{spoken(-prospect.slack_ms)} short of its deadline, so it goes first within the urgent share")
+    else:
+        parts.append(f"{spoken(prospect.slack_ms)} to spare before its deadline")
+    return "; ".join(parts) + "."

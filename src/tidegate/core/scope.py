@@ -23,6 +23,12 @@ def scope_of(caller: Caller, preference: Sequence[str]) -> str:
     return tenant_scope(caller.tenant_id)
 
 
+def tenant_of(scope: str) -> str:
+    """The id of the tenant that a scope is of or a part of; empty for a key's, which does not tell."""
+    kind, _, name = scope.partition(":")
+    return "" if kind == "key" else name.partition("/")[0]
+
+
 def _plain(name: str) -> str:
     """Without control characters, which separate the parts of a look at the store; what was written stays readable and distinct."""
     return "".join(char if char.isprintable() and char != "%" else f"%{ord(char):02x}" for char in name)

@@ -2,6 +2,7 @@
 
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
+from tidegate.core.schedule.prospect import Prospect, prospects
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare
@@ -26,6 +27,7 @@ __all__ = [
     "ModelView",
     "Pick",
     "Policy",
+    "Prospect",
     "QueueOrder",
     "QueueView",
     "Reason",
@@ -37,5 +39,6 @@ __all__ = [
     "Why",
     "choose",
     "compare",
+    "prospects",
     "reason_of",
 ]

@@ -7,6 +7,7 @@ has none. Below zero it is urgent. One that would miss even with all that urgent
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tidegate.core import eta
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.snapshot import JobView, ModelView
 
@@ -27,18 +28,19 @@ def pace(model: ModelView, share: float, policy: Policy) -> Pace:
 
 
 def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float | None:
-    """Time to spare until the first slice must be out: what is out now has to come back before a slot is sure to be free. None when there
-    is no such moment, or it has passed and cannot be kept any more."""
+    """Time to spare until the first slice must be out: what is out now, and one slice that may be taken before it, has to come back before
+    a slot is sure to be free. None when there is no such moment, or it has passed and cannot be kept any more."""
     if job.begin_by is None or job.begin_by <= now:
         return None
-    return job.begin_by - now - 1_000 * (model.in_flight_units + job.slice_units) / pace.model
+    return job.begin_by - now - 1_000 * (model.in_flight_units + 2 * job.slice_units) / pace.model
 
 
 def slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float:
     """Time to spare, negative when there is none."""
     rate = pace.fair if job.rate is None else job.rate
-    slack = job.expires_at - now - 1_000 * job.left_units / max(rate, 1e-9)
+    slack = eta.slack_ms(job.expires_at - now, job.left_units, rate)
     begin = begin_slack_ms(job, model, now, pace)
+    assert slack is not None, "there is always some rate to expect"
     return slack if begin is None else min(slack, begin)
 
 
@@ -66,5 +68,6 @@ def urgent(jobs: Iterable[JobView], model: ModelView, now: int, pace: Pace) -> l
             late = begin is not None and begin < 0
         if late:
             found.append(job)
-    found.sort(key=lambda job: (due_at(job, now), job.created_at, job.job_id))
+    if len(found) > 1:
+        found.sort(key=lambda job: (due_at(job, now), job.created_at, job.job_id))
     return found

@@ -13,6 +13,8 @@ from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
 
 Key = tuple[str, str]
+# Slices had in this choice, waiting since when, place in the line, the job.
+Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "scope", "queue")
 
 
@@ -26,6 +28,7 @@ class Flow:
     jobs: dict[str, list[JobView]] = field(default_factory=dict)
     lined_up: dict[str, list[JobView]] = field(default_factory=dict)
     due: dict[str, list[JobView]] = field(default_factory=dict)
+    rounds: dict[str, Heap] = field(default_factory=dict)
     dealt: set[str] = field(default_factory=set)
 
 
@@ -88,7 +91,7 @@ class Deal:
 
     def capped(self, job: JobView) -> bool:
         """Whether its scope has as much in flight as it may. A scope with nothing out may always have one slice, however large."""
-        most = self.policy.in_flight_units_max
+        most = self.policy.in_flight_units_max_of(job.scope)
         out = self._scope_units.get(job.scope, 0)
         return most > 0 and out > 0 and out + job.slice_units > most
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from operator import attrgetter
 
 from tidegate.core.schedule import deadline, fair, size
-from tidegate.core.schedule.deal import Deal, Flow, Ground
+from tidegate.core.schedule.deal import Deal, Flow, Ground, Heap
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.snapshot import JobView, Why
 
@@ -18,18 +19,23 @@ Layer = Callable[[Deal, Ground], Offer | None]
 oldest = attrgetter("created_at", "job_id")
 
 
+def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
+    """Jobs as a heap of turns: who had fewest slices in this choice, of those who waits longest, of those who ranks first."""
+    heap = [(0, size.waiting_since(job), place, job) for place, job in enumerate(deal.line_up(jobs, oldest))]
+    heapify(heap)
+    return heap
+
+
 @dataclass(slots=True)
 class Rounds:
     """Round robin over jobs: the one that had fewest slices in this choice, and of those the one that waits longest."""
 
     grounds: tuple[Ground, ...]
-    heaps: dict[str, list[tuple[int, int, int, JobView]]] = field(default_factory=dict)
+    heaps: dict[str, Heap] = field(default_factory=dict)
 
     def build(self, deal: Deal) -> None:
-        for queue, jobs in deal.jobs_by_queue(self.grounds).items():
-            line = deal.line_up(jobs, oldest)
-            self.heaps[queue] = [(0, size.waiting_since(job), place, job) for place, job in enumerate(line)]
-            heapify(self.heaps[queue])
+        jobs = deal.jobs_by_queue(self.grounds)
+        self.heaps = {queue: _rounds(deal, queued) for queue, queued in jobs.items()}
 
     def next(self, deal: Deal) -> Offer | None:
         if not self.heaps:
@@ -90,8 +96,7 @@ def fast_lane(policy: Policy) -> Lane:
 
 def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
     pace = deadline.pace(ground.view, fair.share_of(flow.weight, ground.weights), deal.policy)
-    jobs = [job for queued in flow.jobs.values() for job in queued]
-    return deadline.urgent(jobs, ground.view, deal.now, pace)
+    return deadline.urgent(chain.from_iterable(flow.jobs.values()), ground.view, deal.now, pace)
 
 
 def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
@@ -120,12 +125,18 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
     return None
 
 
-def first_come(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
-    """Of a flow, the oldest job."""
-    if queue not in flow.lined_up:
-        flow.lined_up[queue] = deal.line_up(flow.jobs[queue], oldest)
-    job = _first(deal, flow.lined_up[queue])
-    return None if job is None else (job, Why.FAIR)
+def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
+    """Of a flow, its jobs in turn: the one that waits longest for its next slice."""
+    if queue not in flow.rounds:
+        flow.rounds[queue] = _rounds(deal, flow.jobs[queue])
+    heap = flow.rounds[queue]
+    while heap:
+        dealt, since, place, job = heap[0]
+        if deal.takeable(job):
+            heapreplace(heap, (dealt + 1, since, place, job))
+            return job, Why.FAIR
+        heappop(heap)
+    return None
 
 
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
@@ -153,5 +164,5 @@ def _by_size(deal: Deal) -> Callable[[JobView], tuple[float, int, str]]:
     return lambda job: (size.rank(job, deal.now, deal.policy), job.created_at, job.job_id)
 
 
-fair_first_come: Layer = partial(fair_share, head=first_come)
+fair_longest_waiting: Layer = partial(fair_share, head=longest_waiting)
 fair_smallest: Layer = partial(fair_share, head=smallest)

@@ -3,7 +3,7 @@
 fifo_v1            the oldest job takes all the room it can use, then the next
 slice_v1           jobs take turns, a slice each
 model_capacity_v1  and models take turns too: no model uses up a worker before another had its slice
-fair_share_v1      and within a model the flow that was served least goes next, oldest job first
+fair_share_v1      and within a model the flow that was served least goes next, its jobs in turn
 smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
 
 In every mode a closed model is passed over, caps hold, and no room is left empty that a job could use.
@@ -14,7 +14,15 @@ from types import MappingProxyType
 
 from tidegate.core.schedule.deal import Deal, Ground
 from tidegate.core.schedule.gate import pass_gate
-from tidegate.core.schedule.layers import Layer, Rounds, fair_first_come, fair_smallest, fast_lane, oldest, urgent_lane
+from tidegate.core.schedule.layers import (
+    Layer,
+    Rounds,
+    fair_longest_waiting,
+    fair_smallest,
+    fast_lane,
+    oldest,
+    urgent_lane,
+)
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.snapshot import Choice, Skip, Snapshot, Why
@@ -55,7 +63,7 @@ def _model_capacity(deal: Deal) -> None:
 
 
 def _fair_share(deal: Deal) -> None:
-    _in_turn(deal, [fair_first_come])
+    _in_turn(deal, [fair_longest_waiting])
 
 
 def _smart(deal: Deal) -> None:

@@ -3,13 +3,14 @@
 Units are tokens. The defaults are DeltaLLM's, of whose work units one is 256 of ours.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder
 from tidegate.core.schedule.snapshot import JobView
+from tidegate.core.scope import tenant_of
 
 UNITS_PER_DELTALLM_UNIT = 256
 
@@ -27,14 +28,15 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`in_flight_units_max` and `large_interval_ms` of 0 are off. A `rank` of None is the mode's own. Shares are parts of a model's work
-    in flight; at 1 a rule may take everything, and those outside it wait."""
+    """`in_flight_units_max` and `large_interval_ms` of 0 are off; a tenant's own cap, by its id, replaces the common one. A `rank` of None
+    is the mode's own. Shares are parts of a model's work in flight; at 1 a rule may take everything, and those outside it wait."""
 
     mode: Mode = Mode.SMART
     shadow_mode: Mode | None = None
     flows_per_decision_max: int = 100
     jobs_per_flow_max: int = 50
     in_flight_units_max: int = 0
+    in_flight_units_by_tenant: Mapping[str, int] = field(default_factory=dict)
     urgent_share: float = 0.5
     age_units_per_s: float = UNITS_PER_DELTALLM_UNIT / 30
     age_units_max: int = 1_000 * UNITS_PER_DELTALLM_UNIT
@@ -47,3 +49,9 @@ class Policy:
     rate_units_per_s_default: float = 1_000.0
     rank: RankKey | None = None
     queue_order: QueueOrder = field(default_factory=StrictOrder)
+
+    def in_flight_units_max_of(self, scope: str) -> int:
+        """The cap of one scope; 0 is none."""
+        if not self.in_flight_units_by_tenant:
+            return self.in_flight_units_max
+        return self.in_flight_units_by_tenant.get(tenant_of(scope), self.in_flight_units_max)

@@ -1,0 +1,48 @@
+"""How one job fares in a choice: its share, its slack, and what was said of it. It reads a look and a choice and decides nothing."""
+
+from dataclasses import dataclass
+
+from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule.policy import Policy
+from tidegate.core.schedule.reasons import reason_of
+from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """One job on one model. `rule` is which rule would take its next slice now; `reason` is why none does. Slack is None where the model's
+    rate was not measured. Whoever knows it adds when the job will end, and notes on the tide and on budgets, as whole sentences."""
+
+    model: str
+    mode: str
+    rule: str | None
+    reason: str | None
+    share: float
+    flows: int
+    slack_ms: int | None
+    hopeless: bool
+    eta_p50_ms: int | None = None
+    eta_p95_ms: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def prospects(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[Prospect, ...]:
+    """One for each model of the job that the look shows."""
+    return tuple(_prospect(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
+
+
+def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> Prospect:
+    model = snapshot.models.get(job.model)
+    flows = [flow for flow in snapshot.flows if flow.model == job.model]
+    weight = next((fair.weight_of(flow) for flow in flows if flow.scope == job.scope), 1.0)
+    weights = (model.weights if model else 0.0) or sum(fair.weight_of(flow) for flow in flows)
+    share = fair.share_of(weight, weights)
+    rule = next((pick.why for pick in choice.picks if (pick.job_id, pick.model) == (job.job_id, job.model)), None)
+    slack: int | None = None
+    hopeless = False
+    if model is not None and (model.rate or job.rate):
+        pace = deadline.pace(model, share, policy)
+        slack = int(max(deadline.slack_ms(job, model, snapshot.now, pace), -1e15))
+        hopeless = slack < 0 and deadline.is_hopeless(job, snapshot.now, pace)
+    reason = reason_of(choice, job.model, job.scope, job.job_id)
+    return Prospect(job.model, policy.mode, rule, reason, share, max(1, len(flows)), slack, hopeless)
