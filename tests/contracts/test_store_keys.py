@@ -28,6 +28,7 @@ async def test_a_tenant_is_made_once_per_name(world: World) -> None:
     assert await world.store.put_tenant(first, "é' or 1=1 --") == first
     assert await world.store.tenant_name(first) == "é' or 1=1 --"
     assert await world.store.tenant_name(made[0]) == "acme"
+    assert await world.store.tenant_ids(["acme", "nobody"]) == {"acme": made[0]}
     assert await world.store.tenant_name(world.id("tenant")) is None
 
 

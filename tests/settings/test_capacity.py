@@ -7,6 +7,7 @@ import pytest
 from tidegate.core.budgets import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Estimate, FirstToken, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
+from tidegate.core.schedule.policy import Policy
 from tidegate.settings import Settings, Tenants, deployments, load, resources, slot_caps
 
 ONE = "models: {m: {deployments: [{url: 'http://h/v1'}]}}\n"
@@ -95,6 +96,19 @@ tenants:
     assert [budget.bound for budget in other.budgets("tenant_3", "ann", None)] == [Bound.TENANT]
     assert [budget.bound for budget in globex.budgets("tenant_2", "ann", "k2")] == [Bound.TENANT]
     assert tenants.names() == {"acme", "globex"}
+    assert tenants.in_flight_caps() == {"globex": 0}
+
+
+def test_a_tenant_s_cap_replaces_the_common_one() -> None:
+    policy = Policy(in_flight_units_max=10, in_flight_units_by_tenant={"tenant_1": 3, "tenant_2": 0})
+    caps = {
+        "tenant:tenant_1": 3,
+        "team:tenant_1/red": 3,
+        "user:tenant_2/a/b": 0,
+        "tenant:tenant_3": 10,
+        "key:abc": 10,
+    }
+    assert {scope: policy.in_flight_units_max_of(scope) for scope in caps} == caps
 
 
 @pytest.mark.parametrize(

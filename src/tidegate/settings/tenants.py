@@ -59,6 +59,14 @@ class Tenants:
         """The tenants that the settings name."""
         return frozenset(self._known)
 
+    def in_flight_caps(self) -> dict[str, int]:
+        """The caps of those tenants that have one of their own, by name."""
+        return {
+            name: entry.in_flight_units_max
+            for name, entry in self._settings.tenants.items()
+            if entry.in_flight_units_max is not None
+        }
+
     def _policy(self, entry: TenantEntry) -> TenantPolicy:
         budgets = self._settings.budgets
         weight = entry.weight

@@ -1,5 +1,6 @@
 """Verbs about tenants and their API keys. Secrets never come here: only keyed hashes of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from tidegate.store.driver import Tx
@@ -22,6 +23,15 @@ class Keys(Table):
         async def body(tx: Tx) -> str | None:
             row = await tx.one("tenant_by_name", name=name)
             return row[0] if row else None
+
+        return await self._driver.read(body)
+
+    async def tenant_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """The ids of those of these tenants that exist, by name."""
+
+        async def body(tx: Tx) -> dict[str, str]:
+            rows = [(name, await tx.one("tenant_by_name", name=name)) for name in names]
+            return {name: row[0] for name, row in rows if row is not None}
 
         return await self._driver.read(body)
 
