@@ -1,0 +1,138 @@
+"""DeltaLLM's measured failures: an outage that ends, refusals that use up attempts, a short wait that hides a long one."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.upstream.limits import MemoryLimits
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
+from tests.upstream.world import World, deployment
+from tidegate.core import retry
+from tidegate.core.budgets import Ask, Grant, Limit, Period
+from tidegate.core.errors import UpstreamError, Withheld
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+OUTAGE_MS = 150_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_an_outage_of_150_seconds_ends_by_itself_and_costs_no_item(world: World) -> None:
+    began = world.clock.monotonic
+
+    async def script(request: Request, peer: Peer) -> None:
+        is_away = world.clock.monotonic < began + OUTAGE_MS
+        await peer.answer(503 if is_away else 200, b"{}" if is_away else CHAT)
+
+    async with RawServer(script) as server, world.router(deployment(server.url)) as router:
+        while world.clock.monotonic < began + OUTAGE_MS:
+            ends = await asyncio.gather(*(router.send(world.call()) for _ in range(8)), return_exceptions=True)
+            assert all(isinstance(end, UpstreamError) for end in ends)
+            world.clock.advance(max(1_000, router.rests_until_ms("m") - world.clock.monotonic))
+        # The burst that shut it, and then no item at all: it does not even answer the knock.
+        assert len(server.posts) <= 8 + OUTAGE_MS // 5_000 // 12 + 1
+        came_back = world.clock.monotonic
+        while router.status()[0].state != "closed":
+            world.clock.advance(max(0.0, router.rests_until_ms("m") - world.clock.monotonic))
+            await asyncio.gather(router.send(world.call()), return_exceptions=True)
+        assert world.clock.monotonic - came_back <= 5_000
+        answers = await asyncio.gather(*(router.send(world.call()) for _ in range(50)))
+        assert len(answers) == 50
+
+
+async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: World) -> None:
+    refusals = iter([True] * 40)
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(*((429, b"{}") if next(refusals, False) else (200, CHAT)))
+
+    limits = MemoryLimits(world.clock)
+    policy = retry.RetryPolicy(attempts_max=1)
+    met = {"upstream_throttled": 0, "budget_spent": 0}
+    async with RawServer(script) as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 7),))
+        async with world.router(place, policy=LanePolicy(patience_ms=0), capacity=Capacity(limits)) as router:
+            for _ in range(200):
+                try:
+                    await router.send(world.call(key="same"))
+                    break
+                except UpstreamError as error:
+                    met[error.reason] += 1
+                    now_ms = int(world.clock.monotonic)
+                    verdict = retry.decide(error, 0, now_ms, now_ms + 10**9, policy, 0.5)
+                assert isinstance(verdict, retry.RetryAt)
+                assert not verdict.counts
+                world.clock.advance(verdict.at_ms - now_ms)
+    assert met["upstream_throttled"] == 40
+    assert met["budget_spent"] > 0
+    assert len(server.posts) == 41
+
+
+async def test_whatever_the_order_of_refusals_the_longest_rest_stands(world: World) -> None:
+    dice = random.Random(3)
+    waits = [dice.randint(0, 90) for _ in range(30)]
+    together = asyncio.Barrier(len(waits))
+
+    async def script(request: Request, peer: Peer) -> None:
+        await together.wait()
+        await peer.answer(429, b"{}", Retry_After=request.headers["Idempotency-Key"])
+
+    async with RawServer(script) as server, world.router(deployment(server.url)) as router:
+        sends = (router.send(world.call(key=str(wait))) for wait in waits)
+        await asyncio.gather(*sends, return_exceptions=True)
+        assert router.rests_until_ms("m") == world.clock.monotonic + max(waits) * 1_000
+
+
+class LateLimits(MemoryLimits):
+    """Answers when it is let."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def debit(self, asks: list[Ask]) -> list[Grant]:  # type: ignore[override]
+        grants = await super().debit(asks)
+        self.asked.set()
+        await self.answer.wait()
+        return grants
+
+
+async def test_a_grant_that_comes_too_late_sends_nothing(world: World) -> None:
+    limits = LateLimits(world.clock)
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            call = asyncio.create_task(router.send(world.call()))
+            await limits.asked.wait()
+            limits.asked.clear()
+            world.clock.advance(250)
+            limits.answer.set()
+            # The first leave was dead when it came; the second lives.
+            await call
+            assert len(limits.questions) == 2
+    assert len(server.posts) == 1
+
+
+async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) -> None:
+    limits = LateLimits(world.clock)
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            first = asyncio.create_task(router.send(world.call()))
+            await limits.asked.wait()
+            second = asyncio.create_task(router.send(world.call()))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(router.close())
+            ends = await asyncio.gather(second, return_exceptions=True)
+            assert isinstance(ends[0], Withheld)
+            first.cancel()
+            limits.answer.set()
+            await asyncio.gather(first, closing, return_exceptions=True)
+    assert server.posts == []
