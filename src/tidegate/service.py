@@ -1,6 +1,7 @@
 """The composition root: settings become a store, blobs, a router, loops and a web app. The only file that picks a backend."""
 
 import asyncio
+import functools
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +28,8 @@ from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.record import FlushLimits
 from tidegate.settings import Settings, deployments, local_path
+from tidegate.settings.policy import schedule_policy, switched
+from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
@@ -263,7 +266,7 @@ def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:
 
 
 def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
-    worker = settings.worker
+    worker, tenants = settings.worker, Tenants(settings)
     return WorkerOptions(
         in_flight_max=worker.in_flight_max,
         slice_count_max=worker.slice_count_max,
@@ -280,6 +283,11 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         result_expires_after_ms=settings.retention.file_s * 1000,
         job_keep_ms=settings.retention.job_s * 1000,
         garbage_safety_ms=settings.retention.orphan_s * 1000,
+        policy_of=functools.partial(switched, schedule_policy(settings)),
+        weight_of=lambda tenant: tenants.of(tenant).weight,
+        budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
+            piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
+        ),
     )
 
 

@@ -20,13 +20,17 @@ from pathlib import Path
 
 import structlog
 
-from tidegate.core.errors import BlobError, BlobMissing, LostRace, StoreError, StoreUnavailable
+from tidegate.core.budgets import Budget
+from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable
 from tidegate.core.lines import LineRules
-from tidegate.core.nouns import Attempts, Holding, Item, Job, LineError, Recorded
+from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
 from tidegate.core.retry import RetryPolicy
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.switch import Switch
 from tidegate.failpoints import hit
-from tidegate.flow import lease
+from tidegate.flow.choose import Chooser
+from tidegate.flow.fill import Filler, FillLimits
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
@@ -34,12 +38,12 @@ from tidegate.flow.perform import Again, Answered, Failed, perform
 from tidegate.flow.record import FlushLimits, Recorder
 from tidegate.flow.ship import Ship
 from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
+from tidegate.flow.tend.flows import Flows
 from tidegate.flow.tend.garbage import Garbage
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-_UNKNOWN_MODEL_ROOM = 256
 _UPKEEP_EVERY = 12
 _RETRY_S = 0.5
 
@@ -59,6 +63,9 @@ class WorkerOptions:
     result_expires_after_ms: int | None
     job_keep_ms: int
     garbage_safety_ms: int
+    policy_of: Callable[[Switch], Policy] = lambda switch: Policy()
+    weight_of: Callable[[str], float] = lambda tenant: 1.0
+    budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
 
 
 class Worker:
@@ -93,10 +100,24 @@ class Worker:
         self._ingest = Ingest(store, blobs, entropy, options.scratch, rules_for, run_pass)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
+        self._flows = Flows(store, options.weight_of)
+        chooser = Chooser(store, clock, options.policy_of, options.slice_items)
+        self._filler = Filler(
+            store,
+            blobs,
+            upstream,
+            clock,
+            entropy,
+            self._hand,
+            chooser,
+            incarnation,
+            FillLimits(options.in_flight_max, options.slice_count_max),
+            options.budgets_of,
+            lambda: not self._stopping and not self._recorder.full,
+            self._settle,
+        )
         self._lease_ear = wake.listen()
         self._ship_news = asyncio.Event()
-        self._pending_tokens: set[str] = set()
-        self._leasing = False
         self._stopping = False
         self._left = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -167,7 +188,7 @@ class Worker:
             await asyncio.sleep(self._options.heartbeat_ms / 1000)
 
     async def _beat(self) -> None:
-        known, pending = self._hand.keys(), set(self._pending_tokens)
+        known, pending = self._hand.keys(), set(self._filler.pending)
         holdings = await self._me.beat()
         if self._left:
             return
@@ -182,8 +203,9 @@ class Worker:
             self._hand.extend_lease(self._me.safe_until_ms)
             return
         self._hand.extend_lease(self._me.safe_until_ms)
+        await self._filler.follow()
         for stranger in self._hand.compare(known, holdings):
-            on_its_way = stranger.token in pending or stranger.token in self._pending_tokens
+            on_its_way = stranger.token in pending or stranger.token in self._filler.pending
             if not on_its_way and not self._recorder.is_settling(stranger.job_id, stranger.first, stranger.token):
                 await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
         for holding in holdings:
@@ -201,95 +223,10 @@ class Worker:
 
     async def _lease_loop(self) -> None:
         while True:
-            if self._stopping or self.broken or not await self._fill_hand():
+            if self._stopping or self.broken or not await self._filler.fill():
                 if not self._hand.in_flight:
                     self._recorder.hurry()
                 await self._lease_ear.wait(self._options.poll_ms / 1000)
-
-    async def _fill_hand(self) -> bool:
-        self._leasing = True
-        try:
-            return await self._lease_more()
-        finally:
-            self._leasing = False
-
-    async def _lease_more(self) -> bool:
-        """Lease what there is room for; False when there was nothing to take, no room, or nothing of it could be read."""
-        self._hand.wake()
-        self._give_back_resting()
-        slices_max = self._options.slice_count_max - self._hand.slice_count
-        if slices_max <= 0 or self._recorder.full or self._clock.monotonic_ms() >= self._me.safe_until_ms:
-            return False
-        worker_id = self._me.id
-        choice = await lease.choose(self._store, worker_id, self._room, self._options.slice_items, slices_max)
-        took = False
-        for pick in choice.picks:
-            if self._stopping:
-                return False
-            token = self._entropy.token_bytes(16).hex()
-            self._pending_tokens.add(token)
-            try:
-                leased = await lease.take(self._store, self._clock, worker_id, pick, token)
-                if worker_id != self._me.id:
-                    return False
-                for held in leased:
-                    self._hand.expect(held)
-            finally:
-                self._pending_tokens.discard(token)
-            # All of them, also when one fails: nobody else reads the others.
-            begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
-            for result in begun:
-                if isinstance(result, BaseException):
-                    raise result
-                took = took or result
-        return took
-
-    async def _begin_slice(self, held: Held) -> bool:
-        """Read a slice's items into the hand; False when they cannot be had."""
-        piece = held.slice
-        try:
-            items = await lease.read_items(self._blobs, piece)
-        except BlobMissing as error:
-            self._hand.forget(held)
-            log.error("work_file_gone", job=piece.job_id, error=str(error))
-            await self._store.fail_job(
-                piece.job_id, LineError("work_file_gone", "The batch's stored requests are gone.")
-            )
-            await self._store.release_slice(piece.job_id, piece.first, piece.token, 0)
-        except BlobError as error:
-            self._hand.forget(held)
-            log.warning("work_file_waits", job=piece.job_id, error=str(error))
-            await self._store.release_slice(piece.job_id, piece.first, piece.token, SHORT_WAIT_MS)
-        except BaseException:
-            self._hand.forget(held)
-            raise
-        else:
-            self._hand.add(held, items)
-            self._settle(held)
-            return True
-        return False
-
-    def _room(self, model: str) -> int:
-        """How many more items of a model are worth holding: as many as can be in flight, beside those that are."""
-        if not model or not self._upstream.knows(model):
-            return _UNKNOWN_MODEL_ROOM - self._hand.unsent(model)
-        if self._upstream.rests_until_ms(model) > self._clock.monotonic_ms() + SHORT_WAIT_MS:
-            return 0
-        can_fly = min(self._options.in_flight_max, self._upstream.free_slots(model) + self._hand.calls(model))
-        unsent = self._hand.unsent(model)
-        return can_fly - unsent if unsent <= can_fly // 2 else 0
-
-    def _give_back_resting(self) -> None:
-        """Items of a model that rests for long are better off in the store than in one worker's hands.
-
-        When the hand is full, also those of one that rests for a moment, or is probed now and then: others could run in their place."""
-        is_full = self._hand.slice_count >= self._options.slice_count_max
-        from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
-        for model in self._hand.models():
-            until_ms = self._upstream.rests_until_ms(model) if model else 0.0
-            if until_ms > from_ms:
-                self._hand.drop_model(model, until_ms)
-                self._settle_all()
 
     # ---- runners
 
@@ -312,6 +249,7 @@ class Worker:
                     item,
                     options.grace_ms,
                     hand.lease_until_ms,
+                    held.budgets,
                 )
             except asyncio.CancelledError:
                 if not held.aborted:
@@ -350,6 +288,8 @@ class Worker:
                 self._hand.put_back(held, item, verdict.wait_ms)
             else:
                 self._hand.defer(held, verdict.wait_ms)
+            if held.budgets:
+                self._filler.give_back_spent(held.budgets)
         self._settle(held)
         if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
             self._lease_ear.hear()
@@ -407,7 +347,9 @@ class Worker:
 
     async def _tend_loop(self) -> None:
         while True:
-            if await lost_workers.tend(self._store, self._blobs):
+            reclaimed = await lost_workers.tend(self._store, self._blobs)
+            woken = await self._flows.tend()
+            if reclaimed or woken:
                 self._lease_ear.hear()
             await asyncio.sleep(self._options.sweep_ms / 1000)
 
@@ -417,6 +359,7 @@ class Worker:
             await retention.tend(self._store, self._options.job_keep_ms)
             await crowded_files.tend(self._store, self._blobs, self._entropy, self._me.id)
             await self._garbage.tend()
+            await self._flows.prune()
             await asyncio.sleep(_UPKEEP_EVERY * self._options.sweep_ms / 1000)
 
     # ---- stop
@@ -431,7 +374,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._options.grace_ms / 1000
         # A lease that was under way comes into the hand after all; left there, its slices would count as a lost worker's.
-        while (self._hand.in_flight or self._leasing) and loop.time() < end_s:
+        while (self._hand.in_flight or self._filler.busy) and loop.time() < end_s:
             self._drop_all()
             self._recorder.hurry()
             await asyncio.sleep(0.05)

@@ -22,6 +22,22 @@ async def lose(world: World, worker_id: str, split_after: int = 2) -> int:
     return await world.store.reclaim_slices(worker_id, split_after)
 
 
+async def ready_jobs(world: World) -> list[str]:
+    look = await world.store.snapshot("", {MODEL: 9}, slice_items=4, slices_max=9)
+    return sorted(view.job_id for view in look.jobs)
+
+
+async def test_a_job_whose_own_budgets_are_spent_is_not_looked_at_until_they_bear_something(world: World) -> None:
+    caller = await world.caller()
+    first, second = await world.running(caller, 1), await world.running(caller, 1)
+    await world.store.rest_job(first.id, MODEL, 10_000)
+    await world.store.rest_job(first.id, MODEL, 2_000)
+    await world.clock.advance(9_999)
+    assert await ready_jobs(world) == [second.id], "a shorter rest never overwrites a longer one"
+    await world.clock.advance(1)
+    assert await ready_jobs(world) == sorted([first.id, second.id])
+
+
 async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 2)
@@ -29,13 +45,13 @@ async def test_a_lease_says_all_a_worker_must_know(world: World) -> None:
     [first] = await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
     assert first == LeasedSlice(
         job.id, caller.tenant_id, "/v1/chat/completions", MODEL, 0, 3, 0, str(job.work_blob_id), 0, 300, 150, 0, "t",
-        job.expires_at - world.clock.now,
+        job.expires_at - world.clock.now, "acme", f"tenant:{caller.tenant_id}", caller.key_id, caller.user,
     )  # fmt: skip
     assert await world.store.slice_counts(job.id) == {"leased": 1, "ready": 1}
     [second] = await world.lease(worker, job)
     assert (second.first, second.work_at, second.work_bytes) == (3, 300, 200)
     assert await world.lease(worker, job) == []
-    assert await world.store.candidates(10) == []
+    assert await ready_jobs(world) == []
 
 
 async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
@@ -71,21 +87,20 @@ async def test_a_lease_is_for_one_model_of_one_open_job(world: World) -> None:
     assert await world.lease(worker, job) == []
 
 
-async def test_candidates_are_oldest_first_bounded_and_only_those_with_something_ready(world: World) -> None:
+async def test_a_look_shows_only_those_with_something_ready(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     jobs = []
     for _ in range(3):
         jobs.append(await world.running(caller, 1))
         await world.clock.advance(1)
-    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs]
-    assert [c.job_id for c in await world.store.candidates(2)] == [job.id for job in jobs[:2]]
+    assert await ready_jobs(world) == sorted(job.id for job in jobs)
     [held] = await world.lease(worker, jobs[0])
-    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs[1:]]
+    assert await ready_jobs(world) == sorted(job.id for job in jobs[1:])
     await world.store.release_slice(jobs[0].id, held.first, held.token, 500)
-    assert [c.job_id for c in await world.store.candidates(10)] == [job.id for job in jobs[1:]]
+    assert await ready_jobs(world) == sorted(job.id for job in jobs[1:])
     assert await world.lease(worker, jobs[0]) == []
     await world.clock.advance(500)
-    assert len(await world.store.candidates(10)) == 3
+    assert len(await ready_jobs(world)) == 3
     assert spans(await world.lease(worker, jobs[0])) == [(0, 1)]
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.engine.workshop import BODY, Script, until, working
 from tests.engine.world import World, chat_lines
-from tidegate.core.errors import BlobUnavailable, Unavailable
+from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
+from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
-from tidegate.flow import lease
 
 pytestmark = pytest.mark.anyio
 
@@ -53,18 +54,16 @@ async def _is(truth: bool) -> bool:
     return truth
 
 
-async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(
-    live: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look at what is ready ended after so many jobs, oldest first: all of them could wait for a model that was away."""
-    monkeypatch.setattr(lease, "CANDIDATES_MAX", 3)
+async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: World) -> None:
+    """A look at what is ready is bounded: all that it shows could wait for a model that is away."""
+    one_by_one = Policy(flows_per_decision_max=1, jobs_per_flow_max=1)
     script = Script(live, "shut", "closed", "open")
     script.shut |= {"shut", "closed"}
     for _ in range(4):
         await live.started([*chat_lines(1, "shut"), *chat_lines(1, "closed", 1)])
     job = await live.started(chat_lines(2, "open"))
     bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
-    async with working(live, script):
+    async with working(live, script, policy_of=lambda switch: one_by_one):
         await until(ended(live, job), "the job of the open model")
         await until(ended(live, bad), "the job with a bad line")
 
@@ -240,3 +239,39 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
         await until(ended(live, waiting, JobState.CANCELLED), "the job that was never begun")
         held.set()
         await until(ended(live, stuck, JobState.CANCELLED), "the first job")
+
+
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
+    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
+    script = Script(live, "m")
+    budget = Budget(Bound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
+
+    async def spent(call: Call) -> Answer:
+        if call.budgets and script.spent_until:
+            raise Withheld("spent", until_ms=script.spent_until, retry_after_ms=30_000)
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = spent
+    limited = await live.started(chat_lines(8, "m"))
+    script.spent_until = live.clock.monotonic_ms() + 3_600_000
+    async with working(live, script, budgets_of=lambda piece: (budget,) if piece.job_id == limited.id else ()):
+        await until(lambda: rests(live, limited), "the job at rest")
+        free = await live.started(chat_lines(8, "m"))
+        await until(ended(live, free), "the job without a budget")
+        assert (await live.look(limited)).answered_count == 0
+        assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
+        script.spent_until = 0.0
+        await live.rows("update job_models set rests_until = 0")
+        await live.rows("update slices set ready_at = 0")
+        await live.rows("update attempts set not_before = 0")
+        await until(ended(live, limited), "the job that waited")
+
+
+async def rests(world: World, job: Any) -> bool:
+    resting = [
+        row
+        for row in await world.rows("select job_id from job_models where rests_until > now_ms()")
+        if row[0] == job.id
+    ]
+    held = [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
+    return bool(resting) and not held

@@ -10,10 +10,12 @@ from typing import Any
 
 from tests.engine.world import World, here
 from tidegate.backends.system import LocalWake
+from tidegate.core.budgets import Budget
 from tidegate.core.errors import Unavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.retry import RetryPolicy
+from tidegate.core.schedule import Reason
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.record import FlushLimits
 from tidegate.worker import Worker, WorkerOptions
@@ -31,6 +33,7 @@ class Script:
         self.shut: set[str] = set()
         self.calls: list[Call] = []
         self.in_flight = 0
+        self.spent_until = 0.0
         self.answers: Callable[[Call], Awaitable[Answer]] = self._answer
 
     async def _answer(self, call: Call) -> Answer:
@@ -51,6 +54,12 @@ class Script:
 
     def rests_until_ms(self, model: str) -> float:
         return self._world.clock.monotonic_ms() + 4_000 if model in self.shut else 0.0
+
+    def closed(self, model: str) -> str:
+        return Reason.UNHEALTHY if model in self.shut else ""
+
+    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
+        return self.spent_until if budgets else 0.0
 
     def knows(self, model: str) -> bool:
         return model in self.models

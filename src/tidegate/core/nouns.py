@@ -214,7 +214,7 @@ class LeasedSlice:
     """A slice that this worker may run until its heartbeat fails.
 
     `read_first` is the number of the first item in the byte range: a slice that was split out of a larger one reads the
-    larger one's range and takes only its own numbers.
+    larger one's range and takes only its own numbers. `tenant` is the tenant's name, and `limits` are the job's own.
     """
 
     job_id: str
@@ -231,6 +231,11 @@ class LeasedSlice:
     lost_count: int
     token: str
     expires_in_ms: int
+    tenant: str = ""
+    scope: str = ""
+    key_id: str | None = None
+    user: str | None = None
+    limits: tuple[Limit, ...] = ()
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = field(default_factory=dict)
 
@@ -250,17 +255,6 @@ class Holding:
     state: JobState
     closing: JobState | None
     closing_for_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A job with a ready slice of one model, as the scheduler's snapshot shows it."""
-
-    job_id: str
-    model: str
-    tenant_id: str
-    created_at: int
-    expires_at: int
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.core.budgets import Ask, Grant, Limit, Settlement
+from tidegate.core.budgets import Ask, Budget, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 
 
@@ -122,6 +122,12 @@ class Upstream(Protocol):
 
     def rests_until_ms(self, model: str) -> float:
         """The monotonic moment before which nothing may be sent to this model; 0 when it may be sent now."""
+
+    def closed(self, model: str) -> str:
+        """Why nothing may be sent to this model now, in a word of `core.schedule.Reason`; empty while something may."""
+
+    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
+        """The monotonic moment before which these budgets bear nothing, as far as is known here; 0 when they may."""
 
     def knows(self, model: str) -> bool:
         """Whether any deployment is configured for this model."""

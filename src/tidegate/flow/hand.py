@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tidegate.core.budgets import Budget
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Clock, Upstream
 
@@ -22,6 +23,7 @@ class Held:
 
     slice: LeasedSlice
     deadline_ms: float
+    budgets: tuple[Budget, ...] = ()
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
@@ -204,6 +206,17 @@ class Hand:
                 held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
                 self.drop(held)
         self._queues.pop(model, None)
+
+    def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
+        """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which
+        jobs and models."""
+        dropped = set()
+        for held in self.held():
+            if held.budgets == budgets and not held.dropped:
+                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+                self.drop(held)
+                dropped.add((held.slice.job_id, held.slice.model))
+        return dropped
 
     def settle(self, held: Held) -> bool:
         """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""

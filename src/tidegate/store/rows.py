@@ -28,7 +28,7 @@ def job_from(row: dict[str, Any]) -> Job:
         ordered=bool(row["ordered"]),
         prefix_order=bool(row["prefix_order"]),
         errors=tuple(_ERRORS.decode(row["errors"])),
-        limits=tuple(_LIMITS.decode(row["limits"])) if row["limits"] is not None else (),
+        limits=limits_from(row["limits"]),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )
@@ -48,6 +48,11 @@ def file_from(row: dict[str, Any]) -> File:
         expires_at=row["expires_at"],
         job_id=row["job_id"],
     )
+
+
+def limits_from(text: str | None) -> tuple[Limit, ...]:
+    """A job's own limits."""
+    return tuple(_LIMITS.decode(text)) if text is not None else ()
 
 
 def errors_text(errors: list[LineError]) -> str:

@@ -1,12 +1,12 @@
 """Verbs about slices and leases."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Attempts, Candidate, LeasedSlice
+from tidegate.core.nouns import Attempts, LeasedSlice
 from tidegate.core.schedule.snapshot import Why
 from tidegate.store.driver import Row, Tx
+from tidegate.store.rows import limits_from
 from tidegate.store.table import SLICE_COLUMNS, Table
 
 # A slice that lost so many owners is taken apart into single items, each of which is then suspected of having killed them.
@@ -14,26 +14,6 @@ SUSPECT_AFTER = 2
 
 
 class Slices(Table):
-    async def candidates(
-        self, count_max: int, worker_id: str = "", closed_models: Collection[str] = ()
-    ) -> list[Candidate]:
-        """The scheduler's snapshot: jobs with something ready for this worker, oldest first, bounded, never from scanning items."""
-        closed = "".join(f"\n{model}\r" for model in sorted(closed_models))
-
-        async def body(tx: Tx) -> list[Candidate]:
-            rows = await tx.all(
-                "candidates",
-                count_max=count_max,
-                worker_id=worker_id,
-                closed=closed,
-                before="\n",
-                behind="\r",
-                suspect_after=SUSPECT_AFTER,
-            )
-            return [Candidate(*row) for row in rows]
-
-        return await self._driver.read(body)
-
     async def lease_slices(
         self, worker_id: str, job_id: str, model: str, count_max: int, token: str, why: Why = Why.FIFO
     ) -> list[LeasedSlice]:
@@ -65,6 +45,14 @@ class Slices(Table):
             return [await _leased(tx, row) for row in held]
 
         return await self._driver.write(body)
+
+    async def rest_job(self, job_id: str, model: str, wait_ms: int) -> None:
+        """Nothing of this job and model is worth a look for so long: its own budgets bear nothing."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
+
+        await self._driver.write(body)
 
     async def release_slice(self, job_id: str, first: int, token: str, delay_ms: int) -> bool:
         """Give a slice back; what of it is done stays done. False: it was no longer held under this token."""
@@ -142,8 +130,8 @@ class Slices(Table):
 
 
 async def _leased(tx: Tx, row: Row) -> LeasedSlice:
-    *plain, lease_count = row
-    piece = LeasedSlice(*plain)
+    *plain, limits, lease_count = row
+    piece = LeasedSlice(*plain, limits_from(limits))
     if lease_count <= 1:
         return piece
     span = {"job_id": piece.job_id, "first": piece.first, "count": piece.count}

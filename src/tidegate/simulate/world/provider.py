@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tidegate.core.budgets import Budget
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.core.schedule import Reason
 from tidegate.simulate.world.loop import VirtualLoop
 from tidegate.simulate.world.process import Over, Process, outside
 from tidegate.simulate.world.trace import Trace
@@ -176,6 +178,12 @@ class ProcessRouter:
     def rests_until_ms(self, model: str) -> float:
         until_ms = self._rests_until_ms.get(model, 0.0)
         return until_ms if until_ms > self._process.monotonic_ms() else 0.0
+
+    def closed(self, model: str) -> str:
+        return Reason.RESTING if self.rests_until_ms(model) else ""
+
+    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
+        return 0.0
 
     def knows(self, model: str) -> bool:
         return model in MODELS

@@ -28,6 +28,8 @@ alter table job_models add column
     begun_at bigint;
 alter table job_models add column
     queue text not null default 'default';
+alter table job_models add column
+    rests_until bigint not null default 0;
 
 -- How many items of a model are done is known exactly where a job has one model, and taken as its share elsewhere.
 update job_models set

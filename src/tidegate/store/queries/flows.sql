@@ -35,14 +35,14 @@ select
         select 1 from job_models m
         where m.model = :model and m.scope = :scope and m.state = 'open' and (
             exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
-            or exists (select 1 from slices s
+            or m.rests_until <= now_ms() and exists (select 1 from slices s
                 where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
         )
     ) then 1 else 0 end as is_active;
 
 -- flow_ready_at --
 -- When the first slice of a flow may run that rests now.
-select min(s.ready_at) from job_models m
+select min(case when s.ready_at > m.rests_until then s.ready_at else m.rests_until end) from job_models m
 join slices s on s.job_id = m.job_id and s.model = m.model and s.state = 'ready'
 where m.model = :model and m.scope = :scope and m.state = 'open';
 
@@ -72,7 +72,7 @@ select f.model, f.served, f.scope, f.weight_milli, coalesce(t.name, '') as tenan
         select 1 from job_models m
         where m.model = f.model and m.scope = f.scope and m.state = 'open' and (
             exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
-            or exists (select 1 from slices s
+            or m.rests_until <= now_ms() and exists (select 1 from slices s
                 where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
         )
     ) then 1 else 0 end as is_active

@@ -4,6 +4,11 @@
 insert into job_models (job_id, model, item_count, slice_count, work_units, scope, queue, created_at, expires_at, due_at, begin_by)
 values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :queue, :created_at, :expires_at, :due_at, :begin_by);
 
+-- job_models_rest --
+-- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one.
+update job_models set rests_until = now_ms() + :wait_ms
+where job_id = :job_id and model = :model and rests_until < now_ms() + :wait_ms;
+
 -- job_models_leased --
 -- When the last slice of it was leased, to the second: many leases of one job do not wait for each other.
 update job_models set leased_at = now_ms()
@@ -28,24 +33,6 @@ update job_models set state = 'closed'
 where model = :model and scope = :scope and state = 'open'
     and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'ready')
     and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'leased');
-
--- candidates --
--- The scheduler's snapshot: open jobs with a slice that is ready for this worker, oldest first, per model, without the models that it
--- calls closed (each between :before and :behind, characters that no model's name contains). Never looks at items.
-select j.id, m.model, j.tenant_id, j.created_at, j.expires_at
-from jobs j
-join job_models m on m.job_id = j.id
-where j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
-    and replace(cast(:closed as text), cast(:before as text) || m.model || cast(:behind as text), '') = cast(:closed as text)
-    and exists (
-        select 1 from slices s
-        where s.job_id = j.id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms()
-            and (s.lost_count < :suspect_after or not exists (
-                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
-            ))
-    )
-order by j.created_at, j.id, m.model
-limit :count_max;
 
 -- job_open_for_lease --
 -- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
@@ -86,9 +73,11 @@ returning first;
 -- slices_of_token --
 -- What a token holds: the answer to a lease, also to a replayed one.
 select s.job_id, j.tenant_id, j.endpoint, s.model, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes, s.work_units,
-    s.lost_count, s.lease_token, j.expires_at - now_ms() as expires_in_ms, s.lease_count
+    s.lost_count, s.lease_token, j.expires_at - now_ms() as expires_in_ms, coalesce(t.name, '') as tenant, j.scope, j.key_id, j.user_name,
+    j.limits, s.lease_count
 from slices s
 join jobs j on j.id = s.job_id
+left join tenants t on t.id = j.tenant_id
 where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased'
 order by s.first;
 
@@ -108,8 +97,7 @@ select number, count, not_before - now_ms() as wait_ms, reason from attempts whe
 -- moves: slices: leased -> done
 update slices set state = 'done', lease_token = null, worker_id = null
 where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
-    and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'))
-returning first;
+    and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'));
 
 -- slice_release --
 -- Given back by its owner: nothing of it is lost, and nobody is to blame.

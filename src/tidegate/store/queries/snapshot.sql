@@ -53,7 +53,7 @@ select a.model, coalesce((select c.clock from model_clocks c where c.model = a.m
                         select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
                             o.leased_at, o.begun_at, o.queue
                         from job_models o
-                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
+                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                                 and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
                         order by o.created_at, o.job_id
@@ -64,7 +64,7 @@ select a.model, coalesce((select c.clock from model_clocks c where c.model = a.m
                         select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
                             o.leased_at, o.begun_at, o.queue
                         from job_models o
-                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now
+                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                                 and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
                             and (select 1 from job_models more where more.model = f.model and more.scope = f.scope
@@ -91,7 +91,7 @@ select a.model, coalesce((select c.clock from model_clocks c where c.model = a.m
         select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
             o.leased_at, o.begun_at, o.queue, o.scope
         from job_models o
-        where o.model = a.model and o.state = 'open' and o.expires_at > :now
+        where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                 and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
         order by o.due_at, o.job_id
