@@ -51,7 +51,10 @@ async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: World)
     refusals = iter([True] * 40)
 
     async def script(request: Request, peer: Peer) -> None:
-        await peer.answer(*((429, b"{}") if next(refusals, False) else (200, CHAT)))
+        if next(refusals, False):
+            await peer.answer(429, b"{}", Retry_After="0.1")
+        else:
+            await peer.answer()
 
     limits = MemoryLimits(world.clock)
     policy = retry.RetryPolicy(attempts_max=1)
