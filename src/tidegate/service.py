@@ -5,7 +5,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -14,7 +14,9 @@ from tidegate import __version__, failpoints
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
+from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.scratch import scratch_directory
+from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.control import control_file
 from tidegate.core import ids
@@ -22,15 +24,16 @@ from tidegate.core.deployments import Secret
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
-from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Wake
 from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.record import FlushLimits
-from tidegate.settings import Settings, deployments, local_path
+from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.policy import schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
+from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -38,6 +41,7 @@ from tidegate.upstream.connections import make_room_for_connections
 from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.probe import Probe
 from tidegate.upstream.router import Router, open_router
+from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
@@ -64,6 +68,8 @@ class Parts:
     wake: Wake
     tenant_id: str
     scratch: Path
+    shared: RedisShared | None = None
+    installation: str = ""
 
 
 @asynccontextmanager
@@ -85,7 +91,14 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
         scratch = settings.data_dir / "scratch"
         if not read_only:
             scratch = stack.enter_context(scratch_directory(scratch))
-        yield Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "", scratch)
+        parts = Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "", scratch)
+        if settings.redis.location and not read_only:
+            name = f"tidegate:{await store.store_name(entropy.token_bytes(16).hex())}"
+            shared = RedisShared(settings.redis.location, name, clock, entropy)
+            shared.start()
+            stack.push_async_callback(shared.close)
+            parts = replace(parts, wake=shared, shared=shared, installation=name)
+        yield parts
 
 
 async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
@@ -151,7 +164,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        router = await stack.enter_async_context(_router(parts))
+        router = await stack.enter_async_context(_router(parts, me))
         worker = build_worker(parts, me, router) if roles.worker else None
         address = me.id
         if roles.api:
@@ -184,7 +197,7 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        async with _router(parts) as router:
+        async with _router(parts, me) as router:
             stop = asyncio.Event()
             worker = build_worker(parts, me, router)
             task = asyncio.create_task(worker.run(stop))
@@ -225,16 +238,35 @@ def _incarnation(parts: Parts) -> Incarnation:
 
 
 @asynccontextmanager
-async def _router(parts: Parts) -> AsyncIterator[Router]:
+async def _router(parts: Parts, me: Incarnation) -> AsyncIterator[Router]:
     settings = parts.settings
     make_room_for_connections(settings.http.limits())
-    router = open_router(
-        deployments(settings), settings.http.limits(), parts.clock, parts.entropy, lane_policy(settings)
-    )
-    try:
+    async with AsyncExitStack() as stack:
+        limits: Limits = StoreLimits(parts.store)
+        if parts.shared is not None:
+            dealt = RedisLimits(settings.redis.location, parts.installation, limits, settings.redis.timeout_ms / 1000)
+            stack.push_async_callback(dealt.close)
+            limits = dealt
+        capacity = Capacity(
+            limits=limits,
+            # The embedded store has one process: nobody to share slots with.
+            worker_id=(lambda: me.id) if settings.store.is_postgresql else None,
+            discovered=parts.store,
+            rests=parts.shared,
+            model_in_flight_max={name: one.in_flight_max for name, one in settings.models.items() if one.in_flight_max},
+            in_flight_max_global=settings.worker.in_flight_max_global,
+        )
+        router = open_router(
+            deployments(settings),
+            settings.http.limits(),
+            parts.clock,
+            parts.entropy,
+            lane_policy(settings),
+            resources(settings),
+            capacity,
+        )
+        stack.push_async_callback(router.close)
         yield router
-    finally:
-        await router.close()
 
 
 def lane_policy(settings: Settings) -> LanePolicy:
