@@ -41,7 +41,7 @@ class Backlog:
         return [f"model-{number:02}" for number in range(self.model_count)]
 
     def job_ids(self, model: str) -> list[str]:
-        return [f"batch_{tenant:05}{model}" for tenant in range(self.tenant_count)]
+        return [_id(tenant, model) for tenant in range(self.tenant_count)]
 
     @property
     def job_count(self) -> int:
@@ -110,8 +110,8 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
         "[]",
         slices * SLICE_ITEMS,
         "blob_x",
-        "file_o",
-        "file_e",
+        f"out_{_id(tenant, model)}",
+        f"err_{_id(tenant, model)}",
         tenant_scope(owner),
         *[0] * len(_JOB_ZEROS),
     )

@@ -38,8 +38,8 @@ class Outcomes(Table):
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
                 row = await tx.one("job_lock", id=flush.job_id)
                 recorded.append(await _record_job(tx, logs, charges, flush, row))
-            for job_id, first, token in sorted(finished_slices):
-                await tx.all("slice_finish", job_id=job_id, first=first, token=token)
+            if finished_slices:
+                await tx.many("slice_finish", sorted(finished_slices))
             for job_id, first, token, delay_ms in sorted(released_slices):
                 await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
             await charges.settle(tx, await logs.settle())

@@ -1,0 +1,235 @@
+"""Two, four and eight worker processes on one PostgreSQL and one hot model: slices a second, time spent waiting for locks, deadlocks.
+
+Each process decides, leases and records, with no calls in between. Sixteen tenants have work on the model, and every process sees the same
+look, so all of them want the same few jobs. First as fast as they can, which says whether more of them get less done; then at a real
+worker's pace, 320 answers a second in a flush every 50 ms, which says how long they wait for each other.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from bench.backlog import ITEM_UNITS, SLICE_ITEMS, Backlog, fill
+from bench.machinery import table
+from tests.support.postgres import PostgresServer
+from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
+from tidegate.core.schedule import Policy, choose
+from tidegate.core.states import Outcome
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.store import Store
+
+COUNTS = (2, 4, 8)
+TENANTS = 16
+SLICES_EACH = 1_000
+SLICES_MAX = 4
+FLUSH_S, FLUSH_ITEMS = 0.05, 16
+LINE_BYTES = 100
+LEASE_MS = 3_600_000
+SAMPLE_S = 0.02
+LOOK = """
+select count(*) filter (where wait_event_type = 'Lock') as waiting, count(*) as backends
+from pg_stat_activity where datname = current_database() and application_name = 'tidegate'
+"""
+
+
+def _store(url: str) -> Store:
+    return Store(PostgresDriver(url, pool_size=4, statement_timeout_ms=60_000, pooler="none"))
+
+
+# ---- a worker's process
+
+
+class _Hand:
+    """One process: it takes slices and says at once that all their items were answered."""
+
+    def __init__(self, store: Store, worker_id: str, model: str) -> None:
+        self._store, self._me, self._model = store, worker_id, model
+        self._blob_id, self._written, self._turn = f"blob_{worker_id}", 0, 0
+
+    async def open(self) -> None:
+        await self._store.enlist_worker(self._me, "bench", "0", LEASE_MS)
+        await self._store.begin_blob(self._blob_id, "answers", self._me)
+
+    async def take(self, slices_max: int) -> list[LeasedSlice]:
+        """Decide and lease."""
+        room = {self._model: slices_max * SLICE_ITEMS}
+        look = await self._store.snapshot(self._me, room, slice_items=SLICE_ITEMS, slices_max=slices_max)
+        held: list[LeasedSlice] = []
+        for pick in choose(look, Policy()).picks:
+            self._turn += 1
+            token = f"{self._me}-{self._turn}"
+            held += await self._store.lease_slices(self._me, pick.job_id, pick.model, pick.slice_count, token, pick.why)
+        return sorted(held, key=lambda piece: (piece.job_id, piece.first))
+
+    async def work_fast(self) -> int:
+        """All items of some slices in one flush; says how many slices it was."""
+        held = await self.take(SLICES_MAX)
+        flushes = [
+            self._answers([(piece, range(piece.first, piece.first + piece.count)) for piece in pieces])
+            for _, pieces in groupby(held, key=lambda piece: piece.job_id)
+        ]
+        await self._store.record_outcomes(flushes, [(piece.job_id, piece.first, piece.token) for piece in held], [])
+        return len(held)
+
+    async def work_paced(self) -> int:
+        """One slice, a few items in each flush."""
+        held = await self.take(1)
+        for piece in held:
+            end = piece.first + piece.count
+            for first in range(piece.first, end, FLUSH_ITEMS):
+                began = time.perf_counter()
+                flush = self._answers([(piece, range(first, min(end, first + FLUSH_ITEMS)))])
+                done = [(piece.job_id, piece.first, piece.token)] if first + FLUSH_ITEMS >= end else []
+                await self._store.record_outcomes([flush], done, [])
+                await asyncio.sleep(max(0.0, began + FLUSH_S - time.perf_counter()))
+        return len(held)
+
+    def _answers(self, runs: list[tuple[LeasedSlice, range]]) -> JobFlush:
+        """Answers to these items of one job."""
+        usage = Usage(input_tokens=300, output_tokens=100)
+        entries = [
+            Finished(number, Outcome.ANSWERED, LINE_BYTES, piece.first, piece.token, usage, 0, piece.model, ITEM_UNITS)
+            for piece, numbers in runs
+            for number in numbers
+        ]
+        placed = Placed(self._blob_id, self._written, len(entries) * LINE_BYTES)
+        self._written += placed.size_bytes
+        return JobFlush(runs[0][0].job_id, entries, placed)
+
+
+async def _child(url: str, worker_id: str, model: str, seconds: float, paced: bool) -> None:
+    store = _store(url)
+    hand = _Hand(store, worker_id, model)
+    await hand.open()
+    await hand.work_fast()
+    print("ready", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    slices, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        slices += await (hand.work_paced() if paced else hand.work_fast())
+    print(json.dumps({"slices": slices, "seconds": time.perf_counter() - began}), flush=True)
+    await store.close()
+
+
+# ---- the one who starts and watches them
+
+
+async def _watch(url: str, processes: list[subprocess.Popen[str]]) -> tuple[float, list[dict[str, float]]]:
+    """The share of samples in which a backend waited for a lock, and what each process said in the end."""
+    connection: Any = await asyncpg.connect(url)
+    waiting = samples = 0
+    said = asyncio.gather(*[asyncio.to_thread(process.stdout.readline) for process in processes if process.stdout])
+    while not said.done():
+        row = await connection.fetchrow(LOOK)
+        waiting, samples = waiting + row["waiting"], samples + len(processes)
+        await asyncio.sleep(SAMPLE_S)
+    await connection.close()
+    return waiting / samples, [json.loads(line) for line in await said]
+
+
+async def _deadlocks(url: str) -> int:
+    connection: Any = await asyncpg.connect(url)
+    found = await connection.fetchval("select deadlocks from pg_stat_database where datname = current_database()")
+    await connection.close()
+    return int(found)
+
+
+def _started(url: str, count: int, model: str, seconds: float, paced: bool) -> list[subprocess.Popen[str]]:
+    """Workers that wait for a word."""
+    command = [sys.executable, "-m", "bench.contention", url]
+    return [
+        subprocess.Popen(
+            [*command, f"worker{number}", model, str(seconds), str(int(paced))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(count)
+    ]
+
+
+def _begin(processes: list[subprocess.Popen[str]]) -> None:
+    """Let all begin in the same moment, once all are there."""
+    for process in processes:
+        assert process.stdout
+        if not process.stdout.readline().startswith("ready"):
+            raise RuntimeError("a worker did not start")
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+async def _run(server: PostgresServer, count: int, seconds: float, paced: bool) -> dict[str, float]:
+    url = server.create_database()
+    backlog = Backlog(TENANTS, 1, TENANTS * SLICES_EACH * SLICE_ITEMS)
+    store = _store(url)
+    await store.migrate()
+    await fill(store, backlog)
+    connection: Any = await asyncpg.connect(url)
+    await connection.execute("vacuum analyze")
+    await connection.close()
+    processes = _started(url, count, backlog.models()[0], seconds, paced)
+    try:
+        _begin(processes)
+        waited, said = await _watch(url, processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    await store.close()
+    rate = sum(one["slices"] / one["seconds"] for one in said)
+    return {"rate": rate, "waited": waited, "deadlocks": await _deadlocks(url)}
+
+
+def main(quick: bool = False) -> dict[str, float]:
+    seconds = 2.0 if quick else 10.0
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        server = PostgresServer(Path(name) / "postgres")
+        server.start()
+        try:
+            runs = {count: uvloop.run(_run(server, count, seconds, paced=False)) for count in COUNTS}
+            paced = {count: uvloop.run(_run(server, count, seconds, paced=True)) for count in COUNTS}
+        finally:
+            server.stop()
+    found: dict[str, float] = {}
+    rows = []
+    for count in COUNTS:
+        kept = runs[count]["rate"] / runs[COUNTS[0]]["rate"]
+        waited, deadlocks = paced[count]["waited"], runs[count]["deadlocks"] + paced[count]["deadlocks"]
+        found |= {f"rate_{count}": runs[count]["rate"], f"kept_{count}": kept}
+        found |= {f"waited_{count}": waited, f"deadlocks_{count}": deadlocks}
+        rows += [
+            (
+                f"{count} workers, as fast as they can: slices leased and recorded a second",
+                f"{runs[count]['rate']:,.0f}",
+                "",
+            ),
+            (
+                f"{count} workers, as fast as they can: of what {COUNTS[0]} did",
+                f"{kept:.2f}",
+                "at least 1" if count > 2 else "",
+            ),
+            (f"{count} workers at a real pace: slices a second", f"{paced[count]['rate']:,.0f}", ""),
+            (f"{count} workers at a real pace: time spent waiting for locks", f"{waited:.1%}", "under 5 %"),
+            (f"{count} workers: deadlocks", f"{deadlocks:.0f}", "0"),
+        ]
+    table(f"One hot model on one PostgreSQL, {TENANTS} tenants, slices of {SLICE_ITEMS}, {seconds:.0f} s each", rows)
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 6:
+        uvloop.run(_child(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5] == "1"))
+    else:
+        main()
