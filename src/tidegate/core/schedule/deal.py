@@ -3,12 +3,13 @@
 It keeps the books for the layers and decides nothing. Room is per model first, then the worker's own; a scope's cap holds over all models.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 
 from tidegate.core.schedule import fair, shares
-from tidegate.core.schedule.policy import Policy, RankKey
+from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
 
@@ -58,6 +59,7 @@ class Deal:
         self._ready: dict[Key, int] = {}
         self._scope_units: dict[str, int] = dict(snapshot.scope_in_flight_units)
         self._queue_units: dict[Key, int] = {}
+        self._queue_names: dict[tuple[str, ...], list[str]] = {}
         self._queues: dict[tuple[str, ...], list[QueueView]] = {}
         self._place_flows()
 
@@ -136,7 +138,7 @@ class Deal:
 
     # -- order
 
-    def line_up(self, jobs: list[JobView], own: RankKey) -> list[JobView]:
+    def line_up(self, jobs: list[JobView], own: Callable[["Deal", list[JobView]], list[JobView]]) -> list[JobView]:
         """Jobs by the plugged-in rank, or the layer's own where there is none or it fails."""
         rank = self.policy.rank
         if rank is not None:
@@ -144,7 +146,7 @@ class Deal:
                 return sorted(jobs, key=lambda job: (rank(job), job.created_at, job.job_id))
             except Exception as fault:
                 self.faults.append(f"rank failed: {type(fault).__name__}: {fault}")
-        return sorted(jobs, key=own)
+        return own(self, jobs)
 
     def jobs_by_queue(self, grounds: tuple[Ground, ...]) -> dict[str, list[JobView]]:
         jobs: dict[str, list[JobView]] = {}
@@ -157,13 +159,16 @@ class Deal:
     def queues(self, *grounds: Ground) -> list[str]:
         """The named queues of these models, best first as things stand now."""
         models = tuple(ground.view.model for ground in grounds)
+        if models not in self._queue_names:
+            names = {queue for ground in grounds for flow in ground.flows.values() for queue in flow.jobs}
+            self._queue_names[models] = sorted(names)
+            if len(names) > 1:
+                jobs = self.jobs_by_queue(grounds)
+                self._queues[models] = [self._queue(queue, jobs[queue], grounds) for queue in sorted(names)]
         if models not in self._queues:
-            jobs = self.jobs_by_queue(grounds)
-            self._queues[models] = [self._queue(queue, jobs[queue], grounds) for queue in sorted(jobs)]
-        views = self._queues[models]
-        if len(views) <= 1:
-            return [view.queue for view in views]
-        return ordered(self.policy.queue_order, [self._as_dealt(view, models) for view in views], self.faults)
+            return self._queue_names[models]
+        views = [self._as_dealt(view, models) for view in self._queues[models]]
+        return ordered(self.policy.queue_order, views, self.faults)
 
     def _queue(self, queue: str, jobs: list[JobView], grounds: tuple[Ground, ...]) -> QueueView:
         leased = [

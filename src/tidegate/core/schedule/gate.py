@@ -1,5 +1,8 @@
 """The model gate: which models can take anything now. A closed model is passed over with its reason and never blocks an open one."""
 
+from itertools import groupby
+from operator import attrgetter
+
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.snapshot import ModelView, Skip, Snapshot
 
@@ -15,6 +18,6 @@ def pass_gate(snapshot: Snapshot) -> tuple[dict[str, ModelView], list[Skip]]:
             skips.append(Skip(name, "", "", Reason.NO_AVAILABLE_SLOTS))
         else:
             open_models[name] = view
-    unknown = {job.model for job in snapshot.jobs} - snapshot.models.keys()
+    unknown = {model for model, _ in groupby(snapshot.jobs, attrgetter("model"))} - snapshot.models.keys()
     skips.extend(Skip(name, "", "", Reason.UNKNOWN_CAPACITY) for name in sorted(unknown))
     return open_models, skips

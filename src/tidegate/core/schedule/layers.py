@@ -16,12 +16,12 @@ Offer = tuple[JobView, Why]
 Layer = Callable[[Deal, Ground], Offer | None]
 
 
-oldest = attrgetter("created_at", "job_id")
+_oldest = attrgetter("created_at", "job_id")
 
 
 def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
     """Jobs as a heap of turns: who had fewest slices in this choice, of those who waits longest, of those who ranks first."""
-    heap = [(0, size.waiting_since(job), place, job) for place, job in enumerate(deal.line_up(jobs, oldest))]
+    heap = [(0, size.waiting_since(job), place, job) for place, job in enumerate(deal.line_up(jobs, by_age))]
     heapify(heap)
     return heap
 
@@ -101,7 +101,7 @@ def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
 
 def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
     small = [job for queued in flow.jobs.values() for job in queued if size.is_small(job, deal.policy)]
-    return deal.line_up(small, _by_size(deal)) if small else []
+    return deal.line_up(small, _by_size) if small else []
 
 
 def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, str], Offer | None]) -> Offer | None:
@@ -143,9 +143,8 @@ def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None
     """Of a flow, the job that size and age put first. A large one that had no slice for too long goes before it, at most every second
     slice of the flow."""
     if queue not in flow.lined_up:
-        line = flow.lined_up[queue] = deal.line_up(flow.jobs[queue], _by_size(deal))
-        due = [job for job in line if size.is_due(job, deal.now, deal.policy)]
-        flow.due[queue] = sorted(due, key=size.waiting_since)
+        flow.lined_up[queue] = deal.line_up(flow.jobs[queue], _by_size)
+        flow.due[queue] = size.due(flow.jobs[queue], deal.now, deal.policy)
     job = _first(deal, flow.lined_up[queue])
     if job is None:
         return None
@@ -160,8 +159,12 @@ def _first(deal: Deal, line: list[JobView]) -> JobView | None:
     return next(filter(deal.takeable, line), None)
 
 
-def _by_size(deal: Deal) -> Callable[[JobView], tuple[float, int, str]]:
-    return lambda job: (size.rank(job, deal.now, deal.policy), job.created_at, job.job_id)
+def by_age(deal: Deal, jobs: list[JobView]) -> list[JobView]:
+    return sorted(jobs, key=_oldest)
+
+
+def _by_size(deal: Deal, jobs: list[JobView]) -> list[JobView]:
+    return size.ranked(jobs, deal.now, deal.policy)
 
 
 fair_longest_waiting: Layer = partial(fair_share, head=longest_waiting)

@@ -17,10 +17,10 @@ from tidegate.core.schedule.gate import pass_gate
 from tidegate.core.schedule.layers import (
     Layer,
     Rounds,
+    by_age,
     fair_longest_waiting,
     fair_smallest,
     fast_lane,
-    oldest,
     urgent_lane,
 )
 from tidegate.core.schedule.policy import Mode, Policy
@@ -41,7 +41,7 @@ def _fifo(deal: Deal) -> None:
     grounds = tuple(deal.grounds.values())
     jobs = deal.jobs_by_queue(grounds)
     for queue in deal.queues(*grounds):
-        for job in deal.line_up(jobs[queue], oldest):
+        for job in deal.line_up(jobs[queue], by_age):
             while deal.open(deal.grounds[job.model]) and deal.takeable(job):
                 deal.take(job, Why.FIFO)
             if deal.slices_left <= 0:

@@ -4,6 +4,8 @@ A job's rank is its remaining work less a credit for its age, least first. The c
 wait behind small ones for ever: such a job is due for a slice when it had none for `large_interval_ms`.
 """
 
+from collections.abc import Sequence
+
 from tidegate.core.schedule.policy import UNITS_PER_DELTALLM_UNIT, Policy
 from tidegate.core.schedule.snapshot import JobView
 
@@ -19,17 +21,31 @@ def size_class(total_units: int) -> str:
 
 
 def rank(job: JobView, now: int, policy: Policy) -> float:
-    credit = min(policy.age_units_max, max(0, now - job.created_at) * policy.age_units_per_s / 1_000)
-    return max(0.0, job.left_units - credit)
+    # Every job of a flow whose turn it is passes through here, so it compares instead of calling min and max.
+    credit = (now - job.created_at) * policy.age_units_per_s / 1_000
+    if credit > policy.age_units_max:
+        credit = policy.age_units_max
+    elif credit < 0:
+        credit = 0
+    return job.left_units - credit if job.left_units > credit else 0.0
 
 
-def is_due(job: JobView, now: int, policy: Policy) -> bool:
-    """Whether a large job had no slice for the interval. What no credit for age can lift to the front counts as large too."""
+def ranked(jobs: Sequence[JobView], now: int, policy: Policy) -> list[JobView]:
+    """Jobs of one flow by rank, the older first between equals."""
+    if len(jobs) == 1:
+        return list(jobs)
+    return sorted(jobs, key=lambda job: (rank(job, now, policy), job.created_at, job.job_id))
+
+
+def due(jobs: Sequence[JobView], now: int, policy: Policy) -> list[JobView]:
+    """The large jobs of one flow that had no slice for the interval, the longest without first. What no credit for age can lift to the
+    front counts as large too."""
     if not policy.large_interval_ms:
-        return False
+        return []
     # Without credit for each second nobody is ever lifted, whatever the ceiling.
     reach = min(policy.large_units, policy.age_units_max) if policy.age_units_per_s > 0 else 0
-    return job.total_units > reach and now - waiting_since(job) >= policy.large_interval_ms
+    large = [job for job in jobs if job.total_units > reach]
+    return sorted((job for job in large if now - waiting_since(job) >= policy.large_interval_ms), key=waiting_since)
 
 
 def waiting_since(job: JobView) -> int:
