@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core import retry
 from tidegate.core.budgets import Ask, Grant, Limit, Period
@@ -121,6 +121,24 @@ async def test_a_grant_that_comes_too_late_sends_nothing(world: World) -> None:
             await call
             assert len(limits.questions) == 2
     assert len(server.posts) == 1
+
+
+async def test_a_lease_that_ran_out_while_leave_was_waited_for_sends_nothing(world: World) -> None:
+    limits = LateLimits(world.clock)
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(Limit(Period.MINUTE, 100),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            begin_by_ms = world.clock.monotonic + 100
+            call = asyncio.create_task(router.send(world.call(begin_by_ms=begin_by_ms)))
+            await limits.asked.wait()
+            world.clock.advance(100)
+            limits.answer.set()
+            ends = await asyncio.gather(call, return_exceptions=True)
+            assert isinstance(ends[0], Withheld)
+            assert ends[0].code == "lease_over"
+            assert router.status()[0].failures == {}
+            await eventually(lambda: limits.used("one") == (0, 0), "its leave to go back")
+    assert server.posts == []
 
 
 async def test_closing_while_calls_wait_for_leave_puts_them_off(world: World) -> None:

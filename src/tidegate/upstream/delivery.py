@@ -15,7 +15,7 @@ from tidegate.core.ports import Clock, Rests
 from tidegate.upstream import classify, discovered
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.notebook import Notebook
-from tidegate.upstream.purse import LeaveDied, Purse, Terms
+from tidegate.upstream.purse import Leave, LeaveDied, Purse, Terms
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 
@@ -63,6 +63,8 @@ class Delivery:
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         leave = await self._purse.take(terms, tokens, is_bound=is_bound) if terms.budgets else None
         try:
+            if leave is not None:
+                self._hold_to_the_lease(leave, call)
             more = (
                 b""
                 if lane.hinter.is_silent
@@ -87,6 +89,13 @@ class Delivery:
             if leave is not None:
                 self._purse.used(leave, spent)
         return status, line, usage
+
+    def _hold_to_the_lease(self, leave: Leave, call: Call) -> None:
+        """Leave may have been waited for: nothing begins when the lease that covers the call may be over."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= call.begin_by_ms:
+            raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
+        leave.dies_ms = min(leave.dies_ms, call.begin_by_ms)
 
     def hear(self, lane: Lane, headers: Mapping[str, str]) -> None:
         """The answer tells of its deployment's limits."""
