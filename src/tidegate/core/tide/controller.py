@@ -33,7 +33,7 @@ class TidePolicy:
     calls_max: int = 64
     capacity_fraction: float = 1.0
     yields: bool = True
-    slowdown_max: float = 0.07
+    slowdown_max: float = 0.065
     held_ms_max: float = 60_000.0
     sample_age_ms_max: float = 3_000.0
 
@@ -43,7 +43,7 @@ class TidePolicy:
         return max(1, math.floor(self.calls_max * min(1.0, self.capacity_fraction)))
 
 
-CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 3_000.0, 1_500.0
+CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 2_500.0, 1_500.0
 DOUBLINGS_MAX = 30.0
 LONG_QUIET_MS = 10_000.0
 BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_024, 8_192
