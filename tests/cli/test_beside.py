@@ -187,6 +187,20 @@ def test_explain_says_why_a_batch_runs_or_not(serving: Serving) -> None:
     assert "closing as cancelled" in said["why"][1]
 
 
+def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat(f"slow{number}", behaving("slow=60000")) for number in range(400)])
+    wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
+    desk.done("scheduler", "set", "fair_share_v1")
+    said = json.loads(desk.done("explain", batch, "--json").stdout())
+    (prospect,) = said["standing"]["prospects"]
+    assert (prospect["model"], prospect["mode"], prospect["share"]) == ("m", "fair_share_v1", 1.0)
+    assert "m: nobody else has work for it; its tenant can count on 100% of what is served." in said["why"]
+    assert "nobody knows whether the deadline will be met" in desk.done("explain", batch).stdout()
+    shown = serving.call("GET", f"/v1/batches/{batch}")[1]["tidegate"]
+    assert (shown["eta"], shown["slack_seconds"]) == (None, None)
+
+
 def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> None:
     desk = serving.desk
     batch = serving.submit([chat("slow", behaving("slow=60000"))])

@@ -1,14 +1,24 @@
-"""`tidegate explain`: why a batch is or is not running now."""
+"""`tidegate explain`: why a batch is or is not running now, and what the scheduler would do with it."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import typer
 import uvloop
 
 from tidegate.cli import batches, beside, options, screen
+from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
-from tidegate.core.nouns import Job
-from tidegate.settings import Settings
+from tidegate.core.nouns import Job, Outlook
+from tidegate.settings import Settings, schedule_policy, switched
+
+if TYPE_CHECKING:
+    from tidegate.service import Parts
+
+# Wider than a worker's own look, so that a batch far behind is found too.
+FLOWS_MAX = 1_000
+JOBS_MAX = 2_000
+_MINUTE_MS = 60_000
 
 
 def explain(
@@ -21,7 +31,8 @@ def explain(
 ) -> None:
     """Say why a batch is or is not running now.
 
-    Reads the store only, so it works beside a running server and with none.
+    Reads the store only, so it works beside a running server and with none. What a worker with room would do is worked out here from the
+    same look and the same rules as there.
 
     Example: tidegate explain batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
@@ -41,4 +52,33 @@ async def _standing(settings: Settings, org: str | None, batch: str) -> tuple[Jo
         job = await batches.job_of(parts, org, batch)
         standing = await parts.store.standing(job.id)
         assert standing is not None, "the job was just read"
-        return job, standing
+        outlook = await parts.store.outlook(job.id)
+        if outlook is None or not outlook.models:
+            return job, standing
+        return job, dataclasses.replace(standing, prospects=await _prospects(parts, job, outlook))
+
+
+async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedule.Prospect, ...]:
+    """What a worker with room for one slice of each of its models would do now."""
+    from tidegate.store.snapshots import Bounds
+    from tidegate.web.forecast import position_of, rates_of
+
+    models = [one.model for one in outlook.models]
+    slice_items = parts.settings.ingest.slice_count_max
+    policy = switched(schedule_policy(parts.settings), await parts.store.scheduler_switch())
+    snapshot = await parts.store.snapshot(
+        "",
+        dict.fromkeys(models, slice_items),
+        slice_items=slice_items,
+        slices_max=len(models),
+        paces=await parts.store.paces(models),
+        bounds=Bounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
+    )
+    ends = {one.model: eta.eta(position_of(one), rates_of(one, outlook.now // _MINUTE_MS)) for one in outlook.models}
+    found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
+    return tuple(
+        dataclasses.replace(one, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms)
+        if (end := ends.get(one.model)) is not None
+        else one
+        for one in found
+    )
