@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from tidegate.core.schedule import fair, shares
+from tidegate.core.schedule.deadline import Pace
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
@@ -19,23 +20,20 @@ Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "scope", "queue")
 
 
-@dataclass(slots=True)
 class Flow:
-    """One scope's queue for one model, its jobs by named queue. `lined_up` holds those in order, once somebody asked for it."""
+    """One scope's queue for one model, its jobs by named queue. A look has many of them, so it holds only what all need."""
 
-    scope: str
-    weight: float
-    counter: float
-    jobs: dict[str, list[JobView]] = field(default_factory=dict)
-    lined_up: dict[str, list[JobView]] = field(default_factory=dict)
-    due: dict[str, list[JobView]] = field(default_factory=dict)
-    rounds: dict[str, Heap] = field(default_factory=dict)
-    dealt: set[str] = field(default_factory=set)
+    __slots__ = ("counter", "dealt", "jobs", "scope", "weight")
+
+    def __init__(self, scope: str, weight: float, counter: float) -> None:
+        self.scope, self.weight, self.counter = scope, weight, counter
+        self.jobs: dict[str, list[JobView]] = {}
+        self.dealt = 0
 
 
 @dataclass(slots=True)
 class Ground:
-    """One open model, as this choice changes it."""
+    """One open model, as this choice changes it. The orders within a flow are made when its turn comes, by scope and queue."""
 
     view: ModelView
     room_items: int
@@ -45,6 +43,10 @@ class Ground:
     last: Why | None
     large_scopes: set[str]
     flows: dict[str, Flow] = field(default_factory=dict)
+    lined_up: dict[Key, list[JobView]] = field(default_factory=dict)
+    due: dict[Key, list[JobView]] = field(default_factory=dict)
+    rounds: dict[Key, Heap] = field(default_factory=dict)
+    paces: dict[float, Pace] = field(default_factory=dict)
     least_served: dict[str, list[tuple[float, str, Flow]]] = field(default_factory=dict)
     dealt: int = 0
 
@@ -128,7 +130,7 @@ class Deal:
             ground.large_scopes.add(job.scope)
         else:
             ground.large_scopes.discard(job.scope)
-        flow.dealt.add(job.job_id)
+        flow.dealt += count
         flow.counter += count * fair.cost(job.slice_units, ground.view.ratio, flow.weight)
         key = (job.job_id, job.model, why)
         self.picked[key] = self.picked.get(key, 0) + count

@@ -95,7 +95,10 @@ def fast_lane(policy: Policy) -> Lane:
 
 
 def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
-    pace = deadline.pace(ground.view, fair.share_of(flow.weight, ground.weights), deal.policy)
+    pace = ground.paces.get(flow.weight)
+    if pace is None:
+        pace = deadline.pace(ground.view, fair.share_of(flow.weight, ground.weights), deal.policy)
+        ground.paces[flow.weight] = pace
     return deadline.urgent(chain.from_iterable(flow.jobs.values()), ground.view, deal.now, pace)
 
 
@@ -127,9 +130,10 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
 
 def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
     """Of a flow, its jobs in turn: the one that waits longest for its next slice."""
-    if queue not in flow.rounds:
-        flow.rounds[queue] = _rounds(deal, flow.jobs[queue])
-    heap = flow.rounds[queue]
+    key = (flow.scope, queue)
+    if key not in ground.rounds:
+        ground.rounds[key] = _rounds(deal, flow.jobs[queue])
+    heap = ground.rounds[key]
     while heap:
         dealt, since, place, job = heap[0]
         if deal.takeable(job):
@@ -142,14 +146,15 @@ def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
     """Of a flow, the job that size and age put first. A large one that had no slice for too long goes before it, at most every second
     slice of the flow."""
-    if queue not in flow.lined_up:
-        flow.lined_up[queue] = deal.line_up(flow.jobs[queue], _by_size)
-        flow.due[queue] = size.due(flow.jobs[queue], deal.now, deal.policy)
-    job = _first(deal, flow.lined_up[queue])
+    key = (flow.scope, queue)
+    if key not in ground.lined_up:
+        ground.lined_up[key] = deal.line_up(flow.jobs[queue], _by_size)
+        ground.due[key] = size.due(flow.jobs[queue], deal.now, deal.policy)
+    job = _first(deal, ground.lined_up[key])
     if job is None:
         return None
-    if flow.due[queue] and flow.scope not in ground.large_scopes:
-        large = next((job for job in flow.due[queue] if not deal.was_dealt(job) and deal.takeable(job)), job)
+    if ground.due[key] and flow.scope not in ground.large_scopes:
+        large = next((job for job in ground.due[key] if not deal.was_dealt(job) and deal.takeable(job)), job)
         if large is not job:
             return large, Why.LARGE
     return job, Why.FAIR

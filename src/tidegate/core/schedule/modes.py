@@ -105,7 +105,7 @@ def _passed_over(deal: Deal) -> list[Skip]:
     skips = []
     for model, ground in deal.grounds.items():
         for scope, flow in ground.flows.items():
-            left = next((job for jobs in flow.jobs.values() for job in jobs if job.job_id not in flow.dealt), None)
+            left = next((job for jobs in flow.jobs.values() for job in jobs if not deal.was_dealt(job)), None)
             if left is None:
                 continue
             # A cap comes first: room would not help. Nobody else went first where the worker was full from the start.
