@@ -38,7 +38,9 @@ def inputs(draw: st.DrawFn) -> bytes:
         body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
         if draw(st.integers(0, 9)) == 0:
             body["tools"] = [{"type": "function", "function": {"name": draw(st.sampled_from("fg"))}}]
-        body["messages"] = [{"role": "system", "content": draw(beginnings)}, {"role": "user", "content": draw(texts)}]
+        roles = ["system", "user", "assistant", "user"][: draw(st.sampled_from([2, 2, 4]))]
+        body["messages"] = [{"role": role, "content": draw(beginnings)} for role in roles]
+        body["messages"][-1]["content"] += draw(texts)
         custom_id = f"id-{number if draw(st.integers(0, 19)) else 0}"
         line = json.dumps({"custom_id": custom_id, "body": body}).encode()
         strange = draw(

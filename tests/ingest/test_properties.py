@@ -264,6 +264,17 @@ def draw_bundles(prompts: list[bytes], cut: int, data: st.DataObject) -> list[Bu
     return bundles
 
 
+@pytest.mark.parametrize("known", [24, 44, 60, 76, 99, 100])
+def test_a_fork_is_where_prompts_differ_however_little_is_known(known: int) -> None:
+    """Kin share a key's length behind the fork itself, not behind the place up to which they happened to be known."""
+    ends = [b"abcdefghij one", b"klmno", b"abcdefghij two", b"k", b"klmno and more than a key's length", b"abcdefgh"]
+    prompts = [b'["' + b"x" * 98 + end + b'"]' for end in ends]
+    keys = [prompt[known : known + KEY_BYTES].ljust(KEY_BYTES, b"\0") for prompt in prompts]
+    bundle = Bundle(array("I", range(len(prompts))), keys, prompts[0][:100], known)
+    ordered, _ = order_family(0, [bundle], lambda n, at, count: prompts[n][at : at + count])
+    assert list(ordered) == reference_order(prompts, list(range(len(prompts))), 0) == [0, 1, 2, 3, 4, 5]
+
+
 def test_many_families_stay_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(scan_module, "FAMILIES_MAX", 3)
     scan = Scan(LineRules("/v1/responses"))

@@ -62,14 +62,14 @@ class Shape:
 
     def gather(self, data: bytes, at: int) -> "Alike":
         """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits. Each stands on the
-        longest stem that is known, and all of these stems have the same opening."""
+        longest stem that is known."""
         find, startswith = data.find, data.startswith
         id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
-        head_size, tail_size, root = len(head), len(self.tail), self.stem
+        head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
         alike = Alike(self)
         add_start, add_id = alike.starts.append, alike.ids.append
         add_text, add_stem = alike.texts.append, alike.stems.append
-        more, bridge = True, None
+        more = True
         while more:
             id_end = find(b'"', at + id_from)
             if not startswith(head, id_end):
@@ -77,7 +77,7 @@ class Shape:
             text_at = id_end + head_size
             stem, stray = root, False
             while branches := stem.branches:
-                branch = branches.get(data[text_at : text_at + KEY_BYTES])
+                branch = branches.get(data[text_at : text_at + key_size])
                 if branch is None:
                     break
                 if not startswith(branch.rest, text_at):
@@ -91,10 +91,6 @@ class Shape:
             more = startswith(joint, text_end)
             if text_at > text_end or not (more or startswith(last, text_end)):
                 break
-            if stem.opening != bridge:
-                if bridge is not None:
-                    break
-                bridge = alike.bridge = stem.opening
             if stray:
                 alike.strays = True
             add_start(at)
@@ -120,7 +116,6 @@ class Alike:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.bridge = b""
         self.starts: list[int] = []
         self.ids: list[bytes] = []
         self.texts: list[bytes] = []
@@ -129,28 +124,36 @@ class Alike:
 
     def good(self, rules: LineRules) -> bool:
         """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
-        ids, texts, bridge = self.ids, self.texts, self.bridge
+        ids, texts = self.ids, self.texts
         if not all(ids) or max(map(len, ids)) > rules.custom_id_bytes_max or b"".join(ids).translate(None, PLAIN):
             return False
         if max(map(sub, self.starts[1:], self.starts)) > rules.line_bytes_max:
             return False
+        bridges = {stem.opening for stem in set(self.stems)}
+        if len(bridges) == 1:
+            bridge = bridges.pop()
+            lines = (b"\n" + bridge).join([b"", *texts])
+            sizes = [len(bridge) + len(text) for text in texts]
+        else:
+            each = [stem.opening + text for stem, text in zip(self.stems, texts, strict=True)]
+            lines = b"\n".join(each)
+            sizes = [*map(len, each)]
         try:
             self._check_depth(rules.depth_max - LINE_DEPTH)
-            prompts = _decode_lines((b"\n" + bridge).join([b"", *texts]))
+            prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
         # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
-        return list(map(len, prompts)) == list(map(len(bridge).__add__, map(len, texts)))
+        return [*map(len, prompts)] == sizes
 
     def _check_depth(self, depth_max: int) -> None:
         """Refuse deep nesting; brackets are counted for some lines at once, and exactly only for those that have many."""
-        texts = self.texts
-        room = depth_max - count_openers(self.bridge)
-        for at in range(0, len(texts), DEPTH_LINES):
-            some = texts[at : at + DEPTH_LINES]
+        room = depth_max - max(count_openers(stem.opening) for stem in set(self.stems))
+        for at in range(0, len(self.texts), DEPTH_LINES):
+            some = self.texts[at : at + DEPTH_LINES]
             if count_openers(b"".join(some)) > room:
-                for text in some:
-                    check_depth(self.bridge + text, depth_max)
+                for stem, text in zip(self.stems[at : at + DEPTH_LINES], some, strict=True):
+                    check_depth(stem.opening + text, depth_max)
 
 
 def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -> Shape | None:
