@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from tidegate import __version__, failpoints
+from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
@@ -47,6 +47,7 @@ from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
 from tidegate.web.loopback import require_loopback
 from tidegate.web.pepper import pepper_of
+from tidegate.web.scrape import scraped
 from tidegate.web.serving import listening
 from tidegate.worker import Worker, WorkerOptions
 
@@ -93,7 +94,7 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
             scratch = stack.enter_context(scratch_directory(scratch))
         parts = Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "", scratch)
         if settings.redis.location and not read_only:
-            name = f"tidegate:{await store.store_name(entropy.token_bytes(16).hex())}"
+            name = f"{settings.redis.name}:{await store.store_name(entropy.token_bytes(16).hex())}"
             shared = RedisShared(settings.redis.location, name, clock, entropy)
             shared.start()
             stack.push_async_callback(shared.close)
@@ -158,6 +159,7 @@ class Roles:
 async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
     """Be a process of Tidegate until told to stop. `on_ready` hears the address, or the worker's id where there is none."""
     failpoints.arm(settings.failpoints)
+    metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     async with opened(settings) as parts, AsyncExitStack() as stack:
         if roles.api:
             await require_loopback(parts.store, settings.server.host)
@@ -172,6 +174,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             app = build_app(_web_context(parts, me, worker, token))
             address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
             stack.enter_context(control_file(settings.data_dir, address, token))
+        await stack.enter_async_context(scraped(settings))
         on_ready(address)
         if worker is not None:
             await worker.run(stop)
@@ -317,6 +320,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         garbage_safety_ms=settings.retention.orphan_s * 1000,
         policy_of=functools.partial(switched, schedule_policy(settings)),
         weight_of=lambda tenant: tenants.of(tenant).weight,
+        in_flight_caps=tenants.in_flight_caps(),
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
             piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
         ),

@@ -14,8 +14,8 @@ It holds nothing that another process could not find in the store.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -65,6 +65,7 @@ class WorkerOptions:
     garbage_safety_ms: int
     policy_of: Callable[[Switch], Policy] = lambda switch: Policy()
     weight_of: Callable[[str], float] = lambda tenant: 1.0
+    in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
 
 
@@ -97,11 +98,11 @@ class Worker:
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
-        self._ingest = Ingest(store, blobs, entropy, options.scratch, rules_for, run_pass)
+        self._ingest = Ingest(store, blobs, entropy, options.scratch, rules_for, run_pass, options.weight_of)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._flows = Flows(store, options.weight_of)
-        chooser = Chooser(store, clock, options.policy_of, options.slice_items)
+        chooser = Chooser(store, clock, options.policy_of, options.slice_items, options.in_flight_caps)
         self._filler = Filler(
             store,
             blobs,

@@ -4,6 +4,7 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -21,6 +22,7 @@ log = structlog.get_logger()
 MODELS_MAX = 1_000
 DUE_JOBS_MAX = 8
 _PACE_KEEP_MS = 5_000
+_CAPS_KEEP_MS = 30_000
 _WAKE_EVERY_MS = 500
 _WAKE_MAX = 100
 _FAULTS_LOGGED_MAX = 3
@@ -30,10 +32,15 @@ Room = Callable[[str], tuple[int, str | None]]
 
 
 class Chooser:
-    """`policy_of` gives the policy for the mode as an operator switched it at run time."""
+    """`policy_of` gives the policy for the mode as an operator switched it at run time; `caps` are those of tenants by name."""
 
     def __init__(
-        self, store: Store, clock: Clock, policy_of: Callable[[Switch], schedule.Policy], slice_items: int
+        self,
+        store: Store,
+        clock: Clock,
+        policy_of: Callable[[Switch], schedule.Policy],
+        slice_items: int,
+        caps: Mapping[str, int] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -41,6 +48,8 @@ class Chooser:
         self._policy = policy_of(Switch())
         self._switch = Switch()
         self._slice_items = slice_items
+        self._caps = caps or {}
+        self._caps_at_ms = 0.0
         self._turns: dict[str, schedule.Turn] = {}
         self._paces: dict[str, Pace] = {}
         self._paces_until_ms = 0.0
@@ -52,7 +61,15 @@ class Chooser:
         if switch != self._switch:
             self._switch = switch
             self._policy = self._policy_of(switch)
+            self._caps_at_ms = 0.0
             log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
+        now_ms = self._clock.monotonic_ms()
+        if self._caps and now_ms >= self._caps_at_ms:
+            # A tenant that the settings name may come into being later.
+            self._caps_at_ms = now_ms + _CAPS_KEEP_MS
+            ids = await self._store.tenant_ids(self._caps)
+            by_id = {tenant_id: self._caps[name] for name, tenant_id in ids.items()}
+            self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
 
     async def choose(self, worker_id: str, room: Room, slices_max: int) -> schedule.Choice:
         """One decision. Models without room are passed over unread, so that they never hide one that has some."""

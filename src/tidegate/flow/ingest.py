@@ -44,6 +44,7 @@ class Ingest:
         scratch: Path,
         rules_for: Callable[[Job], LineRules],
         run_pass: RunPass,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -51,6 +52,7 @@ class Ingest:
         self._scratch = scratch
         self._rules_for = rules_for
         self._run_pass = run_pass
+        self._weight_of = weight_of
         self._steps = Steps(store, entropy)
         self._crashes: OrderedDict[str, int] = OrderedDict()
 
@@ -77,7 +79,7 @@ class Ingest:
             plan = await self._pass(job, work_path)
             if plan.errors:
                 return await self._store.refuse_job(job_id, token, plan.errors)
-            await self._start(job_id, token, worker_id, plan, work_path, work_blob_id)
+            await self._start(job, token, worker_id, plan, work_path, work_blob_id)
             return True
         except LostRace:
             log.info("ingest_lost", job=job_id)
@@ -115,18 +117,20 @@ class Ingest:
         return replace(rules, models=allowed) if allowed else rules
 
     async def _start(
-        self, job_id: str, token: str, worker_id: str, plan: IngestPlan, work_path: Path, work_blob_id: str
+        self, job: Job, token: str, worker_id: str, plan: IngestPlan, work_path: Path, work_blob_id: str
     ) -> None:
+        tenant = await self._store.tenant_name(job.tenant_id)
         await self._store.begin_blob(work_blob_id, "work", worker_id)
         await self._blobs.adopt(work_blob_id, work_path)
         await hit("ingest_work_durable")
         await self._store.start_job(
-            job_id,
+            job.id,
             token,
             plan,
             work_blob_id=work_blob_id,
             output_file_id=ids.make("file", self._entropy.token_bytes(16)),
             error_file_id=ids.make("file", self._entropy.token_bytes(16)),
+            weight_milli=max(1, round(1000 * self._weight_of(tenant or ""))),
         )
         await hit("ingest_committed")
 

@@ -84,7 +84,7 @@ class Redis(Group, frozen=True):
         about("Where shared limits are dealt out fast: redis://HOST:6379/0 or rediss://…; empty uses the store alone."),
     ] = None
     name: Annotated[
-        ShortName, about("Tells installations apart that use one Redis; the same for all processes of one.")
+        ShortName, about("What every key in Redis begins with; the same for all processes of an installation.")
     ] = "tidegate"
     timeout_ms: Annotated[
         int, whole(10, 60_000, "How long Redis may take to answer before the store is asked instead.")
