@@ -31,7 +31,8 @@ def test_every_call_is_there_when_its_answer_is(start: Start, tmp_path: Path) ->
     address = start(EngineOptions(port=0, calls_log=str(log)))
     before = time.time()
     body = chat_body("hello")
-    address.call("/v1/chat/completions", body, Idempotency_Key='k"1')
+    answer = address.call("/v1/chat/completions", body, Idempotency_Key='k"1')
+    usage = json.loads(answer.body)["usage"]
     (line,) = lines_of(log)
     assert before <= float(str(line.pop("at"))) <= time.time()
     assert line == {
@@ -41,6 +42,7 @@ def test_every_call_is_there_when_its_answer_is(start: Start, tmp_path: Path) ->
         "idempotency_key": 'k"1',
         "custom": hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16],
         "n": 0,
+        "tokens": usage["total_tokens"],
     }
     address.behave("429")
     address.call("/v1/embeddings", {"model": "e", "input": "x"})
@@ -138,3 +140,17 @@ def test_a_port_that_is_taken_is_a_clear_error(processes: Processes, tmp_path: P
         with pytest.raises(AssertionError):
             Engine(processes, tmp_path, port=other.getsockname()[1])
     assert "choose another port" in processes.started[0].logs()
+
+
+def test_it_says_what_calls_took_and_how_many_were_beside_them(start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "calls.jsonl"
+    address = start(EngineOptions(port=0, calls_log=str(log)))
+    connections = [address.connect() for _ in range(3)]
+    for count, connection in enumerate(connections, 1):
+        connection.sendall(request_bytes("/v1/chat/completions", chat_body(json.dumps({"behave": "latency=600000"}))))
+        wait_until(lambda count=count: len(lines_of(log)) == count, what="the call to be seen")  # type: ignore[misc]
+    address.behave("503")
+    assert [line.get("beside", 0) for line in lines_of(log)] == [0, 1, 2, 3]
+    assert [bool(line.get("tokens")) for line in lines_of(log)] == [True, True, True, False]
+    for connection in connections:
+        connection.close()

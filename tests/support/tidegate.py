@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,9 @@ def behaving(behaviour: str) -> str:
     return json.dumps({"behave": behaviour})
 
 
-def requests(count: int, text: Callable[[int], str] = lambda number: f"say {number}") -> list[str]:
+def requests(count: int, text: Callable[[int], str] = lambda number: f"say {number}", model: str = "m") -> list[str]:
     """Lines with custom ids c0, c1, …"""
-    return [chat_line(f"c{number}", text(number)) for number in range(count)]
+    return [chat_line(f"c{number}", text(number), model) for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Site:
     url: str = ""
     front: Proc | None = None
     workers: list[Proc] = field(default_factory=list)
+    api_key: str = ""
     _client: httpx2.Client | None = None
 
     @property
@@ -159,8 +160,13 @@ class Site:
     def client(self) -> httpx2.Client:
         """One for each address: making a client costs more than all its calls."""
         if self._client is None or str(self._client.base_url).rstrip("/") != self.url:
-            self._client = httpx2.Client(base_url=self.url, timeout=30, verify=False, trust_env=False)
+            headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+            self._client = httpx2.Client(base_url=self.url, headers=headers, timeout=30, verify=False, trust_env=False)
         return self._client
+
+    def as_caller(self, api_key: str) -> Site:
+        """The same site, asked with a key."""
+        return replace(self, api_key=api_key, _client=None)
 
     def upload(self, lines: Sequence[str], key: str | None = None) -> httpx2.Response:
         headers = {"Idempotency-Key": key} if key else {}

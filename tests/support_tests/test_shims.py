@@ -159,3 +159,26 @@ def test_a_source_that_does_not_compile_says_so(tmp_path: Path, monkeypatch: pyt
     broken = Shims(tmp_path)
     with pytest.raises(RuntimeError, match="did not compile"):
         broken.clock()
+
+
+SENDS = """
+import os, socket, sys
+ours, theirs = socket.socketpair()
+head = b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nIdempotency-Key: "
+os.write(ours.fileno(), head + b"one-1\\r\\nContent-Length: 0\\r\\n\\r\\n")
+os.writev(ours.fileno(), [head + b"two-2\\r\\n\\r\\n", b"body"])
+ours.send(head + b"three-3\\r\\n\\r\\n")
+ours.sendmsg([head + b"four-4\\r\\n\\r\\n", b"body"])
+ours.send(b"POST / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+ours.send(b"GET / HTTP/1.1\\r\\nIdempotency-Key: five-5\\r\\n\\r\\n")
+ours.send(b"Idempotency-Key: six-6\\r\\n\\r\\n")
+"""
+
+
+def test_what_is_sent_is_written_down_with_its_moment(processes: Processes, shims: Shims) -> None:
+    sends = shims.sends()
+    before = time.time()
+    proc = processes.start([sys.executable, "-c", SENDS], env=preload_env(sends))
+    assert proc.wait() == 0, proc.logs()
+    assert sorted(key for _, key in sends.sent()) == ["four-4", "one-1", "three-3", "two-2"]
+    assert all(before <= at <= time.time() for at, _ in sends.sent())

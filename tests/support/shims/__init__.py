@@ -1,4 +1,4 @@
-"""Preload shims: a disk that fails and a wall clock that jumps, for one process at a time and while it runs.
+"""Preload shims: a disk that fails, a wall clock that jumps, and a witness of what is sent, for one process at a time and while it runs.
 
 The C sources lie beside this file and are compiled once per worker of a test run.
 """
@@ -61,6 +61,25 @@ class ClockShift:
         return {"SHIM_CLOCK_OFFSET": str(self.control)}
 
 
+class SendsLog:
+    """Every call with an Idempotency-Key that processes under this shim sent, with the moment at which the kernel got it."""
+
+    def __init__(self, library: Path, log: Path) -> None:
+        self.library = library
+        self.log = log
+
+    def sent(self) -> list[tuple[float, str]]:
+        """Seconds and key of each, in the order of time."""
+        if not self.log.exists():
+            return []
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        parts = [line.split(" ", 1) for line in whole.splitlines()]
+        return sorted((float(at), key) for at, key in parts)
+
+    def variables(self) -> dict[str, str]:
+        return {"SHIM_SENDS_LOG": str(self.log)}
+
+
 class Shims:
     """Compiles on first use; each `disk` or `clock` has a control file of its own."""
 
@@ -73,6 +92,9 @@ class Shims:
 
     def clock(self) -> ClockShift:
         return ClockShift(self._compiled("clock"), self._control())
+
+    def sends(self) -> SendsLog:
+        return SendsLog(self._compiled("sends"), self._control())
 
     def _control(self) -> Path:
         self._made += 1

@@ -10,7 +10,8 @@ import msgspec
 
 
 class CallLine(msgspec.Struct, omit_defaults=True):
-    """One call, as the log holds it. `custom` is the start of the body's SHA-256, `n` is unique within a run."""
+    """One call, as the log holds it. `custom` is the start of the body's SHA-256, `n` is unique within a run; `tokens` are those that its
+    whole answer is billed for, `beside` how many other calls its process had under way when it came."""
 
     at: float
     path: str
@@ -20,6 +21,8 @@ class CallLine(msgspec.Struct, omit_defaults=True):
     custom: str
     n: int
     fault: str = ""
+    tokens: int = 0
+    beside: int = 0
 
 
 class CallsLog:

@@ -103,7 +103,9 @@ class EngineHandler:
             answer = answer_for(ask, self._out.number, int(time()), route.tokens_mean)
             behaviour = self._dealer.behaviour(ask.marked, request)
             if behaviour is not None:
-                self._misbehave(connection, request, behaviour, ask.model, route.number, self._maker(route, answer))
+                tokens = _billed(answer) if behaviour.status == 200 else 0
+                make = self._maker(route, answer)
+                self._misbehave(connection, request, behaviour, ask.model, route.number, make, tokens)
             elif self._instant:
                 self._answer_now(connection, request, route, answer)
             elif self.pace is not None:
@@ -117,8 +119,13 @@ class EngineHandler:
             self._out.record(request, ask.model if ask else None, 400, route.number)
             self._out.put(connection, reply, keep_alive=request.keep_alive)
 
+    def _witness(self, request: Request, route: Route, answer: Answer) -> None:
+        """An honest answer will leave."""
+        beside = len(self._under_way)
+        self._out.record(request, answer.ask.model, 200, route.number, tokens=_billed(answer), beside=beside)
+
     def _answer_now(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
-        self._out.record(request, answer.ask.model, 200, route.number)
+        self._witness(request, route, answer)
         self._count(answer)
         if answer.ask.stream and route.streamed is not None:
             body = stream_body(route.streamed, answer)
@@ -129,7 +136,7 @@ class EngineHandler:
             self._out.put(connection, Reply(200, route.whole(answer)), keep_alive=False)
 
     def _answer_later(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
-        self._out.record(request, answer.ask.model, 200, route.number)
+        self._witness(request, route, answer)
         self._counters[meters.RUNNING] += 1
         connection.begin()
 
@@ -157,7 +164,7 @@ class EngineHandler:
     ) -> None:
         flight = Flight(pace, answer, self._counters)
         flight.start()
-        self._out.record(request, answer.ask.model, 200, route.number)
+        self._witness(request, route, answer)
         connection.begin()
         self._under_way[connection] = flight.abort
         streamed = route.streamed if answer.ask.stream else None
@@ -203,9 +210,11 @@ class EngineHandler:
         model: str | None,
         route: int,
         make: Callable[[], Awaitable[Reply]],
+        tokens: int = 0,
     ) -> None:
         fault = behaviour.fault
-        self._out.record(request, model, behaviour.status, route, behaviour.text)
+        beside = len(self._under_way)
+        self._out.record(request, model, behaviour.status, route, behaviour.text, tokens, beside)
         if fault is not None and fault.status is not None and not behaviour.delays:
             reply = sabotage.spoiled(fault, Reply(fault.status, b""))
             self._out.put(connection, reply, keep_alive=request.keep_alive)
@@ -292,6 +301,10 @@ class EngineHandler:
     def _put_error(self, connection: Connection, request: Request, status: int, message: str) -> None:
         self._out.record(request, None, status)
         self._out.put(connection, sabotage.error_reply(status, message), keep_alive=request.keep_alive)
+
+
+def _billed(answer: Answer) -> int:
+    return answer.prompt_tokens + answer.output_tokens
 
 
 def _chunk(data: bytes) -> bytes:

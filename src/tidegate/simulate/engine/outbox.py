@@ -38,7 +38,16 @@ class Outbox:
         self._waiting: list[tuple[Connection, bytes, bool]] = []
         self._flush_due = False
 
-    def record(self, request: Request, model: str | None, status: int, route: int = _OTHER, fault: str = "") -> None:
+    def record(
+        self,
+        request: Request,
+        model: str | None,
+        status: int,
+        route: int = _OTHER,
+        fault: str = "",
+        tokens: int = 0,
+        beside: int = 0,
+    ) -> None:
         """Count a call and add it to the witness; `status` is what will be answered, 0 for nothing."""
         self._counters[status] += 1
         self._counters[meters.ROUTE_AT + route] += 1
@@ -57,6 +66,8 @@ class Outbox:
                 custom=sha256(request.body).hexdigest()[:16],
                 n=number,
                 fault=fault,
+                tokens=tokens,
+                beside=beside,
             )
         )
         self._flush_soon()

@@ -1,0 +1,42 @@
+"""Crews for the acceptance tests: one API and four workers over PostgreSQL and S3, with a Redis of their own where a test wants one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.crew import Crew
+from tests.support.engine import Engine
+from tests.support.processes import Processes
+from tests.support.redis import RedisServer
+from tests.support.shims import Shims
+from tests.support.tidegate import Site, s3_env
+
+MakeCrew = Callable[..., Crew]
+
+
+@pytest.fixture
+def make_crew(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, shims: Shims
+) -> Iterator[MakeCrew]:
+    """Make a crew, not started yet: `config` is given the engine's URL and gives the settings file, `more` are variables."""
+
+    def make(
+        config: Callable[[str], dict[str, Any]],
+        latency_ms: int = 100,
+        redis: RedisServer | None = None,
+        more: dict[str, str] | None = None,
+    ) -> Crew:
+        engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(latency_ms), mode="fixed")
+        env = {"TIDEGATE_STORE_URL": request.getfixturevalue("postgres_url")}
+        env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
+        if redis is not None:
+            env["TIDEGATE_REDIS_URL"] = redis.url
+        return Crew(Site("cluster", processes, tmp_path, engine, env), shims.sends(), config(engine.url), more)
+
+    yield make
+    # Before the database and the bucket go.
+    processes.close()
