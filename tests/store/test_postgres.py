@@ -29,9 +29,13 @@ def driver_for(url: str, *, timeout_ms: int = 20_000, pool_size: int = 4, pooler
 
 @contextlib.asynccontextmanager
 async def opened(url: str, **wishes: Any) -> AsyncIterator[tuple[Store, PostgresDriver]]:
+    # A driver with little patience is what a test is about, and no one to migrate with.
+    patient = Store(driver_for(url, pooler=wishes.get("pooler", "none")))
+    await patient.migrate()
+    await patient.close()
     driver = driver_for(url, **wishes)
     store = Store(driver)
-    await store.migrate()
+    await store.require_current()
     try:
         yield store, driver
     finally:
@@ -332,7 +336,7 @@ async def test_a_heartbeat_passes_when_the_pool_is_used_up(postgres_url: str) ->
 
 
 async def test_a_pool_that_stays_used_up_is_unavailable_in_time(postgres_url: str) -> None:
-    async with opened(postgres_url, pool_size=1, timeout_ms=200) as (store, driver):
+    async with opened(postgres_url, pool_size=1, timeout_ms=1_000) as (store, driver):
         held = await driver._pool.acquire()
         with pytest.raises(StoreUnavailable):
             await store.now_ms()
@@ -341,7 +345,7 @@ async def test_a_pool_that_stays_used_up_is_unavailable_in_time(postgres_url: st
 
 
 async def test_a_statement_that_takes_too_long_is_given_up(postgres_url: str) -> None:
-    async with opened(postgres_url, timeout_ms=200) as (store, driver):
+    async with opened(postgres_url, timeout_ms=1_000) as (store, driver):
 
         async def slow(tx: Tx) -> None:
             await tx._connection.fetchval("select pg_sleep(30)")  # type: ignore[attr-defined]

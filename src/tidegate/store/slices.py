@@ -22,8 +22,8 @@ class Slices(Table):
         async def body(tx: Tx) -> list[LeasedSlice]:
             held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
             if not held:
-                begun = await tx.one("job_open_for_lease", job_id=job_id) is not None
-                if not begun and await tx.one("job_open_to_begin", job_id=job_id) is None:
+                begun = await tx.one("job_open_for_lease", job_id=job_id, model=model)
+                if begun is None and await tx.one("job_open_to_begin", job_id=job_id) is None:
                     return []
                 taken = await tx.all(
                     "slices_lease",
@@ -37,10 +37,11 @@ class Slices(Table):
                 )
                 if not taken:
                     return []
-                if not begun:
+                if begun is None:
                     await tx.all("job_begin", job_id=job_id)
                     await tx.all("job_models_begun", job_id=job_id)
-                await tx.all("job_models_leased", job_id=job_id, model=model)
+                if begun is None or begun[1]:
+                    await tx.all("job_models_leased", job_id=job_id, model=model)
                 held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
             return [await _leased(tx, row) for row in held]
 
@@ -131,7 +132,7 @@ class Slices(Table):
 
 async def _leased(tx: Tx, row: Row) -> LeasedSlice:
     *plain, limits, lease_count = row
-    piece = LeasedSlice(*plain, limits_from(limits))
+    piece = LeasedSlice(*[*plain, limits_from(limits)])
     if lease_count <= 1:
         return piece
     span = {"job_id": piece.job_id, "first": piece.first, "count": piece.count}

@@ -36,9 +36,11 @@ where model = :model and scope = :scope and state = 'open'
 
 -- job_open_for_lease --
 -- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
--- for each other nor for record, only for whoever closes the job (`job_halt`).
-select id from jobs
-where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() and begun_at is not null /*! for key share */;
+-- for each other nor for record, only for whoever closes the job (`job_halt`). Says too whether the time of the last lease is old.
+select j.id, coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old
+from jobs j
+where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
+    /*! for key share */;
 
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
