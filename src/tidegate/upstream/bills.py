@@ -4,6 +4,7 @@ A settlement is said once: said twice, what goes back would make budget. Who kee
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -28,8 +29,11 @@ class _Bill:
 
 
 class Bills:
-    def __init__(self, limits: Limits | None) -> None:
+    """`freed` hears of budgets that were given something back."""
+
+    def __init__(self, limits: Limits | None, freed: Callable[[Budgets], None] = lambda budgets: None) -> None:
         self._limits = limits
+        self._freed = freed
         self._bills: dict[str, _Bill] = {}
         self._settling: asyncio.Task[None] | None = None
         self._closed = False
@@ -61,6 +65,10 @@ class Bills:
                 except Exception as error:
                     # It may have been heard. What is not settled stays reserved, so the limit holds, and the next bills are worth saying.
                     log.warning("settling_failed", kind=type(error).__name__, why=str(error))
+                    continue
+                for bill in bills.values():
+                    if bill.unsent or bill.used < bill.reserved:
+                        self._freed(bill.budgets)
         finally:
             self._settling = None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from tidegate import metrics
 from tidegate.core.budgets import Ask, Budget, Grant
 from tidegate.core.errors import LimitsUnavailable, Refused, Withheld
 from tidegate.core.ports import Clock, Limits
@@ -27,6 +28,8 @@ UNREACHABLE_MS = 1_000
 SPENT_MS_MIN = 50
 # A month or a lifetime is spent for long, but an operator may raise it: now and then it is asked all the same.
 SPENT_MS_MAX = 600_000
+# How soon a spent budget is asked again that was given something back.
+FREED_MS = 250
 # Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
 CONTENDED_MS = 60_000
 CONTENDED_ASK_MAX = 16
@@ -88,7 +91,7 @@ class Purse:
         self._waiting: dict[Budgets, list[_Waiter]] = {}
         self._one_by_one: set[Budgets] = set()
         self._asking: asyncio.Task[None] | None = None
-        self._bills = Bills(limits)
+        self._bills = Bills(limits, self._freed)
         self._spent: dict[Budget, float] = {}
         self._contended: dict[Budget, float] = {}
         self._closed = False
@@ -152,6 +155,14 @@ class Purse:
         """What was sent under this leave really took so many tokens."""
         if leave.tokens != tokens and self.terms(leave.budgets).counts_tokens:
             self._bills.add(leave.grant_id, leave.budgets, unsent=0, reserved=leave.tokens, used=tokens)
+
+    def _freed(self, budgets: Budgets) -> None:
+        """The moment that a spent budget named is too late once something was given back: it is asked again soon, and not at once,
+        since each of many calls gives back a little."""
+        soon_ms = self._clock.monotonic_ms() + FREED_MS
+        for budget in budgets:
+            if self._spent.get(budget, 0.0) > soon_ms:
+                self._spent[budget] = soon_ms
 
     async def close(self) -> None:
         """Put off whoever waits, and settle what is known."""
@@ -222,6 +233,9 @@ class Purse:
 
     def _deal(self, budgets: Budgets, part: Sequence[_Waiter], grant: Grant, asked_ms: float) -> None:
         dies_ms = asked_ms + grant.lasts_ms
+        for budget in budgets:
+            metrics.limits_granted_requests.of(budget.bound).inc(grant.requests)
+            metrics.limits_granted_tokens.of(budget.bound).inc(grant.tokens)
         requests, tokens = grant.requests, grant.tokens
         counts_tokens = self.terms(budgets).counts_tokens
         left: list[_Waiter] = []
@@ -249,6 +263,8 @@ class Purse:
         now_ms = self._clock.monotonic_ms()
         until_ms = now_ms + min(max(grant.wait_ms, SPENT_MS_MIN), SPENT_MS_MAX)
         named = [budget for budget in budgets if grant.spent == budget.id] or list(budgets)
+        metrics.limits_spent.of(named[0].bound).inc()
+        metrics.budget_wait_seconds.observe((until_ms - now_ms) / 1000)
         for budget in named:
             self._spent[budget] = max(until_ms, self._spent.get(budget, 0.0))
             self._contended[budget] = until_ms + CONTENDED_MS
@@ -276,6 +292,7 @@ class Purse:
 
     def _lose_touch(self, why: str, parts: Sequence[tuple[Budgets, Sequence[_Waiter]]]) -> None:
         self.unreachable_until_ms = self._clock.monotonic_ms() + UNREACHABLE_MS
+        metrics.limits_unavailable.inc()
         log.warning("limits_unavailable", why=why)
         for _, part in parts:
             for waiter in part:
