@@ -31,6 +31,9 @@ from tidegate.upstream.transport import Line
 FORBIDDEN_IN_A_ROW_MAX = 3
 FORBIDDEN_CALLS_MAX = 10_000
 
+# Slots that were asked for and that nobody has looked at since are kept for so many questions, at two a second.
+UNSEEN_ROUNDS_MAX = 30
+
 # Headers by which an answer is known to tell of its deployment's limits.
 TELLS_BY = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
 ANTHROPIC_TELLS_BY = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
@@ -76,6 +79,8 @@ class Lane:
         self.slots = deployment.batch_in_flight_max
         self.expecting = 0
         self.is_short = self.is_asked = False
+        self._is_seen = False
+        self._unseen_rounds = 0
         self.highest = 0
         self.tokens_in_flight = 0
         self.tokens_max = deployment.tokens_in_flight_max
@@ -117,6 +122,7 @@ class Lane:
             return 0
         if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
             return 0
+        self._is_seen = True
         return 1 if self.breaker.is_open else free
 
     def bears(self, tokens: int) -> bool:
@@ -133,7 +139,13 @@ class Lane:
         deployment = self.deployment
         self.slots = slots
         self.highest = self.in_flight
-        self.is_short = self.is_asked = False
+        self.is_short = False
+        # Whoever asked looks again only at its next poll: what came meanwhile is kept until then, or nobody would ever find it.
+        self._unseen_rounds = 0 if self._is_seen or not self.is_asked else self._unseen_rounds + 1
+        if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
+            self.is_asked = False
+            self._unseen_rounds = 0
+        self._is_seen = False
         if deployment.tokens_in_flight_max:
             self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.batch_in_flight_max)
 
