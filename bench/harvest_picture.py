@@ -75,14 +75,20 @@ def _policies(listed: Sequence["Found"], all_batch_rate: float) -> Iterator[str]
         f'<text x="{(LEFT + RIGHT) / 2}" y="{bottom + 36}" text-anchor="middle" class="soft">'
         "interactive p99 time to first token, times that of running alone</text>"
     )
+    names: list[tuple[float, float]] = []
     for one in listed[1:]:
         slower = one.ttft_ms[1] / alone.ttft_ms[1]
         fits = slower <= 1.1 and one.between_mean_ms <= 1.1 * alone.between_mean_ms
         kind = ("tide" if one.run.name.startswith("tide") else "other") if fits else "broken"
         place, height = _across(slower), bottom - one.batch_rate / all_batch_rate * PLOT_HEIGHT
         yield f'<circle cx="{place:.1f}" cy="{height:.1f}" r="5" class="{kind}"><title>{escape(one.run.name)}</title></circle>'
-        if not one.run.name.startswith("tide,"):
-            yield f'<text x="{place + 8:.1f}" y="{height + 4:.1f}" class="name ink">{escape(one.run.name)}</text>'
+        if one.run.name.startswith("tide,"):
+            continue
+        # A name that would lie on another moves up until it does not.
+        while any(abs(place - x) < 90 and abs(height - y) < 11 for x, y in names):
+            height -= 3
+        names.append((place, height))
+        yield f'<text x="{place + 9:.1f}" y="{height + 4:.1f}" class="name ink">{escape(one.run.name)}</text>'
 
 
 def _time_line(tide: "Found") -> Iterator[str]:

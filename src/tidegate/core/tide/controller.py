@@ -52,8 +52,8 @@ HAND_BACK_TOKENS_MIN = 128
 SWELL_START_CALLS = 16
 SWELL_PER_S = 0.15
 SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
-# Seen through samples alone, traffic is seen late, and some of what it suffers not at all: less is allowed then.
-UNSEEN_SHARE = 0.7
+# Seen through samples alone, traffic is seen when its first tokens are long out: less is allowed, and less is in its way.
+UNSEEN_SHARE, UNSEEN_TOKENS_MAX = 0.7, 2_048
 MEMORY_MS = 60_000.0
 PAUSE_MS_MAX = 5_000.0
 HELD_AT_LAST = 10.0
@@ -159,7 +159,7 @@ class Tide:
         swell = min(float(ceiling), math.exp(self._swell))
         calls = int(swell * 2.0 ** min(quiet_ms / CALLS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = int(QUIET_TOKENS * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
-        tokens = min(tokens, QUIET_TOKENS_MAX)
+        tokens = min(tokens, QUIET_TOKENS_MAX if signals.interactive is not None else UNSEEN_TOKENS_MAX)
         if quiet_ms >= LONG_QUIET_MS:
             # Whatever is longer than that goes alone: room is kept for it as for any other.
             tokens = max(tokens, signals.held_tokens)
