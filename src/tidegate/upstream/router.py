@@ -315,8 +315,8 @@ class Router:
         if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):
             lane.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
-        if isinstance(error, PoolExhausted) or now_ms >= call.deadline_ms:
-            # Our own ceiling or our own deadline: nobody's health is harmed.
+        if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
+            # Our own ceiling or our own deadline: nobody's health is harmed. Who asks for a rest gets it, however late it says so.
             lane.failures[error.reason] += 1
         else:
             rested_until_ms = lane.rests_until_ms
