@@ -6,25 +6,31 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.core import ids
+from tidegate.core.budgets import Limit
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, JobRequest
+from tidegate.core.nouns import Caller, JobRequest, Usage
+from tidegate.core.scope import scope_of
 from tidegate.simulate.world.disk import Disk
+from tidegate.simulate.world.estate import UNKNOWN_MODEL
 from tidegate.simulate.world.plan import Plan
-from tidegate.simulate.world.provider import MODELS
+from tidegate.simulate.world.provider import usage_of
 from tidegate.simulate.world.trace import Trace
 from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"
-UNKNOWN_MODEL = "gamma"
 LONG_WINDOW_MS = 3_600_000
+_USER_COUNT = 2
 
 
 @dataclass(slots=True)
 class Order:
-    """One job as its caller knows it."""
+    """One job as its caller knows it. `asked` is which model or resource each line asks for, by its custom_id's number, and `usages` is
+    what each really takes; a line that is no request has neither."""
 
     name: str
-    tenant_id: str
+    caller: Caller
+    tenant: int
+    limits: tuple[Limit, ...]
     file_id: str
     job_id: str
     custom_ids: list[str | None]
@@ -36,6 +42,8 @@ class Order:
     refused: bool
     cancel_s: float | None
     bodies: list[bytes] = field(default_factory=list)
+    asked: dict[str, str] = field(default_factory=dict)
+    usages: dict[str, Usage] = field(default_factory=dict)
 
 
 class Customers:
@@ -51,12 +59,12 @@ class Customers:
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
-        for number in range(self._plan.tenant_count):
-            await self._store.put_tenant(self._id("tenant"), f"tenant-{number}")
+        tenant_ids = []
+        for number in range(len(self._plan.estate.tenants)):
+            tenant_ids.append(await self._store.put_tenant(self._id("tenant"), f"tenant-{number}"))
         for number in range(self._plan.job_count):
-            tenant_id = await self._store.tenant_by_name(f"tenant-{number % self._plan.tenant_count}")
-            assert tenant_id is not None
-            await self._upload(self._order(f"j{number}", tenant_id))
+            tenant = number % len(tenant_ids)
+            await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
         tags = [tag for order in self.orders for tag in order.tags]
         self._dice.shuffle(tags)
         self.poison = set(tags[: int(self._plan.strength("poison"))])
@@ -64,9 +72,10 @@ class Customers:
     def _id(self, kind: str) -> str:
         return ids.make(kind, self._dice.randbytes(16))
 
-    def _order(self, name: str, tenant_id: str) -> Order:
+    def _order(self, name: str, tenant: int, tenant_id: str) -> Order:
         dice, plan = self._dice, self._plan
-        count = dice.randint(1, plan.item_count_max)
+        # Sizes are very unequal: many are tiny, some are as large as they come.
+        count = dice.choice((1, 2, dice.randint(1, plan.item_count_max), plan.item_count_max))
         odd = dice.random() < plan.strength("odd_input")
         short = dice.random() < plan.strength("expire")
         cancelled = dice.random() < plan.strength("cancel")
@@ -74,7 +83,9 @@ class Customers:
         lenient = dice.random() < 0.5
         order = Order(
             name=name,
-            tenant_id=tenant_id,
+            caller=Caller(tenant_id, f"key-{tenant}-{dice.randrange(2)}", user=f"user-{dice.randrange(_USER_COUNT)}"),
+            tenant=tenant,
+            limits=dice.choice(plan.estate.job_limits),
             file_id=self._id("file"),
             job_id=self._id("batch"),
             custom_ids=[],
@@ -95,9 +106,14 @@ class Customers:
             order.custom_ids.append(None)
             order.bodies.append(b"{not json")
             return
+        dice, estate = self._dice, self._plan.estate
         tag = f"{order.name}-{number}"
-        model = UNKNOWN_MODEL if self._dice.random() < 0.02 else self._dice.choice(MODELS)
-        body = {"model": model, "messages": [{"role": "user", "content": tag}]}
+        model = UNKNOWN_MODEL if dice.random() < 0.02 else dice.choice(estate.names)
+        content = f"{tag} {'x' * dice.choice((0, 0, 20, 120))}"
+        max_tokens = dice.choice((2, 8, 40))
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
+        order.asked[tag] = model
+        order.usages[tag] = usage_of(content, max_tokens, estate.usage_factor)
         order.custom_ids.append(f"id-{tag}")
         order.tags.append(tag)
         self.runnable_count += model != UNKNOWN_MODEL
@@ -109,7 +125,7 @@ class Customers:
         await self._store.begin_blob(blob_id, "upload", "front-door")
         stamp = self._disk.put(blob_id, data)
         await self._store.create_file(
-            Caller(order.tenant_id),
+            order.caller,
             order.file_id,
             blob_id,
             stamp,
@@ -129,14 +145,16 @@ class Customers:
             f"{order.window_ms}ms",
             ordered=order.ordered,
             invalid_lines=order.invalid_lines,
+            limits=order.limits,
         )
+        scope = scope_of(order.caller, self._plan.estate.scope_preference)
         for _ in range(self._dice.choice((1, 1, 2))):
-            await self._store.create_job(Caller(order.tenant_id), order.job_id, request)
+            await self._store.create_job(order.caller, order.job_id, request, scope=scope)
         self._trace.note("customer", "created", order.name, order.job_id)
 
     async def cancel(self, order: Order) -> None:
         try:
-            await self._store.cancel_job(order.tenant_id, order.job_id)
+            await self._store.cancel_job(order.caller.tenant_id, order.job_id)
         except ApiProblem as problem:
             self._trace.note("customer", "too late to cancel", order.name, problem.code)
         else:

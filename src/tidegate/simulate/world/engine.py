@@ -1,7 +1,10 @@
 """What `service.py` does for a real process, for a simulated one: a worker over its ports. Ingest runs in the process itself."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.system import LocalWake
 from tidegate.core import ids
 from tidegate.core.errors import IngestFailed
@@ -11,19 +14,68 @@ from tidegate.core.retry import RetryPolicy
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import ingest_file
 from tidegate.flow.record import FlushLimits
+from tidegate.settings.policy import switched
+from tidegate.settings.tenants import TenantPolicy
 from tidegate.simulate.world.disk import Disk, ProcessBlobs
 from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import Process
-from tidegate.simulate.world.provider import ProcessRouter, Provider
+from tidegate.simulate.world.provider import ProcessTransport, Provider
+from tidegate.simulate.world.redis_server import url_of
+from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
+from tidegate.upstream.breaker import BreakerPolicy
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.retry_budget import RetryBudgetPolicy
+from tidegate.upstream.router import Router
+from tidegate.upstream.slots import Capacity
 from tidegate.worker import Worker, WorkerOptions
 
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0
+REDIS_TIMEOUT_S = 0.1
+POOL_TIMEOUT_S = 10.0
+# Like everything else, what waits for a minute in the world waits for seconds here.
+_LANE = LanePolicy(
+    breaker=BreakerPolicy(share_window_ms=6_000, probe_interval_ms=1_000),
+    retry_budget=RetryBudgetPolicy(share=0.3, retries_min=3, window_s=6),
+    throttle_backoff_ms=300,
+    throttle_backoff_ms_max=3_000,
+    patience_ms=600,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """The way from one process to the model servers."""
+
+    router: Router
+    dealt: RedisLimits | None
+
+    async def close(self) -> None:
+        await self.router.close()
+        if self.dealt is not None:
+            await self.dealt.close()
+
+
+def build_road(process: Process, store: Store, me: Incarnation, plan: Plan, provider: Provider) -> Road:
+    estate = plan.estate
+    limits = StoreLimits(store)
+    dealt = RedisLimits(url_of(process), "world", limits, REDIS_TIMEOUT_S) if estate.uses_redis else None
+    capacity = Capacity(
+        limits=dealt or limits,
+        worker_id=lambda: me.id,
+        discovered=store,
+        model_in_flight_max=estate.model_in_flight_max,
+        in_flight_max_global=estate.in_flight_max_global,
+    )
+    line = ProcessTransport(process, provider)
+    deployments, resources = estate.deployments, estate.resources
+    router = Router(deployments, line, line, process, process, _LANE, POOL_TIMEOUT_S, resources, capacity)
+    return Road(router, dealt)
 
 
 def build_worker(
-    process: Process, store: Store, me: Incarnation, plan: Plan, scratch: Path, disk: Disk, provider: Provider
+    process: Process, store: Store, me: Incarnation, plan: Plan, scratch: Path, disk: Disk, router: Router
 ) -> Worker:
     async def new_blob(kind: str, worker_id: str) -> str:
         blob_id = ids.make("blob", process.token_bytes(16))
@@ -43,7 +95,7 @@ def build_worker(
     return Worker(
         store,
         ProcessBlobs(process, disk),
-        ProcessRouter(process, provider),
+        router,
         process,
         process,
         LocalWake(),
@@ -70,4 +122,13 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
         result_expires_after_ms=None,
         job_keep_ms=86_400_000,
         garbage_safety_ms=plan.garbage_safety_ms,
+        policy_of=partial(switched, plan.estate.policy),
+        weight_of=lambda tenant: _tenant(plan, tenant).weight,
+        budgets_of=lambda piece: _tenant(plan, piece.tenant).budgets(
+            piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
+        ),
     )
+
+
+def _tenant(plan: Plan, name: str) -> TenantPolicy:
+    return plan.estate.tenants[int(name.removeprefix("tenant-"))]

@@ -10,14 +10,15 @@ import msgspec
 
 from tidegate.core.ids import split_item_id
 from tidegate.flow.perform import OWNERS_LOST_MAX
-from tidegate.simulate.world.customers import UNKNOWN_MODEL, Order
+from tidegate.simulate.world.customers import Order
 from tidegate.simulate.world.disk import Disk
+from tidegate.simulate.world.estate import UNKNOWN_MODEL
 from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import EPOCH_MS
 from tidegate.simulate.world.provider import Witnessed
 from tidegate.simulate.world.rules import Rules
 
-_BILLED_FAILURES = ("error", "reset", "hang", "broken")
+_BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
 _UNBILLED = ("throttle", "away")
 _DEATHS = frozenset({"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away"})
 _DELAYS = _DEATHS | {"disk_append", "disk_full", "disk_read", "disk_slow"}
@@ -43,6 +44,7 @@ class Judge:
         self._calls = calls
         self._poison = poison
         self._broken = broken
+        self._asked: dict[str, str] = {}
 
     def _rows(self, sql: str, *parameters: object) -> list[Line]:
         cursor = self._connection.execute(sql, parameters)
@@ -61,6 +63,7 @@ class Judge:
         return data
 
     def judge(self, orders: list[Order]) -> None:
+        self._asked = {tag: name for order in orders for tag, name in order.asked.items()}
         calls: dict[str, list[Witnessed]] = {order.job_id: [] for order in orders}
         for call in self._calls:
             calls[call.job_id].append(call)
@@ -141,7 +144,9 @@ class Judge:
                 self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
                 return
             used.add(call.serial)
-        if job["input_tokens"] != sum(serial + 1 for serial in used) or job["output_tokens"] != len(used):
+        usages = [by_serial[serial].usage for serial in used]
+        counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))
+        if (job["input_tokens"], job["output_tokens"]) != counted:
             self._broken(f"usage: {order.name} counts {job['input_tokens']} input tokens, its answers say otherwise")
         unused = [call for call in calls if call.mood == "ok" and call.heard_s is not None and call.serial not in used]
         # One that left in trouble may have left in a hurry, with answers that it could not store in time.
@@ -198,7 +203,7 @@ class Judge:
         if deadly > OWNERS_LOST_MAX:
             self._broken(f"poison: item {calls[0].number} of {job['id']} killed {deadly} workers")
         for earlier, later in combinations(calls, 2):
-            if earlier.mood == "throttle" and earlier.heard_s is not None:
+            if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
                 self._judge_wait(earlier, later)
             if earlier.mood in _UNBILLED or (earlier.mood in _BILLED_FAILURES and earlier.heard_s is not None):
                 continue
@@ -210,6 +215,10 @@ class Judge:
                 )
             if earlier.mood == "ok":
                 self._judge_durable(earlier, later)
+
+    def _has_no_other_way(self, call: Witnessed) -> bool:
+        """Whether an item can only go to the deployment that it went to: another one may take it at once."""
+        return len(self._plan.estate.serving(self._asked[call.tag])) == 1
 
     def _judge_durable(self, earlier: Witnessed, later: Witnessed) -> None:
         """What lay durable in a log before its owner was declared gone is adopted, never asked for again."""

@@ -7,6 +7,7 @@ context it was made: those of a stopped process wait until it goes on, and those
 import asyncio
 import contextlib
 import heapq
+import warnings
 from collections import deque
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar
@@ -94,13 +95,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Close every coroutine that is still waiting, quietly, and then the loop."""
         for owner in owners:
             self._own_tasks.extend(owner.tasks)
-        for task in self._own_tasks:
-            if not task.done():
-                quiet: Any = task
-                quiet._log_destroy_pending = False
-                # Whatever it does in its `finally` no longer counts.
-                with contextlib.suppress(BaseException):
-                    quiet.get_coro().close()
+        with warnings.catch_warnings():
+            # Whatever they do in their `finally` no longer counts.
+            warnings.simplefilter("ignore")
+            for task in self._own_tasks:
+                if not task.done():
+                    quiet: Any = task
+                    quiet._log_destroy_pending = False
+                    with contextlib.suppress(BaseException):
+                        quiet.get_coro().close()
         self._inner._ready.clear()
         self._inner._scheduled.clear()
         self.close()

@@ -7,6 +7,8 @@ faults that hide one another are thereby also met alone. Settings are tiny, so t
 import random
 from dataclasses import dataclass, field
 
+from tidegate.simulate.world.estate import Estate, draw_estate
+
 # Each kind with the strengths it may have: chances per event or per second, or how many items or jobs it touches.
 KINDS: dict[str, tuple[float, ...]] = {
     "kill": (0.02, 0.08),
@@ -35,6 +37,13 @@ KINDS: dict[str, tuple[float, ...]] = {
     "cancel": (0.3, 0.8),
     "expire": (0.3, 0.8),
     "odd_input": (0.3,),
+    "connect_slow": (0.1, 0.4),
+    "database_clock": (0.03, 0.1),
+    "redis_flush": (0.1, 0.3),
+    "redis_fail_over": (0.05, 0.15),
+    "redis_away": (0.03, 0.1),
+    "redis_lost": (0.05, 0.3),
+    "redis_slow": (0.05, 0.2),
 }
 
 # Troubles that are worst together. Half of the seeds have one of these beside what they draw by chance.
@@ -47,18 +56,20 @@ THEMES: tuple[dict[str, float], ...] = (
     {"store_fail": 0.1, "store_unknown": 0.1, "store_slow": 0.1, "border_kill": 0.005},
     {"poison": 1.0, "expire": 0.2},
     {"expire": 1.0, "throttle": 0.2},
+    {"redis_flush": 0.3, "redis_fail_over": 0.15, "redis_lost": 0.2, "redis_slow": 0.1, "kill": 0.05},
+    {"kill": 0.1, "pause": 0.15, "connect_slow": 0.4},
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     seed: int
+    estate: Estate
     strengths: dict[str, float] = field(default_factory=dict)
     process_count: int = 2
     job_count: int = 2
     item_count_max: int = 12
     call_s_max: float = 0.6
-    tenant_count: int = 1
     slice_items: int = 4
     slice_count_max: int = 4
     in_flight_max: int = 4
@@ -92,17 +103,17 @@ def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
     for kind, choices in KINDS.items():
         on, strength = dice.random() < share, dice.choice(choices)
         strength = theme.get(kind, strength if on else 0.0)
-        if strength and kind not in without:
+        if strength:
             strengths[kind] = strength
     lease_ms = dice.choice((2_000, 4_000, 6_000))
     return Plan(
         seed=seed,
-        strengths=strengths,
+        estate=draw_estate(seed, strengths),
+        strengths={kind: strength for kind, strength in strengths.items() if kind not in without},
         process_count=dice.choice((1, 2, 2, 3, 3)),
-        job_count=dice.choice((1, 2, 3)),
+        job_count=dice.choice((1, 2, 3, 3, 6)),
         item_count_max=dice.choice((4, 10, 20)),
         call_s_max=dice.choice((0.3, 1.0, 3.0)),
-        tenant_count=dice.choice((1, 2)),
         slice_items=dice.choice((1, 2, 4)),
         slice_count_max=dice.choice((1, 3, 6)),
         in_flight_max=dice.choice((1, 3, 8)),

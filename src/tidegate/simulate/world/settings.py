@@ -7,13 +7,20 @@ from typing import Any
 import structlog
 
 from tidegate import worker
-from tidegate.flow import hand
+from tidegate.core import budgets_window
+from tidegate.core.budgets import Period
+from tidegate.core.budgets_window import Span
+from tidegate.flow import fill, hand
 from tidegate.flow.tend import crowded_files
 
 PIECES_MAX = 4
+# A minute and an hour of this world.
+SPANS = {Period.MINUTE: Span(5_000, 250), Period.HOUR: Span(20_000, 1_000)}
 _TINY = (
     (hand, "SHORT_WAIT_MS", 1_500),
     (worker, "SHORT_WAIT_MS", 1_500),
+    (fill, "SHORT_WAIT_MS", 1_500),
+    (budgets_window, "_SPANS", SPANS),
     (worker, "_UPKEEP_EVERY", 2),
     (crowded_files, "PIECES_MAX", PIECES_MAX),
 )

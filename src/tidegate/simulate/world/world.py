@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.schedule.switch import Switch
 from tidegate.core.states import JOB_ENDED
 from tidegate.flow.incarnation import Incarnation
 from tidegate.simulate.world.customers import Customers, Order
 from tidegate.simulate.world.disk import Disk
 from tidegate.simulate.world.driver import ProcessDriver, now
-from tidegate.simulate.world.engine import build_worker
+from tidegate.simulate.world.engine import build_road, build_worker
 from tidegate.simulate.world.judge import Judge
 from tidegate.simulate.world.loop import Stuck, VirtualLoop
+from tidegate.simulate.world.meter import Meter, Rests
 from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import EPOCH_MS, Process, outside
-from tidegate.simulate.world.provider import Provider
+from tidegate.simulate.world.provider import Provider, Witnessed
+from tidegate.simulate.world.redis_server import RedisServer
 from tidegate.simulate.world.rules import Rules
 from tidegate.simulate.world.settings import PIECES_MAX, overheard, tiny_settings
 from tidegate.simulate.world.trace import Trace
@@ -70,20 +73,25 @@ class World:
         self.leaving = False
         self.broken: str | None = None
         self._scratch = scratch
+        self._database_behind_ms = 0
+        self.redis = RedisServer(self.loop, self.weather)
         self._inner = SqliteDriver(None, self._now_ms)
         self._store = Store(self._inner)
         now(self._store.migrate())
         self.connection = self._inner._writer
         self.rules = Rules(self.connection, self.breaks, plan.grace_ms)
         self.rules.on_ended = self._job_ended
-        self.provider = Provider(self.loop, self.weather, self.trace, self.rules.check_call)
+        self.provider = Provider(self.loop, self.weather, self.trace, self._check_call)
         self.customers = Customers(plan, self._store, self.disk, self.trace)
         self.judge: Judge | None = None
+        self.meter: Meter | None = None
+        self.rests = Rests(self.breaks)
         self._visits: list[asyncio.Task[None]] = []
         self._published: dict[str, str] = {}
 
     def _now_ms(self) -> int:
-        return EPOCH_MS + int(self.loop.time() * 1000)
+        """The database's clock: it may be set back, and then goes on from there."""
+        return EPOCH_MS + int(self.loop.time() * 1000) - self._database_behind_ms
 
     def breaks(self, what: str) -> None:
         """Note the first broken promise and end the run."""
@@ -95,11 +103,15 @@ class World:
     async def run(self) -> None:
         await self.customers.prepare()
         self.provider.poison = self.customers.poison
+        self.provider.job_ids = {order.name: order.job_id for order in self.customers.orders}
         self.judge = Judge(
             self.plan, self.connection, self.disk, self.rules, self.provider.calls, self.customers.poison, self.breaks
         )
+        self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
         for order in self.customers.orders:
             self._visits.append(self.loop.create_task(self._serve(order)))
+        if self.plan.estate.switch_to is not None:
+            self._visits.append(self.loop.create_task(self._switch(self.plan.estate.switch_to)))
         for _ in range(self.plan.process_count):
             self._spawn()
         while self.loop.time() < self.plan.trouble_s:
@@ -116,6 +128,12 @@ class World:
             self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
 
+    def _check_call(self, call: Witnessed) -> None:
+        assert self.meter is not None
+        self.rules.check_call(call)
+        self.meter.check(call)
+        self.rests.check(call)
+
     def _all_done(self) -> bool:
         """Whether every customer has come and every job has ended: what follows would be idle."""
         return not self._open_jobs() and all(task.done() for task in self._visits)
@@ -126,6 +144,11 @@ class World:
         if order.cancel_s is not None:
             await asyncio.sleep(order.cancel_s - order.begin_s)
             await self.customers.cancel(order)
+
+    async def _switch(self, mode: str) -> None:
+        await asyncio.sleep(self.plan.arrival_s)
+        self.trace.note("operator", "switched to", mode)
+        await self._store.switch_scheduler(Switch(mode))
 
     def _chaos(self) -> None:
         weather, dice = self.weather, self.weather.dice
@@ -149,6 +172,25 @@ class World:
         if weather.strikes("disk_full"):
             weather.disk_full = True
             outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
+        if weather.strikes("database_clock"):
+            self._database_behind_ms += dice.choice((3, 200, 1_500))
+        if self.plan.estate.uses_redis:
+            self._redis_chaos()
+
+    def _redis_chaos(self) -> None:
+        weather, redis = self.weather, self.redis
+        if weather.dice.random() < 0.3:
+            redis.copy_to_replica()
+        if weather.strikes("redis_flush"):
+            redis.flush()
+        if weather.strikes("redis_fail_over"):
+            redis.fail_over()
+        if weather.strikes("redis_away"):
+            redis.away = True
+            outside(self.loop, weather.dice.uniform(0.2, 4), self._redis_back)
+
+    def _redis_back(self) -> None:
+        self.redis.away = False
 
     def _store_back(self) -> None:
         self.weather.store_away = False
@@ -159,7 +201,7 @@ class World:
     def _heal(self) -> None:
         self.trace.note("world", "the weather clears")
         self.weather.clear = True
-        self.weather.store_away = self.weather.disk_full = False
+        self.weather.store_away = self.weather.disk_full = self.redis.away = False
         for process in self.processes:
             process.go_on()
 
@@ -235,6 +277,9 @@ class World:
         process.begin(lambda process: self._live(process, plan or self.plan))
         return process
 
+    def process_named(self, name: str) -> Process:
+        return next(process for process in self.processes if process.name == name)
+
     def _replace(self) -> None:
         if not self.leaving:
             self._spawn()
@@ -247,8 +292,10 @@ class World:
                 store, process, process, host=process.name, version="0", lease_ms=plan.lease_ms
             )
             await me.begin()
-            worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, self.provider)
+            road = build_road(process, store, me, plan, self.provider)
+            worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, road.router)
             await worker.run(process.ending)
+            await road.close()
         except StoreUnavailable:
             self.trace.note(process.name, "could not begin")
         process.lost_at_s.append(self.loop.time())
@@ -270,8 +317,9 @@ def simulate(plan: Plan, *, keep: list[str] | None = None) -> Verdict:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         stack.enter_context(tiny_settings())
         world = World(plan, scratch)
-        stack.callback(world.close)
         stack.enter_context(overheard(world.breaks))
+        stack.enter_context(world.redis.serving(world.process_named))
+        stack.callback(world.close)
         world.trace.keep = keep
         broken = None
         try:

@@ -1,0 +1,136 @@
+"""What is served in one run, and to whom: models, deployments, resources, tenants, their limits and weights, and how the scheduler is set.
+
+Half of the seeds have no budgets, so that these do not hide everything else. Periods are tiny (see `settings`): a minute is seconds.
+No limit is so small that the run's work would not be through in time.
+"""
+
+import random
+from dataclasses import dataclass
+
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.deployments import Deployment, Estimate, Resource
+from tidegate.core.schedule import Mode, Policy
+from tidegate.settings.tenants import TenantPolicy
+
+_NAMES = ("alpha", "beta", "gamma", "delta")
+UNKNOWN_MODEL = "nobody"
+# No request of a customer reserves or takes more than this.
+CALL_TOKENS_MAX = 400
+_REDIS_KINDS = ("redis_flush", "redis_fail_over", "redis_away", "redis_lost", "redis_slow")
+
+
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """`names` are what requests may ask for: models and resources. `switch_to` is a mode that an operator switches to under way.
+
+    `usage_factor` is by how much real prompts exceed their estimate."""
+
+    models: tuple[str, ...]
+    deployments: tuple[Deployment, ...]
+    resources: tuple[Resource, ...]
+    tenants: tuple[TenantPolicy, ...]
+    job_limits: tuple[tuple[Limit, ...], ...]
+    model_in_flight_max: dict[str, int]
+    in_flight_max_global: int
+    policy: Policy
+    switch_to: Mode | None
+    scope_preference: tuple[str, ...]
+    uses_redis: bool
+    usage_factor: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.models + tuple(resource.name for resource in self.resources)
+
+    def serving(self, name: str) -> list[Deployment]:
+        """The deployments that calls for a name go to."""
+        model = next((resource.model for resource in self.resources if resource.name == name), name)
+        return [deployment for deployment in self.deployments if model in deployment.models]
+
+
+def draw_estate(seed: int, kinds: dict[str, float]) -> Estate:
+    dice = random.Random(f"estate/{seed}")
+    limited = dice.random() < 0.45 or any(kind in kinds for kind in _REDIS_KINDS)
+    models = _NAMES[: dice.choice((1, 1, 2, 2, 3, 4))]
+    deployments = tuple(_deployments(dice, models, limited=limited))
+    resources = (
+        (Resource(f"{models[0]}-gold", models[0], _limits(dice, 1.0)),) if limited and dice.random() < 0.4 else ()
+    )
+    tenant_count = dice.choice((1, 1, 2, 3, 6))
+    fallback = dice.choice((None, None, *Mode))
+    return Estate(
+        models=models,
+        deployments=deployments,
+        resources=resources,
+        tenants=tuple(_tenant(dice, limited=limited) for _ in range(tenant_count)),
+        job_limits=tuple(_limits(dice, 0.2 if limited else 0.0) for _ in range(4)),
+        model_in_flight_max={models[0]: dice.choice((1, 3))} if dice.random() < 0.12 else {},
+        in_flight_max_global=dice.choice((2, 5)) if dice.random() < 0.12 else 0,
+        policy=_policy(dice),
+        switch_to=fallback,
+        scope_preference=("user",) if dice.random() < 0.15 else ("organization",),
+        uses_redis=limited and (dice.random() < 0.4 or any(kind in kinds for kind in _REDIS_KINDS)),
+        usage_factor=dice.choice((1, 1, 1, 3)),
+    )
+
+
+def _deployments(dice: random.Random, models: tuple[str, ...], *, limited: bool) -> list[Deployment]:
+    found = []
+    for model in models:
+        for number in range(dice.choice((1, 1, 1, 1, 2, 3))):
+            served = models if dice.random() < 0.1 else (model,)
+            found.append(
+                Deployment(
+                    name=f"{model}-{number}",
+                    url=f"http://{model}-{number}/v1",
+                    models=served,
+                    max_in_flight=dice.choice((1, 2, 4, 6)),
+                    weight=dice.choice((1.0, 1.0, 3.0)),
+                    limits=_limits(dice, 0.6 if limited else 0.0),
+                    estimate=Estimate.BOUND if dice.random() < 0.3 else Estimate.LIKELY,
+                    tokens_in_flight_max=2 * CALL_TOKENS_MAX if dice.random() < 0.1 else 0,
+                )
+            )
+    return found
+
+
+def _limits(dice: random.Random, chance: float) -> tuple[Limit, ...]:
+    if dice.random() >= chance:
+        return ()
+    kind = dice.choice(("requests", "requests", "tokens", "both", "hour"))
+    minute = Limit(
+        Period.MINUTE,
+        dice.choice((3, 6, 12)) if kind in ("requests", "both") else None,
+        dice.choice((2, 4)) * CALL_TOKENS_MAX if kind in ("tokens", "both") else None,
+    )
+    hour = Limit(Period.HOUR, dice.choice((15, 30)))
+    return (hour,) if kind == "hour" else (minute, hour) if dice.random() < 0.2 else (minute,)
+
+
+def _tenant(dice: random.Random, *, limited: bool) -> TenantPolicy:
+    part = 0.2 if limited else 0.0
+    return TenantPolicy(
+        weight=dice.choice((1.0, 1.0, 1.0, 2.0, 0.5)),
+        in_flight_units_max=0,
+        queued_units_max=0,
+        limits=_limits(dice, part),
+        user_limits=_limits(dice, part / 2),
+        key_limits=_limits(dice, part / 2),
+    )
+
+
+def _policy(dice: random.Random) -> Policy:
+    return Policy(
+        mode=dice.choice((*Mode, Mode.FAIR_SHARE, Mode.SMART, Mode.SMART)),
+        shadow_mode=dice.choice((None, None, *Mode)),
+        in_flight_units_max=dice.choice((0, 0, 0, 200)),
+        urgent_share=dice.choice((0.0, 0.3, 0.5)),
+        age_units_per_s=dice.choice((0.0, 8.0)),
+        age_units_max=100,
+        large_units=200,
+        large_interval_ms=dice.choice((0, 2_000)),
+        fast_lane=dice.random() < 0.2,
+        fast_lane_share=0.25,
+        fast_lane_units=100,
+        rate_units_per_s_default=50.0,
+    )

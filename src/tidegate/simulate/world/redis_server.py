@@ -1,0 +1,191 @@
+"""A Redis that all processes share, under the real client code: our two scripts as Python, and what can go wrong with such a server.
+
+It forgets everything, forgets its scripts, goes away, takes too long, carries a command out and loses the answer, and is replaced by a
+copy that missed the last writes. Only what `RedisLine` asks of a connection is here.
+"""
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from tidegate.backends import redis_line
+from tidegate.simulate.world.loop import VirtualLoop
+from tidegate.simulate.world.process import EPOCH_MS, Process
+from tidegate.simulate.world.weather import Weather
+
+T = TypeVar("T")
+Fields = dict[str, int | str]
+
+_SCHEME = "redis://"
+
+
+def url_of(process: Process) -> str:
+    """How a process names the server: the connection that it opens is its own."""
+    return _SCHEME + process.name
+
+
+class RedisServer:
+    def __init__(self, loop: VirtualLoop, weather: Weather) -> None:
+        self._loop = loop
+        self._weather = weather
+        self._keys: dict[str, Fields] = {}
+        self._replica: dict[str, Fields] = {}
+        self._scripts: dict[str, Callable[[str, Sequence[Any]], list[Any]]] = {}
+        self._runs = 0
+        self._skew_ms = 0
+        self.away = False
+
+    @property
+    def run_id(self) -> str:
+        return f"run{self._runs}"
+
+    def flush(self) -> None:
+        self._keys.clear()
+        self._scripts.clear()
+
+    def copy_to_replica(self) -> None:
+        self._replica = copy.deepcopy(self._keys)
+
+    def fail_over(self) -> None:
+        """Another server goes on with what it had copied, with a clock of its own. Connections break."""
+        self._keys = copy.deepcopy(self._replica)
+        self._scripts.clear()
+        self._runs += 1
+        self._skew_ms = self._weather.dice.randint(-5_000, 5_000)
+
+    def run(self, run_id: str, command: Sequence[Any]) -> Any:
+        if self.away or run_id != self.run_id:
+            raise RedisConnectionError("the connection was reset")
+        verb, script, _, key, *words = command
+        if verb == "EVAL":
+            name = next(name for name in _SCRIPTS if redis_line.script_text(name) == script)
+            known = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+            self._scripts[known] = getattr(self, f"_{name}")
+            script = known
+        if script not in self._scripts:
+            return NoScriptError("no matching script")
+        return self._scripts[script](key, words)
+
+    def _now(self) -> int:
+        return EPOCH_MS + int(self._loop.time() * 1000) + self._skew_ms
+
+    # ---- the scripts of backends/lua, word for word
+
+    def _take(self, key: str, words: Sequence[Any]) -> list[Any]:
+        asked, each, fresh, lender_ms = map(int, words)
+        now = self._now()
+        block = self._keys.setdefault(key, {})
+
+        def number(name: str) -> int:
+            return int(block.get(name) or 0)
+
+        block["asked"] = number("asked") + fresh
+        if number("requests") > 0 and number("from") <= now < number("till"):
+            count = min(asked, number("requests"))
+            if each > 0:
+                count = min(count, number("tokens") // each)
+            if count > 0:
+                block["requests"] = number("requests") - count
+                block["tokens"] = number("tokens") - count * each
+                return [b"granted", count, number("till") - now, str(block["grant"]).encode()]
+        if number("rest_till") > now and each >= number("rest_each"):
+            return [b"resting", number("wait_till") - now, str(block["spent"]).encode()]
+        if number("lender_till") > now:
+            return [b"busy"]
+        demand = number("asked")
+        block["lender_till"], block["asked"] = now + lender_ms, 0
+        return [b"lend", now, demand]
+
+    def _deposit(self, key: str, words: Sequence[Any]) -> list[Any]:
+        block = self._keys.setdefault(key, {})
+        old = [block.get(name, "") for name in ("grant", "requests", "tokens")]
+        names = ("requests", "tokens", "from", "till", "grant", "rest_till", "rest_each", "wait_till", "spent")
+        block.update(zip(names, words, strict=True))
+        block["rest_till"] = self._now() + int(words[5])
+        block.pop("lender_till", None)
+        return [str(old[0]).encode(), int(old[1] or 0), int(old[2] or 0)]
+
+    # ---- clients
+
+    @contextmanager
+    def serving(self, process_of: Callable[[str], Process]) -> Iterator[None]:
+        """While this lasts, connections lead here."""
+
+        def open_connection(url: str, timeout_s: float | None) -> "Connection":
+            return Connection(self, process_of(url.removeprefix(_SCHEME)), timeout_s)
+
+        before = redis_line.open_connection
+        redis_line.open_connection = open_connection  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            redis_line.open_connection = before
+
+
+_SCRIPTS = ("take", "deposit")
+
+
+class Connection:
+    """What `RedisLine` asks of a connection."""
+
+    def __init__(self, server: RedisServer, process: Process, timeout_s: float | None) -> None:
+        self._server = server
+        self._process = process
+        self._timeout_s = timeout_s
+        self._run_id = ""
+        self._answers: list[Any] = []
+        self.is_connected = False
+
+    async def connect(self) -> None:
+        def accept() -> str:
+            if self._server.away:
+                raise RedisConnectionError("connection refused")
+            return self._server.run_id
+
+        self._run_id = await self._ask(accept)
+        self.is_connected = True
+
+    async def send_command(self, *words: str, check_health: bool) -> None:
+        self._answers.append(f"# Server\r\nrun_id:{self._run_id}\r\n".encode())
+
+    def pack_commands(self, commands: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+        return list(commands)
+
+    async def send_packed_command(self, commands: list[Sequence[Any]], *, check_health: bool) -> None:
+        loses = self._process.weather.strikes("redis_lost")
+
+        def act() -> list[Any]:
+            answers = [self._server.run(self._run_id, command) for command in commands]
+            if loses:
+                raise RedisConnectionError("the connection broke before the answer came")
+            return answers
+
+        self._answers += await self._ask(act)
+
+    async def read_response(self) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        self.is_connected = False
+
+    async def _ask(self, act: Callable[[], T]) -> T:
+        weather = self._process.weather
+        slow_s = weather.dice.uniform(0.02, 0.4) if weather.strikes("redis_slow") else 0.0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._process.ask(act, slow_s)
+        except TimeoutError:
+            raise RedisTimeoutError("the server took too long") from None
+        except RedisConnectionError:
+            self.is_connected = False
+            raise
