@@ -12,7 +12,7 @@ from tidegate import metrics
 from tidegate.core import schedule
 from tidegate.core.nouns import Pace
 from tidegate.core.ports import Clock
-from tidegate.core.schedule import fair
+from tidegate.core.schedule import deadline, fair
 from tidegate.core.schedule.switch import Switch
 from tidegate.store.snapshots import Bounds
 from tidegate.store.store import Store
@@ -125,11 +125,21 @@ class Chooser:
             metrics.scheduler_skips.of(skip.reason).inc()
         for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
             log.warning("scheduler_plugin_fault", fault=fault)
+        self._tell_slack(snapshot)
         waiting = {(job.model, job.scope) for job in snapshot.jobs}
         for name, model in snapshot.models.items():
             flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.scope) in waiting]
             if flows:
                 metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
+
+    def _tell_slack(self, snapshot: schedule.Snapshot) -> None:
+        slacks = [
+            deadline.slack_ms(job, model, snapshot.now, deadline.pace(model, 1.0, self._policy))
+            for job in snapshot.jobs
+            if (model := snapshot.models.get(job.model)) is not None and (job.rate or model.rate)
+        ]
+        if slacks:
+            metrics.deadline_slack_seconds.set(min(slacks) / 1000)
 
     def _shadow(self, snapshot: schedule.Snapshot, choice: schedule.Choice, mode: schedule.Mode) -> None:
         differences = schedule.compare(snapshot, self._policy, choice, mode)
