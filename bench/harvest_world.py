@@ -19,6 +19,8 @@ from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request,
 
 HOP_MS = 1.0
 SAMPLE_MS = 200.0
+# Its own calls come and go too often to ask the policy each time: in between, its last answer holds.
+OWN_EVENTS_MS = 10.0
 WINDOW_ITEMS = 64
 HAND_BACKS_MAX = 2
 
@@ -99,6 +101,8 @@ class World:
         self._awaiting: dict[int, Call] = {}
         self._awaiting_tokens = 0
         self._sent_tokens = 0
+        self._asked_ms = 0.0
+        self._decision = Decision(0, 0, 0, "not asked yet")
         self._interactive = 0
         self._interactive_awaiting = 0
         self._sample: EngineSample | None = None
@@ -200,19 +204,21 @@ class World:
         self._interactive += 1
         self._interactive_awaiting += 1
         self._later(self.now_ms + HOP_MS, "submit", call)
-        self._act()
+        self._act(news=self.sight.gateway)
 
     def _on_seen(self, seen: list[tuple[Call, bool, bool]]) -> None:
+        news = False
         for call, first, finished in seen:
             if call.batch:
                 self._seen_batch(call, first, finished)
                 continue
+            news = self.sight.gateway
             if first:
                 self._interactive_awaiting -= 1
                 self.report.ttft_ms.append(self.now_ms - call.sent_ms)
             if finished:
                 self._interactive -= 1
-        self._act()
+        self._act(news)
 
     def _seen_batch(self, call: Call, first: bool, finished: bool) -> None:
         if call.handed_back:
@@ -237,7 +243,7 @@ class World:
     def _on_due(self, call: Call) -> None:
         """By the estimate, this call has its first token now."""
         self._on_first_token(call)
-        self._act()
+        self._act(news=False)
 
     def _on_sample(self, _: object) -> None:
         engine = self.engine
@@ -259,7 +265,7 @@ class World:
         self._first, self._between = [0.0, 0], [0.0, 0]
         self._later(self.now_ms + SAMPLE_MS, "sample", None)
         self.report.line.append((self.now_ms, self._interactive, len(self._flying)))
-        self._act()
+        self._act(news=True)
 
     def _signals(self, held: Call) -> Signals:
         ended, self._ended = tuple(self._ended), []
@@ -277,15 +283,17 @@ class World:
             ended=ended,
         )
 
-    def _act(self) -> None:
+    def _act(self, news: bool) -> None:
         """Ask the policy, hand back what it says, and send what it allows, in order; longer prompts than it allows wait."""
         if self.policy is None:
             return
         while len(self._window) < WINDOW_ITEMS:
             self._fill()
-        decision = self.policy.observe(self._signals(self._window[0]))
-        if decision.hand_back:
-            self._hand_back(decision.hand_back)
+        if news or self.now_ms - self._asked_ms >= OWN_EVENTS_MS:
+            self._asked_ms = self.now_ms
+            self._decision = self.policy.observe(self._signals(self._window[0]))
+            self._hand_back(self._decision.hand_back)
+        decision = self._decision
         for call in list(self._window):
             if len(self._flying) >= decision.calls or self._awaiting_tokens >= decision.prompt_tokens:
                 return

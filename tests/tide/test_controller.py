@@ -271,3 +271,26 @@ def test_a_full_cache_and_full_seats_leave_room() -> None:
         seats = EngineSample(at_ms=now_ms, known=40, running=32.0, waiting=8.0, kv_use=0.3)
         decision = tide.observe(Signals(now_ms, in_flight=40, awaiting=8, interactive=0, sample=seats))
     assert decision.calls == 28
+
+
+def test_several_processes_have_a_share_each() -> None:
+    alone, beside = Signals(0.0, interactive=0), Signals(0.0, interactive=0, workers=4)
+    for seconds in (0.0, 30.0):
+        one = Tide(TidePolicy(256)).observe(replace(alone, now_ms=seconds * 1000))
+        four = Tide(TidePolicy(256)).observe(replace(beside, now_ms=seconds * 1000))
+        assert four.calls <= max(1, 256 // 4)
+        assert four.prompt_tokens == one.prompt_tokens // 4
+    # Each reckons that the others do what it does.
+    one_tide, four_tide = Tide(TidePolicy(256)), Tide(TidePolicy(256))
+    for number in range(100):
+        busy = Signals(100.0 * number, in_flight=5, interactive=4, interactive_awaiting=0)
+        one_tide.observe(busy)
+        four_tide.observe(replace(busy, workers=4))
+    assert four_tide.slowdown > 2 * one_tide.slowdown
+
+
+def test_where_nobody_knows_which_calls_are_ours_none_is_taken_for_an_interactive_one() -> None:
+    sample = EngineSample(at_ms=0.0, known=None, running=50.0, waiting=3.0)
+    assert Tide(TidePolicy(64)).observe(Signals(0.0, in_flight=5, interactive=0, sample=sample)).why.startswith("quiet")
+    # Without a gateway either, nothing is known of interactive traffic at all.
+    assert Tide(TidePolicy(64)).observe(Signals(0.0, in_flight=5, sample=sample)).why.startswith("unseen")

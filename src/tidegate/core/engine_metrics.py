@@ -110,8 +110,8 @@ def read(text: bytes, names: MetricNames, at_ms: float, models: Collection[str] 
     )
 
 
-def sample(before: Reading | None, after: Reading, known: int) -> EngineSample:
-    """What happened between two readings; `known` are our own calls in flight at the second. Without a first reading, or
+def sample(before: Reading | None, after: Reading, known: int | None) -> EngineSample:
+    """What happened between two readings; `known` as in the sample. Without a first reading, or
     after the engine started anew, only the gauges say something."""
     elapsed_ms = after.at_ms - before.at_ms if before else 0.0
     if before is None or elapsed_ms <= 0.0:

@@ -60,7 +60,8 @@ HELD_AT_LAST = 10.0
 
 
 class Tide:
-    """One deployment's controller: ask it on every event of our own calls and of the gateway, and on every sample."""
+    """One deployment's controller: ask it on every event of the gateway, on every sample, and now and then while our own calls
+    come and go; in between, its last answer holds."""
 
     def __init__(self, policy: TidePolicy) -> None:
         self.policy = policy
@@ -75,7 +76,7 @@ class Tide:
         self._before: Signals | None = None
         self._quiet_from_ms = 0.0
         self._sampled_at_ms: float | None = None
-        self._outside = 0
+        self._outside: int | None = None
 
     @property
     def slowdown(self) -> float:
@@ -85,17 +86,21 @@ class Tide:
     def observe(self, signals: Signals) -> Decision:
         """What holds from now on, until the next answer."""
         sample = self._take_in(signals)
-        interactive = (signals.interactive or 0) + self._outside
+        interactive = (signals.interactive or 0) + (self._outside or 0)
         self._account(signals)
         if self._before is None or interactive:
             self._quiet_from_ms = signals.now_ms
         self._before = signals
-        if not self.policy.yields or (signals.interactive is None and sample is None):
-            return self._blind()
-        cap = min(self._refusals.calls, self._room.calls) if sample else self._learner.calls
+        if not self.policy.yields or (signals.interactive is None and self._outside is None):
+            return self._blind(signals)
+        room = max(1, self._room.calls // max(1, signals.workers))
+        cap = min(self._refusals.calls, room) if sample else self._learner.calls
         if interactive:
             return self._beside(signals, sample, interactive, cap)
         return self._quiet(signals, cap)
+
+    def _ceiling(self, signals: Signals) -> int:
+        return max(1, self.policy.ceiling // max(1, signals.workers))
 
     def _take_in(self, signals: Signals) -> EngineSample | None:
         """The engine's last word while it is fresh; what it says is learned from once."""
@@ -103,13 +108,13 @@ class Tide:
         self._refusals.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)
         sample = signals.sample
         if sample is None or sample.running is None or signals.now_ms - sample.at_ms > self.policy.sample_age_ms_max:
-            self._outside = 0
+            self._outside = None
             return None
         if sample.at_ms != self._sampled_at_ms:
             self._sampled_at_ms = sample.at_ms
-            self._outside = max(0, round(sample.running + (sample.waiting or 0.0)) - sample.known)
+            self._outside = _outside(sample)
             self.cost.learn(sample)
-            self._room.learn(sample, signals.in_flight)
+            self._room.learn(sample, signals.in_flight * max(1, signals.workers))
         return sample
 
     def _account(self, signals: Signals) -> None:
@@ -117,13 +122,14 @@ class Tide:
         before = self._before
         if before is None:
             return
-        interactive = (before.interactive or 0) + self._outside
+        interactive = (before.interactive or 0) + (self._outside or 0)
         elapsed_ms = min(max(0.0, signals.now_ms - before.now_ms), PAUSE_MS_MAX)
         if not interactive or not elapsed_ms:
             return
         decoding = max(0, before.in_flight - before.awaiting)
         prompt_tokens = max(0, signals.sent_tokens - before.sent_tokens)
-        slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms)
+        # The other processes do what this one does, as far as it knows.
+        slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms) * max(1, signals.workers)
         keep = math.exp(-elapsed_ms / MEMORY_MS)
         self._traffic_ms = self._traffic_ms * keep + elapsed_ms
         self._calls_ms = self._calls_ms * keep + interactive * elapsed_ms
@@ -132,20 +138,20 @@ class Tide:
         weight = interactive * self._traffic_ms / self._calls_ms
         allowed = self.policy.slowdown_max * (UNSEEN_SHARE if signals.interactive is None else 1.0)
         rise = SWELL_PER_S * elapsed_ms / 1000 * weight * (1 - slowdown / allowed)
-        self._swell = min(max(0.0, self._swell + rise), math.log(self.policy.ceiling) + SURPLUS_MAX)
+        self._swell = min(max(0.0, self._swell + rise), math.log(self._ceiling(signals)) + SURPLUS_MAX)
 
     def _beside(self, signals: Signals, sample: EngineSample | None, interactive: int, cap: int) -> Decision:
         """Interactive traffic is about."""
-        policy = self.policy
-        surplus = max(0.0, self._swell - math.log(policy.ceiling))
-        calls = min(policy.ceiling, cap, 1 + int(surplus * BESIDE_PER_SURPLUS))
+        policy, ceiling = self.policy, self._ceiling(signals)
+        surplus = max(0.0, self._swell - math.log(ceiling))
+        calls = min(ceiling, cap, 1 + int(surplus * BESIDE_PER_SURPLUS))
         waiting = signals.interactive_awaiting
         if waiting is None:
             waiting = max(0, round((sample.waiting if sample else None) or 0.0) - signals.awaiting)
         if waiting:
             hand_back = signals.awaiting if signals.awaiting_tokens >= HAND_BACK_TOKENS_MIN else 0
             return Decision(calls, 0, hand_back, f"first_token: {waiting} interactive calls wait for theirs")
-        tokens = BESIDE_TOKENS
+        tokens = BESIDE_TOKENS // max(1, signals.workers)
         spent = self.slowdown > policy.slowdown_max and signals.held_ms < HELD_AT_LAST * policy.held_ms_max
         if signals.held_ms > policy.held_ms_max and not spent and not signals.awaiting:
             tokens = max(tokens, signals.held_tokens)
@@ -155,20 +161,28 @@ class Tide:
     def _quiet(self, signals: Signals, cap: int) -> Decision:
         """Nobody else is here: the longer so, the more calls and the longer prompts."""
         quiet_ms = max(0.0, signals.now_ms - self._quiet_from_ms)
-        ceiling = self.policy.ceiling
+        ceiling = self._ceiling(signals)
         swell = min(float(ceiling), math.exp(self._swell))
         calls = int(swell * 2.0 ** min(quiet_ms / CALLS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = int(QUIET_TOKENS * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = min(tokens, QUIET_TOKENS_MAX if signals.interactive is not None else UNSEEN_TOKENS_MAX)
+        tokens = tokens // max(1, signals.workers)
         if quiet_ms >= LONG_QUIET_MS:
             # Whatever is longer than that goes alone: room is kept for it as for any other.
             tokens = max(tokens, signals.held_tokens)
         return Decision(max(1, min(ceiling, cap, calls)), tokens, 0, f"quiet: for {quiet_ms / 1000:.1f} s")
 
-    def _blind(self) -> Decision:
+    def _blind(self, signals: Signals) -> Decision:
         """Nobody tells what else runs there: only our own calls' pace and refusals are left."""
-        calls = self._learner.calls
+        calls = min(self._learner.calls, self._ceiling(signals))
         if self.policy.yields and self._sampled_at_ms is not None:
-            # It used to tell, and stopped: it may be in trouble, so we do not press it.
-            return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: the engine's metrics stopped coming")
+            # It told before, and what else runs there may be users: we do not press it.
+            return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: nobody tells what else runs there")
         return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {calls} calls")
+
+
+def _outside(sample: EngineSample) -> int | None:
+    """How many calls the engine has that are not ours; None where nobody knows which are."""
+    if sample.known is None:
+        return None
+    return max(0, round((sample.running or 0.0) + (sample.waiting or 0.0)) - sample.known)

@@ -12,12 +12,12 @@ UNLIMITED_TOKENS = 1 << 40
 class EngineSample:
     """What an engine said about itself, between its last two scrapes; None for what it does not say.
 
-    `known` are the calls of ours, batch and gateway, that were in flight while it was asked (the larger of before and after):
-    whatever else it runs comes from elsewhere.
+    `known` are the calls of ours, batch and gateway, of all our processes, that were in flight while it was asked (the larger of
+    before and after): whatever else it runs comes from elsewhere. None where that cannot be told.
     """
 
     at_ms: float
-    known: int = 0
+    known: int | None = None
     running: float | None = None
     waiting: float | None = None
     kv_use: float | None = None
@@ -43,10 +43,12 @@ class Signals:
     far. `held_tokens` is the prompt of the ready item that has been held back for longest, `held_ms` for how long.
     `interactive` and `interactive_awaiting` are what our own gateway sees, at once; None where no traffic passes it.
     `sample` is the engine's last one, however often it was shown before. `ended` are the calls of ours that were answered
-    since the last signals, `refusals` the 429s and 503s since then.
+    since the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send batch calls there:
+    each has its share of what is allowed, and `in_flight` and the like are this one's own.
     """
 
     now_ms: float
+    workers: int = 1
     in_flight: int = 0
     awaiting: int = 0
     awaiting_tokens: int = 0
