@@ -19,9 +19,7 @@ MakeCrew = Callable[..., Crew]
 
 
 @pytest.fixture
-def make_crew(
-    request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, shims: Shims
-) -> Iterator[MakeCrew]:
+def make_crew(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path, shims: Shims) -> Iterator[MakeCrew]:
     """Make a crew, not started yet: `config` is given the engine's URL and gives the settings file, `more` are variables."""
 
     def make(

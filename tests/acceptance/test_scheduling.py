@@ -1,0 +1,141 @@
+"""Who comes next, seen from outside: tenants with keys of their own, real workers, and the order in which calls reached the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import httpx2
+
+from tests.acceptance.conftest import MakeCrew
+from tests.support.crew import Crew, deployment, items_of, per_minute
+from tests.support.processes import free_port, wait_until
+from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
+from tidegate.core.ids import job_part
+
+WORKERS = 2
+SLICE_ITEMS = 4
+# What a worker may hold of anyone when a new tenant comes: calls in flight, and half as many again with a slice that overshoots.
+HELD_MAX = WORKERS * (IN_FLIGHT + IN_FLIGHT + SLICE_ITEMS - 1)
+# The bound of fair share: (workers + 1) slices, and the largest item.
+BOUND = (WORKERS + 1) * SLICE_ITEMS + 1
+POLL_S = 0.2
+
+
+def _slow(ms: int) -> Callable[[int], str]:
+    return lambda number: f"{number} {behaving(f'latency={ms}')}"
+
+
+def _crew(make_crew: MakeCrew, config: Mapping[str, Any] | None = None, workers: int = WORKERS) -> Crew:
+    crew = make_crew(lambda url: {"models": {"m": deployment(url)}, **(config or {})}, latency_ms=20)
+    crew.start(workers)
+    return crew
+
+
+def _before(calls: Sequence[Mapping[str, Any]], batch_id: str) -> int:
+    """How many calls came before the first one of a batch."""
+    mine = f"batch_req_{job_part(batch_id)}"
+    return next(number for number, item in enumerate(items_of(calls)) if item.startswith(mine))
+
+
+def _of(calls: Sequence[Mapping[str, Any]], batch_id: str) -> int:
+    mine = f"batch_req_{job_part(batch_id)}"
+    return sum(item.startswith(mine) for item in items_of(calls))
+
+
+def _in_progress(site: Site, batch_id: str) -> None:
+    site.until_status(batch_id, "in_progress", "finalizing", "completed")
+
+
+def test_a_small_tenant_starts_within_one_round_and_ends_long_before(make_crew: MakeCrew) -> None:
+    """One tenant has fifty times the work of the other and came first."""
+    crew = _crew(make_crew)
+    large, small = crew.caller("large"), crew.caller("small")
+    heavy = large.submit(requests(200, _slow(2_000)))
+    crew.until_called(WORKERS * IN_FLIGHT)
+    light = small.submit(requests(SLICE_ITEMS))
+    _in_progress(small, light)
+    seen = len(crew.calls())
+    assert small.ended(light).batch["request_counts"]["completed"] == SLICE_ITEMS
+    calls = crew.calls()
+    assert _before(calls, light) - seen <= HELD_MAX + BOUND
+    counts = large.batch(heavy)["request_counts"]
+    assert counts["completed"] < 100, "the small one ends while most of the large one still waits"
+    assert small.client().get(f"/v1/batches/{heavy}").status_code == 404
+
+
+def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
+    config = {"tiers": {"gold": 4, "plain": 1}, "tenants": {"rich": {"tier": "gold"}, "poor": {"tier": "plain"}}}
+    crew = _crew(make_crew, config)
+    rich, poor = crew.caller("rich"), crew.caller("poor")
+    first = rich.submit(requests(600, _slow(200)))
+    second = poor.submit(requests(400, _slow(200)))
+    _in_progress(poor, second)
+    seen = len(crew.calls())
+    assert _of(crew.calls(), first) < 400, "both must have work enough for the rest of the story"
+    crew.until_called(seen + 200)
+    calls = crew.calls()[seen : seen + 200]
+    # 160 and 40, give or take what is held and the bound.
+    assert 2 * _of(calls, second) < _of(calls, first)
+    assert _of(calls, second) >= 10
+
+
+def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None:
+    crew = _crew(make_crew)
+    large, small = crew.caller("large"), crew.caller("small")
+    told = json.loads(crew.command("scheduler", "set", "fifo_v1", "--shadow", "fair_share_v1", "--json").stdout())
+    assert (told["mode"], told["shadow_mode"], told["mode_switched"]) == ("fifo_v1", "fair_share_v1", True)
+    for worker in crew.workers:
+        worker.wait_for_line(r"scheduler_switched\s+mode=fifo_v1 shadow_mode=fair_share_v1")
+    heavy = large.submit(requests(60, _slow(600)))
+    crew.until_called(WORKERS * IN_FLIGHT)
+    light = small.submit(requests(SLICE_ITEMS))
+    # Whoever came first is served first now; only what is held when nothing of it is left to lease may be overtaken.
+    assert small.ended(light).batch["request_counts"]["completed"] == SLICE_ITEMS
+    assert _of(crew.calls()[: _before(crew.calls(), light)], heavy) >= 60 - HELD_MAX
+    # The shadow would have chosen otherwise, and says so.
+    assert any("scheduler_shadow_differs" in worker.stderr() + worker.stdout() for worker in crew.workers)
+    crew.command("scheduler", "set", "configured", "--shadow", "none")
+    for worker in crew.workers:
+        worker.wait_for_line(r"scheduler_switched\s+mode=smart_v1 shadow_mode=none")
+    assert large.ended(heavy).batch["request_counts"]["completed"] == 60
+
+
+def _metrics(port: int) -> dict[str, float]:
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
+    rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
+
+
+def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> None:
+    crew = make_crew(
+        lambda url: {
+            "models": {"m": deployment(url), "tight": deployment(url, limits=per_minute(5))},
+            "scheduler": {"shadow_mode": "fifo_v1"},
+        },
+        latency_ms=20,
+    )
+    port = free_port()
+    crew.site.api()
+    crew.add_worker({"TIDEGATE_METRICS_PORT": str(port)})
+    large, small = crew.caller("large"), crew.caller("small")
+    large.submit(requests(100, _slow(500)))
+    small.submit(requests(100, _slow(500)))
+    tight = large.submit(requests(12, model="tight"))
+    crew.until_called(5, "tight")
+
+    def told() -> bool:
+        shown = _metrics(port)
+        return (
+            shown.get('tidegate_limits_granted_requests_total{bound="deployment"}') == 5
+            and shown.get('tidegate_limits_spent_total{bound="deployment"}', 0) >= 1
+            and 'tidegate_scheduler_fairness_gap_tokens{model="m"}' in shown
+            and shown["tidegate_scheduler_shadow_decisions_total"] > 0
+            and shown.get('tidegate_scheduler_skips_total{reason="budget_spent"}', 0) >= 1
+        )
+
+    wait_until(told, END_S, "the metrics to tell", poll_s=POLL_S)
+    assert large.batch(tight)["request_counts"]["failed"] == 0
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
+    assert not [name for name in ("large", "small") if name in text], "no label names a tenant"
