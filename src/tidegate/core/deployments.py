@@ -80,6 +80,14 @@ class Tls:
             )
 
 
+class Serves(StrEnum):
+    """Whose calls a deployment takes: one pool for both kinds, or a pool of its own for each."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+    BOTH = "both"
+
+
 class TideMode(StrEnum):
     """How the batch share of a deployment is found: by its engine's metrics or by learning, or not at all (the ceiling is the limit)."""
 
@@ -179,6 +187,7 @@ class Deployment:
     metrics_url: str = ""
     metrics_names: Mapping[str, str] = field(default_factory=dict)
     hints: Hints = Hints()
+    serves: Serves = Serves.BOTH
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"
@@ -200,6 +209,14 @@ class Deployment:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
         if self.api_key is not None and not _fits_a_header(self.api_key.reveal()):
             raise SettingsError(f"{where}: api_key is empty or has spaces, line ends or non-ASCII characters: check it")
+
+    @property
+    def takes_batch(self) -> bool:
+        return self.serves is not Serves.INTERACTIVE
+
+    @property
+    def takes_interactive(self) -> bool:
+        return self.serves is not Serves.BATCH
 
     @property
     def batch_in_flight_max(self) -> int:
@@ -248,7 +265,11 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments."""
+    """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments.
+
+    `interactive_connections` of them are never taken by batch work. A client that takes nothing of its answer for `client_timeout_s` is
+    given up, for it keeps one of them busy.
+    """
 
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 300.0
@@ -262,19 +283,33 @@ class HttpLimits:
     header_count_max: int = 128
     body_rate_min_bytes_per_s: float = 16.0
     body_rate_grace_s: float = 30.0
+    interactive_connections: int = 0
+    client_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout_s", "read_timeout_s", "write_timeout_s", "pool_timeout_s", "kept_alive_s"):
+        for name in (
+            "connect_timeout_s",
+            "read_timeout_s",
+            "write_timeout_s",
+            "pool_timeout_s",
+            "kept_alive_s",
+            "client_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} is {getattr(self, name)}: use a number of seconds above 0")
         for name in ("connections_max", "response_bytes_max", "header_bytes_max", "header_count_max"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} is {getattr(self, name)}: use 1 or more")
-        for name in ("kept_alive_max", "body_rate_min_bytes_per_s", "body_rate_grace_s"):
+        for name in ("kept_alive_max", "body_rate_min_bytes_per_s", "body_rate_grace_s", "interactive_connections"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name} is {getattr(self, name)}: use 0 or more")
         if self.kept_alive_max > self.connections_max:
             raise SettingsError(
                 f"kept_alive_max ({self.kept_alive_max}) is above connections_max ({self.connections_max}): "
                 "lower the first or raise the second"
+            )
+        if self.interactive_connections >= self.connections_max:
+            raise SettingsError(
+                f"interactive_connections ({self.interactive_connections}) leaves batch work none of connections_max "
+                f"({self.connections_max}): lower the first or raise the second"
             )

@@ -21,6 +21,7 @@ class Exchange:
         "_began_cancels",
         "_body_since",
         "_cut",
+        "_held",
         "_received_bytes",
         "_seen_since",
         "_seen_step",
@@ -30,6 +31,7 @@ class Exchange:
         "_writer",
         "_written",
         "deadline",
+        "is_streamed",
         "read_timeout_s",
         "sent",
         "status",
@@ -47,6 +49,8 @@ class Exchange:
         self._speaking = False
         self._body_since: float | None = None
         self._received_bytes = 0
+        self._held = False
+        self.is_streamed = False
         self.deadline = deadline
         self.read_timeout_s = read_timeout_s
         self.sent = False
@@ -71,6 +75,11 @@ class Exchange:
             self._received_bytes += len(chunk)
         self._step += 1
 
+    def hold(self, held: bool) -> None:
+        """While it is held, whoever reads the answer is waited for, not the upstream."""
+        self._held = held
+        self._step += 1
+
     def overdue(self, now: float, limits: HttpLimits) -> str | None:
         """Why this call must end now, if it must."""
         if now >= self.deadline:
@@ -82,12 +91,15 @@ class Exchange:
             self._seen_step = self._step
             self._seen_since = now
         still_s = now - self._seen_since
+        if self._held:
+            slow = still_s >= limits.client_timeout_s
+            return f"nothing of it was taken for {limits.client_timeout_s:g} s" if slow else None
         if self.sent and not self._written:
             if still_s >= limits.write_timeout_s:
                 return f"the upstream did not take the request within {limits.write_timeout_s:g} s"
         elif self.sent and still_s >= self.read_timeout_s:
             return f"the upstream was silent for {self.read_timeout_s:g} s"
-        if self._speaking:
+        if self._speaking and not self.is_streamed:
             if self._body_since is None:
                 self._body_since = now
             speaking_s = now - self._body_since

@@ -8,21 +8,23 @@ that were made once per URL. No call has a timer: one sweep looks at all calls i
 
 import asyncio
 import ssl
-from collections import deque
-from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
+from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from tidegate import __version__
 from tidegate.core.deployments import Deployment, Engine, HttpLimits
-from tidegate.core.errors import PoolExhausted, UpstreamError
+from tidegate.core.errors import UpstreamError
 from tidegate.upstream import classify
-from tidegate.upstream.connections import Connections, tls_context
+from tidegate.upstream.connections import Connections, Wire, tls_context
 from tidegate.upstream.exchange import Exchange, Sweep
 from tidegate.upstream.purse import Leave, LeaveDied
+from tidegate.upstream.seats import Seats
+from tidegate.upstream.streams import Stream
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
@@ -58,6 +60,24 @@ class Line(Protocol):
 
     async def get(self, url: URL, total_s: float) -> Reply:
         """The same for a question that costs nothing."""
+
+
+@runtime_checkable
+class OpenLine(Protocol):
+    """A way on which an answer can be read while it comes."""
+
+    async def open(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        *,
+        interactive: bool = True,
+    ) -> Stream:
+        """Send one request and give its answer as soon as its head is here, whatever its status; raises like `post`."""
 
 
 class Transport(Protocol):
@@ -122,6 +142,20 @@ class AiohttpLine:
     def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, Reply]:
         return self._transport.call(self, url, "", None, total_s, b"", None)
 
+    def open(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        *,
+        interactive: bool = True,
+    ) -> Coroutine[Any, Any, Stream]:
+        request = (idempotency_key, body, headers)
+        return self._transport.open(self, url, request, total_s, leave, interactive=interactive)
+
     def way(self, url: URL) -> Way:
         way = self._ways.get(url)
         if way is None:
@@ -135,14 +169,13 @@ class AiohttpTransport:
         self.connections = Connections(limits)
         self._loop = asyncio.get_running_loop()
         self._sweep = Sweep(self._loop, limits)
-        self._in_use = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._seats = Seats(self._loop, limits)
 
     def line(self, deployment: Deployment) -> AiohttpLine:
         return AiohttpLine(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
 
     def free_slots(self) -> int:
-        return self.limits.connections_max - self._in_use
+        return self._seats.free()
 
     async def close(self) -> None:
         self.connections.abort_in_use()
@@ -162,10 +195,8 @@ class AiohttpTransport:
         """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
         that the upstream sees it.
         """
-        if self._in_use < self.limits.connections_max:
-            self._in_use += 1
-        else:
-            await self._wait_for_slot(min(self.limits.pool_timeout_s, total_s))
+        if not self._seats.take(interactive=False):
+            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
         exchange = self._sweep.begin(total_s, line.read_timeout_s)
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
@@ -179,7 +210,7 @@ class AiohttpTransport:
                     break
         finally:
             self._sweep.end(exchange)
-            self._give_back_slot()
+            self._seats.give_back(interactive=False)
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
     async def _exchange(
@@ -192,12 +223,7 @@ class AiohttpTransport:
         headers: bytes,
         leave: Leave | None,
     ) -> Reply:
-        way = line.way(url)
-        if not idempotency_key.isprintable():
-            raise ValueError("an idempotency key with control characters")
-        wire = self.connections.take(way.key)
-        if wire is None:
-            wire = await self.connections.open(way.request)
+        way, wire = await self._wire(line, url, idempotency_key)
         whole = False
         try:
             if leave is not None:
@@ -205,17 +231,7 @@ class AiohttpTransport:
                 whole = True
                 leave.begin()
                 whole = False
-            wire.expect_answer(self.limits)
-            exchange.writing(wire)
-            assert wire.transport is not None
-            if body is None:
-                wire.transport.write(way.get_head)
-            else:
-                way.write(wire.transport, idempotency_key, headers, body)
-            message, payload = await wire.read()
-            while 100 <= message.code <= 199 and message.code != 101:
-                message, payload = await wire.read()
-            exchange.heard(message.code)
+            message, payload = await self._ask(way, wire, idempotency_key, body, exchange, headers)
             if payload.is_eof():
                 answer = payload.read_nowait()
                 if len(answer) > self.limits.response_bytes_max:
@@ -226,6 +242,95 @@ class AiohttpTransport:
         finally:
             self.connections.give_back(way.key, wire, whole=whole)
         return Reply(message.code, message.headers, answer)
+
+    async def open(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        request: tuple[str, bytes, bytes],
+        total_s: float,
+        leave: Leave | None,
+        *,
+        interactive: bool,
+    ) -> Stream:
+        """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
+        if not self._seats.take(interactive=interactive):
+            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
+        exchange = self._sweep.begin(total_s, line.read_timeout_s)
+        exchange.is_streamed = True
+
+        def end() -> None:
+            self._sweep.end(exchange)
+            self._seats.give_back(interactive=interactive)
+
+        failed: UpstreamError | None = None
+        try:
+            for _ in range(STALE_CONNECTIONS_MAX):
+                try:
+                    return await self._open(line, url, request, exchange, leave, end)
+                except (Exception, asyncio.CancelledError) as wrong:
+                    failed = self._sort(wrong, exchange, repeatable=False)
+                if failed is not None:
+                    break
+        except BaseException:
+            end()
+            raise
+        end()
+        raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
+
+    async def _open(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        request: tuple[str, bytes, bytes],
+        exchange: Exchange,
+        leave: Leave | None,
+        end: Callable[[], None],
+    ) -> Stream:
+        idempotency_key, body, headers = request
+        way, wire = await self._wire(line, url, idempotency_key)
+        kept = False
+        try:
+            if leave is not None:
+                kept = True
+                leave.begin()
+                kept = False
+            message, payload = await self._ask(way, wire, idempotency_key, body, exchange, headers)
+        except BaseException:
+            self.connections.give_back(way.key, wire, whole=kept)
+            raise
+
+        def finish(whole: bool) -> None:
+            self.connections.give_back(way.key, wire, whole=whole)
+            end()
+
+        return Stream(message.code, message.headers, payload, exchange, finish)
+
+    async def _wire(self, line: AiohttpLine, url: URL, idempotency_key: str) -> tuple[Way, Wire]:
+        way = line.way(url)
+        if not idempotency_key.isprintable():
+            raise ValueError("an idempotency key with control characters")
+        wire = self.connections.take(way.key)
+        if wire is None:
+            wire = await self.connections.open(way.request)
+        return way, wire
+
+    async def _ask(
+        self, way: Way, wire: Wire, idempotency_key: str, body: bytes | None, exchange: Exchange, headers: bytes
+    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+        """Write the request, and wait for the head of its answer."""
+        wire.expect_answer(self.limits)
+        exchange.writing(wire)
+        assert wire.transport is not None
+        if body is None:
+            wire.transport.write(way.get_head)
+        else:
+            way.write(wire.transport, idempotency_key, headers, body)
+        message, payload = await wire.read()
+        while 100 <= message.code <= 199 and message.code != 101:
+            message, payload = await wire.read()
+        exchange.heard(message.code)
+        return message, payload
 
     async def _read_body(self, payload: aiohttp.StreamReader, exchange: Exchange) -> bytes:
         bytes_max = self.limits.response_bytes_max
@@ -255,40 +360,6 @@ class AiohttpTransport:
         if was_connected and (repeatable or not exchange.sent):
             return None
         return classify.failure(wrong, sent=exchange.sent)
-
-    async def _wait_for_slot(self, timeout_s: float) -> None:
-        """Wait in line for a slot that another call hands over; it is ours when this returns."""
-        place: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(place)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await place
-            return
-        except TimeoutError:
-            self._leave_line(place)
-        except asyncio.CancelledError:
-            self._leave_line(place)
-            raise
-        raise PoolExhausted(
-            f"no free connection within {timeout_s:g} s: all {self.limits.connections_max} are in use; "
-            "raise http.connections_max or lower the calls in flight",
-            retry_after_ms=1000,
-        )
-
-    def _leave_line(self, place: "asyncio.Future[None]") -> None:
-        if place.done() and not place.cancelled():
-            # The slot was handed over in the moment we stopped waiting for it.
-            self._give_back_slot()
-        elif place in self._waiting:
-            self._waiting.remove(place)
-
-    def _give_back_slot(self) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._in_use -= 1
 
 
 def _headers(deployment: Deployment) -> dict[str, str]:
