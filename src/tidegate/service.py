@@ -321,6 +321,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         policy_of=functools.partial(switched, schedule_policy(settings)),
         weight_of=lambda tenant: tenants.of(tenant).weight,
         in_flight_caps=tenants.in_flight_caps(),
+        model_of={one.name: one.model for one in resources(settings)},
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
             piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
         ),

@@ -2,6 +2,7 @@
 
     beat      stay alive, hear which jobs close, hand back what we did not know we had
     lease     keep enough items in hand
+    keys      hear how the keys stand whose items we hold
     runners   send, and pass every verdict on to record
     record    make results durable and commit them
     ingest    one input at a time
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from tidegate.core.budgets import Budget
+from tidegate.core.budgets import Bound, Budget, with_limits
 from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
@@ -34,6 +35,7 @@ from tidegate.flow.fill import Filler, FillLimits
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
+from tidegate.flow.key_state import ASKED_EVERY_MS, KeyStates
 from tidegate.flow.perform import Again, Answered, Failed, perform
 from tidegate.flow.record import FlushLimits, Recorder
 from tidegate.flow.ship import Ship
@@ -67,6 +69,7 @@ class WorkerOptions:
     weight_of: Callable[[str], float] = lambda tenant: 1.0
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
+    model_of: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -98,7 +101,10 @@ class Worker:
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
-        self._ingest = Ingest(store, blobs, entropy, options.scratch, rules_for, run_pass, options.weight_of)
+        self._keys = KeyStates(store, clock, options.model_of)
+        self._ingest = Ingest(
+            store, blobs, entropy, options.scratch, rules_for, run_pass, options.weight_of, options.model_of
+        )
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._flows = Flows(store, options.weight_of)
@@ -114,6 +120,7 @@ class Worker:
             incarnation,
             FillLimits(options.in_flight_max, options.slice_count_max),
             options.budgets_of,
+            self._keys,
             lambda: not self._stopping and not self._recorder.full,
             self._settle,
         )
@@ -146,6 +153,7 @@ class Worker:
         loops = [
             self._beat_loop,
             self._lease_loop,
+            self._key_loop,
             self._recorder.run,
             self._ingest_loop,
             self._close_loop,
@@ -229,6 +237,14 @@ class Worker:
                     self._recorder.hurry()
                 await self._lease_ear.wait(self._options.poll_ms / 1000)
 
+    # ---- keys
+
+    async def _key_loop(self) -> None:
+        while True:
+            if self._hand.has_keys():
+                await self._keys.ask(self._me.id)
+            await asyncio.sleep(ASKED_EVERY_MS / 1000)
+
     # ---- runners
 
     async def _runner(self) -> None:
@@ -249,8 +265,9 @@ class Worker:
                     held.deadline_ms,
                     item,
                     options.grace_ms,
-                    hand.lease_until_ms,
-                    held.budgets,
+                    min(hand.lease_until_ms, self._keys.believed_until_ms(held.slice)),
+                    self._budgets(held),
+                    self._keys.denial,
                 )
             except asyncio.CancelledError:
                 if not held.aborted:
@@ -260,6 +277,14 @@ class Worker:
                 held.calls.discard(me)
                 hand.landed(held)
             self._note(held, item, verdict)
+
+    def _budgets(self, held: Held) -> tuple[Budget, ...]:
+        """What binds a call of this slice, with the limits that its key bears now."""
+        limits = self._keys.limits(held.slice)
+        if limits != held.key_limits:
+            held.key_limits = limits
+            held.budgets = with_limits(self._options.budgets_of(held.slice), Bound.KEY, held.slice.key_id or "", limits)
+        return held.budgets
 
     def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
         piece = held.slice

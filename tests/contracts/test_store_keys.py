@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import START_MS, World
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.nouns import Caller
 
 pytestmark = pytest.mark.anyio
 
@@ -94,3 +96,61 @@ async def test_keys_are_listed_oldest_first_and_bounded(world: World) -> None:
         await world.clock.advance(1)
     assert [key["id"] for key in await world.store.list_keys(10)] == ["c", "a", "b"]
     assert [key["id"] for key in await world.store.list_keys(2)] == ["c", "a"]
+
+
+async def test_a_worker_hears_how_the_keys_of_its_slices_stand(world: World) -> None:
+    """In one answer for all of them; what others hold, and jobs without a key, are not in it."""
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    limits = (Limit(Period.MINUTE, requests=3),)
+    await put(world, "k1", tenant, models='["m"]', resources='["r"]', limits=limits, expires_at=START_MS + 9)
+    await put(world, "k2", tenant)
+    mine, other = await world.worker(), await world.worker()
+    for key_id in ("k1", "k1", "k2", "gone", None):
+        await world.lease(mine, await world.running(Caller(tenant, key_id)))
+    await put(world, "k3", tenant)
+    await world.lease(other, await world.running(Caller(tenant, "k3")))
+    await world.store.revoke_key("k2")
+    await world.clock.advance(4)
+    found = {row.key_id: row for row in await world.store.key_states(mine)}
+    assert sorted(found) == ["gone", "k1", "k2"]
+    assert (found["k1"].models, found["k1"].resources, found["k1"].limits) == ('["m"]', '["r"]', limits)
+    assert (found["k1"].expires_in_ms, found["k1"].revoked, found["k1"].deleted) == (5, False, False)
+    assert (found["k2"].revoked, found["k2"].expires_in_ms) == (True, None)
+    assert found["gone"].deleted
+    assert await world.store.key_states(world.id("worker")) == []
+
+
+async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    limits = (Limit(Period.DAY, tokens=3),)
+    await put(world, "k1", tenant, scopes="read", models='["m"]', limits=limits)
+    assert await world.store.change_key("k1", models="[]")
+    assert await world.store.change_key("k1", resources='["r"]', scopes="write")
+    key = await world.store.get_key("k1")
+    assert key is not None
+    assert (key["models"], key["resources"], key["scopes"], key["expires_at"]) == ("[]", '["r"]', "write", None)
+    assert '"day"' in key["limits"]
+    assert await world.store.change_key("k1", limits=(), expires_at=START_MS + 1)
+    key = await world.store.get_key("k1")
+    assert key is not None
+    assert (key["limits"], key["expires_at"]) == ("[]", START_MS + 1)
+    assert not await world.store.change_key("k2", models="[]")
+    await world.store.revoke_key("k1")
+    assert not await world.store.change_key("k1", models='["n"]'), "a revoked key stays as it was"
+
+
+async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    await put(world, "k1", tenant)
+    for _ in range(2):
+        assert await world.store.rotate_key("k1", b"new", 60_000), "and a replay changes nothing"
+        await world.clock.advance(10)
+    key = await world.store.get_key("k1")
+    assert key is not None
+    assert (bytes(key["secret_hash"]), bytes(key["old_hash"])) == (b"new", b"\x00\xff hash")
+    assert key["old_until"] == START_MS + 60_000
+    assert not await world.store.rotate_key("k2", b"new", 0)
+    await world.store.revoke_key("k1")
+    assert not await world.store.rotate_key("k1", b"newer", 0)
+    await put(world, "k3", tenant, expires_at=START_MS)
+    assert not await world.store.rotate_key("k3", b"newer", 0), "a key that is over does not come back"

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.policy_rules import STATUSES, Code, KeyState, Payer, SpendBudget, affordable, judge, throttled
+from tidegate.core.policy_rules import (
+    STATUSES,
+    Code,
+    KeyState,
+    Payer,
+    SpendBudget,
+    affordable,
+    judge,
+    names_allowed,
+    throttled,
+)
 
 NOW = 1_000_000
 
@@ -111,3 +121,14 @@ def test_a_slice_takes_as_many_as_every_budget_bears(budgets: list[SpendBudget],
         assert judge(key, "m", "r", NOW, one_more) is not None or any(
             budget.spent_nano + budget.reserved_nano >= budget.limit_nano for budget in budgets
         )
+
+
+def test_what_a_request_may_name_under_two_allowlists() -> None:
+    routes = {"chat": "m", "mail": "n", "n": "n"}
+    assert names_allowed(frozenset(), frozenset(), routes) is None
+    assert names_allowed(frozenset("m"), frozenset(), routes) == frozenset({"m", "chat"})
+    assert names_allowed(frozenset("mn"), frozenset(["chat", "other"]), routes) == frozenset({"chat"})
+    assert names_allowed(frozenset(), frozenset(["mail"]), routes) == frozenset({"mail"})
+    assert names_allowed(frozenset("m"), frozenset(["mail"]), routes) == frozenset(), (
+        "nothing at all, which is not anything"
+    )

@@ -93,3 +93,24 @@ class Settlement:
     unsent_requests: int
     reserved_tokens: int
     used_tokens: int
+
+
+def with_limits(budgets: tuple[Budget, ...], bound: Bound, name: str, limits: tuple[Limit, ...]) -> tuple[Budget, ...]:
+    """These budgets with more limits on one of them: of two for the same period both hold, so the tighter side of each counts."""
+    more = [limit for limit in limits if limit.enabled]
+    if not more:
+        return budgets
+    found = next((one for one in budgets if one.bound is bound and one.name == name), Budget(bound, name, ()))
+    tightest = {limit.period: limit for limit in found.limits if limit.enabled}
+    for limit in more:
+        known = tightest.get(limit.period, limit)
+        tightest[limit.period] = Limit(
+            limit.period, _least(known.requests, limit.requests), _least(known.tokens, limit.tokens)
+        )
+    others = tuple(one for one in budgets if one is not found)
+    return (*others, Budget(bound, name, tuple(tightest.values())))
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    given = [number for number in (one, other) if number is not None]
+    return min(given) if given else None

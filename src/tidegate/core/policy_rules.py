@@ -1,16 +1,17 @@
 """Whether an item may be sent, from what is known of its key right now: one pure decision of a few microseconds.
 
 Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
-slots are taken, a rate is used up, or what is in flight has the rest of a budget set aside. Waiting says nothing about an item, so a
-retryable denial never uses up its attempts. Who loads the state, and how old it may be, is the caller's affair; guardrails and hooks
-come after this, because they cost more.
+slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or nobody knows how the key stands. Waiting
+says nothing about an item, so a retryable denial never uses up its attempts. Who loads the state, and how old it may be, is the
+caller's affair; guardrails and hooks come after this, because they cost more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from tidegate.core.budgets import Limit
 from tidegate.core.prices import units_text
 
 
@@ -26,9 +27,10 @@ class Code(StrEnum):
     BUDGET_RESERVED = "budget_reserved"
     PARALLEL_EXCEEDED = "max_parallel_requests_exceeded"
     RATE_EXCEEDED = "rate_limit_exceeded"
+    KEY_UNKNOWN = "key_state_unknown"
 
 
-RETRYABLE = frozenset({Code.BUDGET_RESERVED, Code.PARALLEL_EXCEEDED, Code.RATE_EXCEEDED})
+RETRYABLE = frozenset({Code.BUDGET_RESERVED, Code.PARALLEL_EXCEEDED, Code.RATE_EXCEEDED, Code.KEY_UNKNOWN})
 # What a front door answers an interactive call with; a batch item has only the code and the message.
 STATUSES = {
     Code.KEY_DELETED: 401,
@@ -40,6 +42,7 @@ STATUSES = {
     Code.BUDGET_RESERVED: 429,
     Code.PARALLEL_EXCEEDED: 429,
     Code.RATE_EXCEEDED: 429,
+    Code.KEY_UNKNOWN: 503,
 }
 
 
@@ -70,6 +73,7 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
     expires_at_ms: int | None = None
     revoked: bool = False
     deleted: bool = False
+    limits: tuple[Limit, ...] = ()
     budgets: tuple[SpendBudget, ...] = ()
     parallel_max: int = 0
     parallel_in_use: int = 0
@@ -98,6 +102,11 @@ _EXPIRED = Denied(Code.KEY_EXPIRED, "The key that asked for this has expired: cr
 _PARALLEL = Denied(
     Code.PARALLEL_EXCEEDED,
     "All of this key's parallel calls are in use: wait for one to end, or have max_parallel raised.",
+)
+UNKNOWN = Denied(
+    Code.KEY_UNKNOWN,
+    "Nobody can say how the key that asked for this stands now: it is tried again when the store answers.",
+    wait_ms=500,
 )
 
 
@@ -155,6 +164,17 @@ def _over(budget: SpendBudget, bound_nano: int) -> Denied:
         Code.BUDGET_RESERVED,
         f"The rest of the budget of this {budget.payer} ({limit}) is set aside for calls in flight: it is tried again when they end.",
     )
+
+
+def names_allowed(
+    models: frozenset[str], resources: frozenset[str], model_of: Mapping[str, str]
+) -> frozenset[str] | None:
+    """What a request may name as its model under these two allowlists; None: anything. `model_of` is the model behind each resource."""
+    if not models:
+        return resources or None
+    named = models.union(name for name, model in model_of.items() if model in models)
+    named = frozenset(name for name in named if model_of.get(name, name) in models)
+    return named & resources if resources else named
 
 
 def throttled(wait_ms: int) -> Denied:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate.core.budgets import Budget
-from tidegate.core.errors import BlobError, BlobMissing
+from tidegate.core.errors import BlobError, BlobMissing, StoreUnavailable
 from tidegate.core.nouns import LeasedSlice, LineError
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream
 from tidegate.core.schedule import Reason
@@ -19,6 +19,7 @@ from tidegate.flow import lease
 from tidegate.flow.choose import Chooser
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
+from tidegate.flow.key_state import KeyStates
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class Filler:
         me: Incarnation,
         limits: FillLimits,
         budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]],
+        keys: KeyStates,
         may_take: Callable[[], bool],
         settle: Callable[[Held], None],
     ) -> None:
@@ -58,6 +60,7 @@ class Filler:
         self._me = me
         self._limits = limits
         self._budgets_of = budgets_of
+        self._keys = keys
         self._may_take = may_take
         self._settle = settle
         self._job_rests: dict[tuple[str, str], float] = {}
@@ -100,6 +103,7 @@ class Filler:
                     self._hand.expect(held)
             finally:
                 self.pending.discard(token)
+            await self._learn_keys(leased)
             # All of them, also when one fails: nobody else reads the others.
             begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
             for result in begun:
@@ -107,6 +111,14 @@ class Filler:
                     raise result
                 took = took or result
         return took
+
+    async def _learn_keys(self, leased: list[Held]) -> None:
+        """Ask about keys that came only now; while nobody can say how they stand, their items wait."""
+        if not all(self._keys.knows(held.slice.key_id) for held in leased):
+            try:
+                await self._keys.ask(self._me.id)
+            except StoreUnavailable as error:
+                log.warning("keys_unknown", error=str(error))
 
     async def _begin_slice(self, held: Held) -> bool:
         """Read a slice's items into the hand; False when they cannot be had."""

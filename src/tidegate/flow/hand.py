@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tidegate.core.budgets import Budget
+from tidegate.core.budgets import Budget, Limit
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Clock, Upstream
 
@@ -24,6 +24,7 @@ class Held:
     slice: LeasedSlice
     deadline_ms: float
     budgets: tuple[Budget, ...] = ()
+    key_limits: tuple[Limit, ...] = ()
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
@@ -64,6 +65,10 @@ class Hand:
     def models(self) -> list[str]:
         """Models of which slices are held."""
         return list({held.slice.model for held in self._held.values()})
+
+    def has_keys(self) -> bool:
+        """Whether anything here was asked for under a key."""
+        return any(held.slice.key_id is not None for held in self._held.values())
 
     def held(self) -> list[Held]:
         return list(self._held.values())

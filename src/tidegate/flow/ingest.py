@@ -6,9 +6,10 @@ the job.
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -17,6 +18,7 @@ from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFa
 from tidegate.core.keys import models_from
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import IngestPlan, Job, LineError
+from tidegate.core.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobState
 from tidegate.failpoints import hit
@@ -45,6 +47,7 @@ class Ingest:
         rules_for: Callable[[Job], LineRules],
         run_pass: RunPass,
         weight_of: Callable[[str], float] = lambda tenant: 1.0,
+        model_of: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -53,6 +56,7 @@ class Ingest:
         self._rules_for = rules_for
         self._run_pass = run_pass
         self._weight_of = weight_of
+        self._model_of = model_of
         self._steps = Steps(store, entropy)
         self._crashes: OrderedDict[str, int] = OrderedDict()
 
@@ -113,8 +117,10 @@ class Ingest:
         file = await self._store.any_file(job.input_file_id)
         rules = replace(self._rules_for(job), input_sha256=file.sha256 if file else "")
         key = await self._store.get_key(job.key_id) if job.key_id else None
-        allowed = models_from(key["models"]) if key else frozenset[str]()
-        return replace(rules, models=allowed) if allowed else rules
+        if key is None:
+            return rules
+        models, resources = models_from(key["models"]), models_from(key["resources"])
+        return replace(rules, models=names_allowed(models, resources, self._model_of))
 
     async def _start(
         self, job: Job, token: str, worker_id: str, plan: IngestPlan, work_path: Path, work_blob_id: str

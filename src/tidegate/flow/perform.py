@@ -1,6 +1,7 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
 import traceback
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -13,6 +14,7 @@ from tidegate.core.budgets import Budget
 from tidegate.core.errors import Ambiguous, Refused, UpstreamError
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
+from tidegate.core.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, Upstream
 
 log = structlog.get_logger()
@@ -64,9 +66,10 @@ async def perform(
     grace_ms: int,
     begin_by_ms: float,
     budgets: tuple[Budget, ...] = (),
+    denial: Callable[[LeasedSlice], Denied | None] = lambda piece: None,
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
-    when the lease may be over."""
+    when the lease may be over. `denial` says whether its key still allows it."""
     job_id, number = piece.job_id, item.number
     if not piece.model:
         wrong = _invalid.decode(item.body)
@@ -77,6 +80,10 @@ async def perform(
     if piece.lost_count >= OWNERS_LOST_MAX and piece.count == 1:
         message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
+    if (denied := denial(piece)) is not None:
+        if denied.retryable:
+            return Again(denied.wait_ms, item.attempt_count, denied.code)
+        return Failed(results.error_line(job_id, number, item.custom_id, denied.code, denied.message), denied.code)
     if not upstream.knows(piece.model):
         message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")

@@ -1,10 +1,26 @@
 """Verbs about tenants and their API keys. Secrets never come here: only keyed hashes of them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from tidegate.core.budgets import Limit
 from tidegate.store.driver import Tx
+from tidegate.store.rows import limits_from, limits_text
 from tidegate.store.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """What the store knows now of one key whose slices somebody holds; `expires_in_ms` counts from the question."""
+
+    key_id: str
+    deleted: bool
+    models: str
+    resources: str
+    expires_in_ms: int | None
+    revoked: bool
+    limits: tuple[Limit, ...]
 
 
 class Keys(Table):
@@ -56,6 +72,8 @@ class Keys(Table):
         scopes: str,
         models: str,
         expires_at: int | None,
+        resources: str = "",
+        limits: tuple[Limit, ...] = (),
     ) -> None:
         async def body(tx: Tx) -> None:
             await tx.all(
@@ -69,9 +87,61 @@ class Keys(Table):
                 scopes=scopes,
                 models=models,
                 expires_at=expires_at,
+                resources=resources,
+                limits=limits_text(limits) if limits else None,
             )
 
         await self._driver.write(body)
+
+    async def change_key(
+        self,
+        key_id: str,
+        *,
+        scopes: str | None = None,
+        models: str | None = None,
+        resources: str | None = None,
+        limits: tuple[Limit, ...] | None = None,
+        expires_at: int | None = None,
+    ) -> bool:
+        """Change what a key may do; None leaves a part as it is. False: there is no such key, or it is revoked."""
+
+        async def body(tx: Tx) -> bool:
+            changed = await tx.one(
+                "key_change",
+                id=key_id,
+                scopes=scopes,
+                models=models,
+                resources=resources,
+                limits=None if limits is None else limits_text(limits),
+                expires_at=expires_at,
+            )
+            return changed is not None
+
+        return await self._driver.write(body)
+
+    async def rotate_key(self, key_id: str, secret_hash: bytes, grace_ms: int) -> bool:
+        """A new secret under the same id; the one before it works for the grace. False: there is no such key, or it works no more."""
+
+        async def body(tx: Tx) -> bool:
+            if await tx.one("key_rotate", id=key_id, secret_hash=secret_hash, grace_ms=grace_ms) is not None:
+                return True
+            row = await tx.dicts("key_get", id=key_id)
+            return bool(row) and bytes(row[0]["secret_hash"]) == secret_hash
+
+        return await self._driver.write(body)
+
+    async def key_states(self, worker_id: str) -> list[KeyRow]:
+        """How the keys stand whose slices this worker holds."""
+
+        async def body(tx: Tx) -> list[KeyRow]:
+            return [
+                KeyRow(
+                    row[0], row[1] is None, row[2] or "", row[3] or "", row[4], row[5] is not None, limits_from(row[6])
+                )
+                for row in await tx.all("key_states", worker_id=worker_id)
+            ]
+
+        return await self._driver.read(body)
 
     async def get_key(self, key_id: str) -> dict[str, Any] | None:
         """A key's row with the database's `now` beside it; None when there is none."""

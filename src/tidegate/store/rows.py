@@ -1,5 +1,6 @@
 """Turns rows into nouns. It knows column names and nothing else."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -51,8 +52,12 @@ def file_from(row: dict[str, Any]) -> File:
 
 
 def limits_from(text: str | None) -> tuple[Limit, ...]:
-    """A job's own limits."""
+    """A job's own limits, or a key's."""
     return tuple(_LIMITS.decode(text)) if text is not None else ()
+
+
+def limits_text(limits: Sequence[Limit]) -> str:
+    return msgspec.json.encode(limits).decode()
 
 
 def errors_text(errors: list[LineError]) -> str:

@@ -21,7 +21,8 @@ create table tenants (
     created_at bigint not null
 );
 
--- API keys: the public id, and a keyed hash of the secret; the secret itself is shown once and kept nowhere.
+-- API keys: the public id, and a keyed hash of the secret; the secret itself is shown once and kept nowhere. `old_hash` is that of the
+-- secret before the last rotation, which works until `old_until`.
 create table keys (
     id text primary key,
     tenant_id text not null,
@@ -34,7 +35,11 @@ create table keys (
     created_at bigint not null,
     expires_at bigint,
     revoked_at bigint,
-    last_used_at bigint
+    last_used_at bigint,
+    resources text not null default '',
+    limits text,
+    old_hash bytea,
+    old_until bigint
 );
 create index keys_by_tenant on keys (tenant_id);
 

@@ -20,7 +20,7 @@ from tidegate.store.snapshots import Snapshots
 from tidegate.store.switches import Switches
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Store(Budgets, Files, Flows, Jobs, Keys, Outcomes, Prospects, Slices, Snapshots, Switches, Workers):
