@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -139,3 +140,44 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     assert large.batch(tight)["request_counts"]["failed"] == 0
     text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
     assert not [name for name in ("large", "small") if name in text], "no label names a tenant"
+
+
+def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
+    crew = make_crew(
+        lambda url: {
+            "models": {
+                "tight": deployment(url, limits=per_minute(5)),
+                "own": deployment(url),
+                "told": deployment(url),
+                "busy": deployment(url),
+            }
+        },
+        latency_ms=20,
+    )
+    crew.start(1)
+    tight = crew.site.submit(requests(40, model="tight"))
+    crew.until_called(5, "tight")
+    assert re.search(r"deployment:tight/1 is used up, and bears more in \d+s\.", crew.explain(tight))
+    assert "tight: it waits, because a budget of it is used up" in crew.explain(tight)
+
+    own = crew.site.submit(requests(40, model="own"), limits=[{"period": "lifetime", "requests": 5}])
+    crew.until_called(5, "own")
+    assert f"job:{own} is used up, and bears more when its limit is raised." in crew.explain(own)
+
+    told = crew.site.submit(requests(40, lambda number: behaving("429:ra=600"), "told"))
+    _until_said(crew, told, "their upstream asked for a pause (upstream_throttled)")
+    _until_said(crew, told, "told: it waits, because its upstreams asked for a pause (resting)")
+
+    # Nothing of these ends: one has calls in flight, and the other, which has fewer, goes next.
+    large, small = crew.caller("large"), crew.caller("small")
+    served = large.submit(requests(40, lambda number: behaving("hang"), "busy"))
+    crew.until_called(1, "busy")
+    waits = small.submit(requests(40, lambda number: behaving("hang"), "busy"))
+    _in_progress(small, waits)
+    _until_said(crew, served, "other tenants were served less so far and go first (fair_share)", "--org", "large")
+    _until_said(crew, waits, "busy: a worker with room takes its next slice now", "--org", "small")
+
+
+def _until_said(crew: Crew, batch_id: str, words: str, *options: str) -> None:
+    said = f"{batch_id} to be explained by {words!r}"
+    wait_until(lambda: words in crew.explain(batch_id, *options), END_S, said, poll_s=POLL_S)

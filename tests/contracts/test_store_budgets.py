@@ -53,6 +53,23 @@ async def spoil(world: World, ledger: bytes) -> None:
     await world.store._driver.write(body)
 
 
+async def test_whoever_only_looks_takes_nothing(world: World) -> None:
+    gpu, own = budget("gpu", minute(3)), budget("job", Limit(Period.LIFETIME, 1), bound=Bound.JOB)
+    looks = [Ask((gpu,), 1, 1), Ask((gpu, own), 1, 1), Ask((), 1, 1)]
+    for _ in range(5):
+        assert [grant.requests for grant in await world.store.look_at_budgets(looks)] == [1, 1, 1]
+    assert await rows(world, "select id from budgets") == []
+    assert await granted(world.store, own, 1) == 1
+    [free, spent, _] = await world.store.look_at_budgets(looks)
+    assert (free.requests, spent.requests, spent.wait_ms, spent.spent) == (1, 0, NEVER_MS, own.id)
+    assert await granted(world.store, gpu, 3) == 3
+    await world.clock.advance(20_000)
+    [spent, _, free] = await world.store.look_at_budgets(looks)
+    assert (spent.requests, spent.spent, free.requests) == (0, gpu.id, 1)
+    assert 40_000 <= spent.wait_ms <= 41_000
+    assert await granted(world.store, gpu, 1) == 0
+
+
 async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:
     one = budget("gpu", minute(10))
     assert await granted(world.store, one, 4) == 4

@@ -1,6 +1,7 @@
 """`tidegate explain`: why a batch is or is not running now, and what the scheduler would do with it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,8 +10,11 @@ import uvloop
 from tidegate.cli import batches, beside, options, screen
 from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
+from tidegate.core.budgets import NEVER_MS, Ask
 from tidegate.core.nouns import Job, Outlook
-from tidegate.settings import Settings, schedule_policy, switched
+from tidegate.core.window import spoken
+from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
+from tidegate.settings.tenants import Tenants
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
@@ -55,7 +59,41 @@ async def _standing(settings: Settings, org: str | None, batch: str) -> tuple[Jo
         outlook = await parts.store.outlook(job.id)
         if outlook is None or not outlook.models:
             return job, standing
-        return job, dataclasses.replace(standing, prospects=await _prospects(parts, job, outlook))
+        spent = await _spent(parts, job, [one.model for one in outlook.models])
+        prospects = await _prospects(parts, job, outlook)
+        return job, dataclasses.replace(
+            standing,
+            prospects=tuple(
+                dataclasses.replace(one, rule=None, reason=schedule.Reason.BUDGET_SPENT) if one.model in spent else one
+                for one in prospects
+            ),
+            notes=tuple(spent.values()),
+        )
+
+
+async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, str]:
+    """The models that nothing of the batch may be sent to now under the budgets that bind it, and which of these is used up."""
+    from tidegate.upstream.router import open_router
+
+    settings = parts.settings
+    tenant = await parts.store.tenant_name(job.tenant_id)
+    policy = Tenants(settings).of(tenant or "")
+    own = policy.budgets(job.tenant_id, key_id=job.key_id, job_id=job.id, job_limits=job.limits)
+    router = open_router(
+        deployments(settings), settings.http.limits(), parts.clock, parts.entropy, resources=resources(settings)
+    )
+    try:
+        bound = {model: [budgets + own for budgets in router.budgets(model)] for model in models}
+    finally:
+        await router.close()
+    spent = {}
+    for model, ways in bound.items():
+        grants = await parts.store.look_at_budgets([Ask(budgets, 1, 1) for budgets in ways])
+        if grants and not any(grant.requests for grant in grants):
+            soonest = min(grants, key=lambda grant: grant.wait_ms)
+            when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"
+            spent[model] = f"{model}: nothing of it is sent now: {soonest.spent} is used up, and bears more {when}."
+    return spent
 
 
 async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedule.Prospect, ...]:

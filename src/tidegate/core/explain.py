@@ -1,7 +1,7 @@
 """Why a job is or is not running now, in sentences: a pure reading of how it stands in the store and of what the scheduler would do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tidegate.core.nouns import Job
@@ -25,6 +25,8 @@ class Standing:
     jobs_ahead: int
     waiting_reasons: tuple[tuple[str, int], ...]
     prospects: tuple[Prospect, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Whole sentences of those who know more, such as which budget is used up and until when."""
 
 
 _REASONS: Mapping[str, str] = MappingProxyType(
@@ -42,6 +44,14 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         Reason.FAIR_SHARE: "other tenants were served less so far and go first",
         Reason.BEHIND_IN_FLOW: "other batches of the same tenant go first",
         Reason.BEHIND_OTHER_JOBS: "other batches go first",
+    }
+)
+# Why items were put off, in the words that calls fail with.
+_PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
+    {
+        "budget_spent": ("a budget of theirs is used up", Reason.BUDGET_SPENT),
+        "upstream_throttled": ("their upstream asked for a pause", Reason.RESTING),
+        "upstream_unavailable": ("their upstream was away", Reason.UNHEALTHY),
     }
 )
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -93,6 +103,8 @@ def _running(job: Job, standing: Standing) -> list[str]:
         said.append(
             f"{standing.slices_ready} slices are ready, behind {standing.jobs_ahead} older batches that have slices ready too."
         )
+    elif standing.slices_ready and standing.notes:
+        said.append(f"{standing.slices_ready} slices are ready.")
     elif standing.slices_ready:
         said.append(
             f"{standing.slices_ready} slices are ready and nothing is ahead of it: workers take them as their upstreams have room. "
@@ -101,15 +113,25 @@ def _running(job: Job, standing: Standing) -> list[str]:
     if standing.slices_resting:
         said.append(
             f"{standing.slices_resting} slices rest for another {spoken(max(0, standing.rest_ends_in_ms))}, "
-            "because an upstream asked for it or failed."
+            "because an upstream asked for it or failed, or a budget is used up."
         )
     for reason, count in standing.waiting_reasons:
-        said.append(f"{count:,} items were tried and wait to be tried again: {reason}.")
+        words, _ = _PUT_OFF.get(reason, (reason, None))
+        said.append(f"{count:,} items were tried and wait to be tried again: {words} ({reason}).")
+    said.extend(standing.notes)
     for prospect in standing.prospects:
-        said.extend(_foreseen(prospect))
+        said.extend(_foreseen(_as_put_off(prospect, standing)))
     if not said:
         said.append("Nothing of it is ready or out; the next sweep moves it on.")
     return said
+
+
+def _as_put_off(prospect: Prospect, standing: Standing) -> Prospect:
+    """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
+    if prospect.rule is None or standing.slices_leased or not standing.slices_resting or len(standing.prospects) > 1:
+        return prospect
+    told = [_PUT_OFF[reason][1] for reason, _ in standing.waiting_reasons if reason in _PUT_OFF]
+    return replace(prospect, rule=None, reason=told[0]) if told else prospect
 
 
 def _foreseen(prospect: Prospect) -> list[str]:

@@ -11,6 +11,10 @@ with locked as (
 )
 select id, ledger, now_ms() as now from locked;
 
+-- budgets_look --
+-- The same without the locks, for whoever only wants to know.
+select id, ledger from budgets where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
+
 -- budget_begin --
 -- A row comes into being in a transaction of its own: those who then lock it find it, and nobody's count is overwritten.
 insert into budgets (id, bound, name, ledger, used_at, empty_at)
