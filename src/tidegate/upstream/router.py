@@ -8,7 +8,7 @@ goes on to another deployment only when the first can neither have done nor bill
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 
@@ -30,10 +30,8 @@ from tidegate.core.schedule import Reason
 from tidegate.upstream import classify
 from tidegate.upstream.breaker import BreakerState
 from tidegate.upstream.delivery import Delivery
-from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.notebook import Notebook
-from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.purse import EXCEEDS_LIMIT, Purse
 from tidegate.upstream.reserve import Reserve
@@ -99,42 +97,10 @@ class Router:
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
         if capacity.worker_id is not None and capacity.limits is not None:
-            lanes = [lane for lane in self._lanes.values() if lane.deployment.takes_batch]
+            lanes = list(self._lanes.values())
             self._shared = SharedSlots(
                 capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._wake_waiting
             )
-        self._interactive = Interactive(
-            list(self._lanes.values()),
-            BatchSide(self._choose, self._wait_for_lane, self._learn, self._count, self._wake_waiting),
-            self._purse,
-            self._reserve,
-            self._delivery,
-            clock,
-            pool_timeout_s=pool_timeout_s,
-            patience_ms=self._patience_ms,
-        )
-
-    # Interactive calls.
-
-    def takes_interactive(self, model: str) -> bool:
-        return bool(self._route(model).interactive_lanes)
-
-    async def open(self, ask: Ask) -> Passage:
-        """Begin an interactive call: its answer, whole or from its first byte on."""
-        return await self._interactive.open(self._route(ask.call.model), ask)
-
-    def interactive(self, deployment: str) -> tuple[int, int]:
-        """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
-        lane = self._lanes[deployment]
-        return lane.interactive_in_flight, lane.interactive_awaiting
-
-    def watch_interactive(self, changed: Callable[[str], None]) -> None:
-        """Have this called at once, with a deployment's name, whenever one of these two numbers changes."""
-        self._interactive.watch(changed)
-
-    def _count(self, route: Route, model: str, more: int) -> None:
-        if self._caps is not None:
-            self._caps.count(route.model_of(model), more)
 
     # What the engine asks before it sends.
 
@@ -380,18 +346,15 @@ class Router:
             log.warning("upstream_shut", deployment=name, why=error.message)
 
     def _wait_ms(self, route: Route, now_ms: float) -> int | None:
-        wait_ms = math.ceil(
-            min(self._ready_at_ms(route, lane) for lane in route.lanes or route.interactive_lanes) - now_ms
-        )
+        wait_ms = math.ceil(min(self._ready_at_ms(route, lane) for lane in route.lanes) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     # When no lane is fit.
 
-    async def _wait_for_lane(self, route: Route, call: Call, timeout_s: float | None = None) -> Lane:
+    async def _wait_for_lane(self, route: Route, call: Call) -> Lane:
         """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
-        timeout_s = timeout_s or self._pool_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._pool_timeout_s):
                 while True:
                     self._refuse_what_a_slot_cannot_help(route, call)
                     if self._shared is not None:
@@ -409,7 +372,7 @@ class Router:
         except TimeoutError:
             pass
         raise PoolExhausted(
-            f"every slot for model {call.model!r} stayed taken for {timeout_s:g} s: "
+            f"every slot for model {call.model!r} stayed taken for {self._pool_timeout_s:g} s: "
             "raise max_in_flight of its deployments or lower the calls in flight",
             retry_after_ms=1000,
         )
@@ -464,7 +427,6 @@ class Router:
         return await ask_models(self._lanes[name], self._clock)
 
     async def close(self) -> None:
-        await self._interactive.close()
         if self._shared is not None:
             await self._shared.close()
         if self._notebook is not None:
