@@ -33,7 +33,7 @@ class _OutputDetails(msgspec.Struct):
     reasoning_tokens: _Tokens = None
 
 
-class _Usage(msgspec.Struct):
+class SaidUsage(msgspec.Struct):
     """The dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
 
     prompt_tokens: _Tokens = None
@@ -58,36 +58,36 @@ _SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
 
 class _Choices(msgspec.Struct):
     choices: _SomeThings
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Data(msgspec.Struct):
     data: _SomeThings
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Output(msgspec.Struct):
     output: _Things
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Results(msgspec.Struct):
     results: _SomeThings
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Content(msgspec.Struct):
     content: _Things
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Any(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: SaidUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
@@ -146,13 +146,13 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
         _check_read_once(body, shape.essential)
     if b"\n" in body or b"\r" in body:
         body = body.strip().translate(_LINE_ENDS_TO_SPACES)
-    return body, _NO_USAGE if usage is None else _usage(usage)
+    return body, _NO_USAGE if usage is None else usage_of(usage)
 
 
 _NO_USAGE = Usage()
 
 
-def _usage(said: _Usage) -> Usage:
+def usage_of(said: SaidUsage) -> Usage:
     cached = reasoning = 0
     read_cached = said.prompt_tokens_details or said.input_tokens_details
     if read_cached is not None:

@@ -25,6 +25,7 @@ from tidegate.upstream.breaker import Breaker, BreakerPolicy
 from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.tides import READY_MAX, LaneTide
 from tidegate.upstream.transport import Line
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
@@ -76,6 +77,10 @@ class Lane:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget)
         self.in_flight = 0
+        self.interactive_in_flight = 0
+        self.interactive_awaiting = 0
+        self.tide: LaneTide | None = None
+        self.standing = 0
         self.slots = deployment.batch_in_flight_max
         self.expecting = 0
         self.is_short = self.is_asked = False
@@ -116,10 +121,16 @@ class Lane:
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms:
             return 0
-        free = self.slots - self.in_flight - self.expecting
+        # Interactive calls go first: what they have of the deployment is not batch's to use.
+        slots = min(self.slots, self.deployment.max_in_flight - self.interactive_in_flight)
+        free = slots - self.in_flight - self.expecting
         if free <= 0:
             self.is_short = True
             return 0
+        if self.tide is not None:
+            free = min(free, self.tide.calls - self.in_flight - self.expecting) - max(0, self.standing - READY_MAX)
+            if free <= 0:
+                return 0
         if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
             return 0
         self._is_seen = True
@@ -130,7 +141,7 @@ class Lane:
         return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
 
     def load(self) -> float:
-        return (self.in_flight + 1) / self.weight
+        return (self.in_flight + self.interactive_in_flight + 1) / self.weight
 
     # The part of a deployment that this process has.
 

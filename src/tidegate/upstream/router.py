@@ -8,13 +8,14 @@ goes on to another deployment only when the first can neither have done nor bill
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
 from tidegate.core.budgets import Budget
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import (
+    HandedBack,
     KeyRejected,
     PoolExhausted,
     Refused,
@@ -30,13 +31,16 @@ from tidegate.core.schedule import Reason
 from tidegate.upstream import classify
 from tidegate.upstream.breaker import BreakerState
 from tidegate.upstream.delivery import Delivery
+from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.notebook import Notebook
+from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.purse import EXCEEDS_LIMIT, Purse
 from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.routes import Route, routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
+from tidegate.upstream.tides import TideLoop, tide_of
 from tidegate.upstream.transport import AiohttpTransport, Transport
 
 log = structlog.get_logger(__name__)
@@ -87,6 +91,11 @@ class Router:
                 raise SettingsError(f"two deployments are named {deployment.name!r}: give each a name of its own")
             lane = Lane(deployment, transport.line(deployment), control.line(deployment), policy or LanePolicy())
             self._lanes[deployment.name] = lane
+        self._room_heard: list[Callable[[], None]] = []
+        for lane in self._lanes.values():
+            lane.tide = tide_of(lane.deployment, lane.control, clock, self._has_room)
+        tides = [lane.tide for lane in self._lanes.values() if lane.tide is not None]
+        self._tides = TideLoop(tides, clock, capacity.fleet, capacity.worker_id)
         self._routes, self._any = routes(self._lanes.values(), resources)
         self._purse = Purse(capacity.limits, clock)
         self._reserve = Reserve()
@@ -97,10 +106,41 @@ class Router:
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
         if capacity.worker_id is not None and capacity.limits is not None:
-            lanes = list(self._lanes.values())
-            self._shared = SharedSlots(
-                capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._wake_waiting
-            )
+            lanes = [lane for lane in self._lanes.values() if lane.deployment.takes_batch]
+            self._shared = SharedSlots(capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._has_room)
+        self._interactive = Interactive(
+            list(self._lanes.values()),
+            BatchSide(self._choose, self._wait_for_lane, self._learn, self._count, self._wake_waiting),
+            self._purse,
+            self._reserve,
+            self._delivery,
+            clock,
+            pool_timeout_s=pool_timeout_s,
+            patience_ms=self._patience_ms,
+        )
+        self._interactive.watch(self._interactive_changed)
+
+    # Interactive calls.
+
+    def takes_interactive(self, model: str) -> bool:
+        return bool(self._route(model).interactive_lanes)
+
+    async def open(self, ask: Ask) -> Passage:
+        """Begin an interactive call: its answer, whole or from its first byte on."""
+        return await self._interactive.open(self._route(ask.call.model), ask)
+
+    def interactive(self, deployment: str) -> tuple[int, int]:
+        """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
+        lane = self._lanes[deployment]
+        return lane.interactive_in_flight, lane.interactive_awaiting
+
+    def watch_interactive(self, changed: Callable[[str], None]) -> None:
+        """Have this called at once, with a deployment's name, whenever one of these two numbers changes."""
+        self._interactive.watch(changed)
+
+    def _count(self, route: Route, model: str, more: int) -> None:
+        if self._caps is not None:
+            self._caps.count(route.model_of(model), more)
 
     # What the engine asks before it sends.
 
@@ -142,12 +182,28 @@ class Router:
             return Reason.UNHEALTHY if all(lane.breaker.is_open for lane in route.lanes) else Reason.RESTING
         if all(self._opens_at_ms(route, lane) > now_ms for lane in lanes):
             return Reason.BUDGET_SPENT
+        if all(lane.tide is not None and lane.slots > lane.in_flight >= lane.tide.calls for lane in lanes):
+            return Reason.TIDE_CLOSED
         return Reason.NO_AVAILABLE_SLOTS
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
         """What binds calls for this name, for each deployment that could take them."""
         route = self._route(model)
         return [route.budgets(lane) for lane in route.lanes]
+
+    def on_room(self, tell: Callable[[], None]) -> None:
+        self._room_heard.append(tell)
+
+    def _has_room(self) -> None:
+        """More may go than before: those who wait here try again, and those outside look again."""
+        self._wake_waiting()
+        for tell in self._room_heard:
+            tell()
+
+    def _interactive_changed(self, deployment: str) -> None:
+        lane = self._lanes[deployment]
+        if lane.tide is not None:
+            lane.tide.interactive_is(lane.interactive_in_flight, lane.interactive_awaiting)
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
@@ -216,6 +272,8 @@ class Router:
                 continue
             if call.attempt_count and not lane.budget.allows_retry(now_ms):
                 continue
+            if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
+                continue
             if lane.tokens_max and not lane.bears(self._reserve.tokens(call, lane.deployment.estimate)):
                 continue
             if lane.budgets or route.own_budgets:
@@ -249,6 +307,9 @@ class Router:
             lane.highest = lane.in_flight
         if self._caps is not None:
             self._caps.count(route.model_of(call.model), 1)
+        flight = lane.tide.begin(call.idempotency_key, call.body, call.hand_backs) if lane.tide is not None else None
+        answered: int | None = None
+        refused = False
         try:
             if is_probe:
                 await knock(lane)
@@ -265,12 +326,21 @@ class Router:
                 status, line, usage = await self._delivery.send(route, lane, call, total_s)
         except UpstreamError as error:
             failed = self._learn(lane, call, error, bucket)
+            refused = error.status in (429, 503)
+        except asyncio.CancelledError:
+            if flight is None or not flight.handed_back or _is_cancelled_twice():
+                raise
+            (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
+            failed = HandedBack("an interactive call needed the engine, and this one had no first token yet")
         else:
+            answered = usage.output_tokens
             if lane.succeeded():
                 log.info("upstream_recovered", deployment=lane.deployment.name)
             return Answer(status, line, usage, lane.deployment.name)
         finally:
             lane.in_flight -= 1
+            if flight is not None and lane.tide is not None:
+                lane.tide.end(flight, answered, refused=refused)
             if self._caps is not None:
                 self._caps.count(route.model_of(call.model), -1)
             if is_probe:
@@ -346,24 +416,31 @@ class Router:
             log.warning("upstream_shut", deployment=name, why=error.message)
 
     def _wait_ms(self, route: Route, now_ms: float) -> int | None:
-        wait_ms = math.ceil(min(self._ready_at_ms(route, lane) for lane in route.lanes) - now_ms)
+        wait_ms = math.ceil(
+            min(self._ready_at_ms(route, lane) for lane in route.lanes or route.interactive_lanes) - now_ms
+        )
         return wait_ms if wait_ms > 0 else None
 
     # When no lane is fit.
 
-    async def _wait_for_lane(self, route: Route, call: Call) -> Lane:
+    async def _wait_for_lane(self, route: Route, call: Call, timeout_s: float | None = None) -> Lane:
         """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
+        timeout_s = timeout_s or self._pool_timeout_s
         try:
-            async with asyncio.timeout(self._pool_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 while True:
                     self._refuse_what_a_slot_cannot_help(route, call)
                     if self._shared is not None:
                         self._shared.hurry()
                     place = asyncio.get_running_loop().create_future()
                     self._waiting.append(place)
+                    for one in route.lanes:
+                        one.standing += 1
                     try:
                         await place
                     finally:
+                        for one in route.lanes:
+                            one.standing -= 1
                         if place in self._waiting:
                             self._waiting.remove(place)
                     lane = self._choose(route, call, (), self._clock.monotonic_ms())
@@ -372,7 +449,7 @@ class Router:
         except TimeoutError:
             pass
         raise PoolExhausted(
-            f"every slot for model {call.model!r} stayed taken for {self._pool_timeout_s:g} s: "
+            f"every slot for model {call.model!r} stayed taken for {timeout_s:g} s: "
             "raise max_in_flight of its deployments or lower the calls in flight",
             retry_after_ms=1000,
         )
@@ -427,6 +504,8 @@ class Router:
         return await ask_models(self._lanes[name], self._clock)
 
     async def close(self) -> None:
+        await self._tides.close()
+        await self._interactive.close()
         if self._shared is not None:
             await self._shared.close()
         if self._notebook is not None:
@@ -434,6 +513,12 @@ class Router:
         await self._purse.close()
         await self._transport.close()
         await self._control.close()
+
+
+def _is_cancelled_twice() -> bool:
+    """Whether someone else wants this task to end too: then it is not ours to go on with."""
+    task = asyncio.current_task()
+    return task is None or task.uncancel() > 0
 
 
 def open_router(

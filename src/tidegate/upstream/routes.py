@@ -21,7 +21,8 @@ STICKY_LOAD_MAX = 1.25
 
 class Route:
     def __init__(self, lanes: list[Lane], resource: Resource | None = None) -> None:
-        self.lanes = lanes
+        self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
+        self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
         self.own_budgets: tuple[Budget, ...] = ()
         self._model = ""
         self._replaced: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from tidegate.upstream.exchange import Exchange
 class Stream:
     """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole."""
 
-    __slots__ = ("_end", "_exchange", "_over", "_payload", "headers", "status")
+    __slots__ = ("_bytes_max", "_end", "_exchange", "_over", "_payload", "headers", "status")
 
     def __init__(
         self,
@@ -26,12 +26,14 @@ class Stream:
         payload: aiohttp.StreamReader,
         exchange: Exchange,
         end: Callable[[bool], None],
+        bytes_max: int,
     ) -> None:
         self.status = status
         self.headers = headers
         self._payload = payload
         self._exchange = exchange
         self._end = end
+        self._bytes_max = bytes_max
         self._over = False
 
     async def read(self) -> bytes:
@@ -60,15 +62,15 @@ class Stream:
             self._finish(whole=True)
         return piece
 
-    async def read_whole(self, bytes_max: int) -> bytes:
+    async def read_whole(self) -> bytes:
         """All that follows, if it is not too much."""
         pieces = []
         size = 0
         while piece := await self.read():
             size += len(piece)
-            if size > bytes_max:
+            if size > self._bytes_max:
                 self.close()
-                raise classify.failure(classify.AnswerTooLarge(self.status, bytes_max), sent=True)
+                raise classify.failure(classify.AnswerTooLarge(self.status, self._bytes_max), sent=True)
             pieces.append(piece)
         return b"".join(pieces)
 

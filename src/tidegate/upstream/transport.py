@@ -304,7 +304,7 @@ class AiohttpTransport:
             self.connections.give_back(way.key, wire, whole=whole)
             end()
 
-        return Stream(message.code, message.headers, payload, exchange, finish)
+        return Stream(message.code, message.headers, payload, exchange, finish, self.limits.response_bytes_max)
 
     async def _wire(self, line: AiohttpLine, url: URL, idempotency_key: str) -> tuple[Way, Wire]:
         way = line.way(url)

@@ -1,0 +1,181 @@
+"""One interactive call on its way: the place that it takes in its deployment, and its answer, whole or while it comes.
+
+A passage is closed once, whatever happens: by its end, by whoever passes it on, or because it broke. Only then are its place and its leave
+given back and its usage settled. It chooses no deployment and knows no client.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from tidegate.core.deployments import Deployment
+from tidegate.core.errors import UpstreamError
+from tidegate.core.estimate import prompt_tokens
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.stream_usage import UsageEar
+from tidegate.upstream.lane import Lane
+from tidegate.upstream.purse import Leave, Purse
+from tidegate.upstream.reserve import Reserve
+from tidegate.upstream.streams import Stream
+
+# The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
+UNSEEN_FIRST_TOKEN_S = 1.0
+
+
+# Hears why a call broke, if it did, and whether its answer came whole; gives the error that the caller sees.
+Closed = Callable[[UpstreamError | None, bool], UpstreamError | None]
+
+
+class Place:
+    """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's."""
+
+    __slots__ = ("_changed", "_counted", "_timer", "_waits", "is_flex", "lane")
+
+    def __init__(
+        self, lane: Lane, *, is_flex: bool, counted: Callable[[int], None], changed: Callable[[Lane], None]
+    ) -> None:
+        self.lane = lane
+        self.is_flex = is_flex
+        self._counted = counted
+        self._changed = changed
+        self._waits = not is_flex
+        self._timer: asyncio.TimerHandle | None = None
+        if is_flex:
+            lane.in_flight += 1
+            lane.highest = max(lane.highest, lane.in_flight)
+            counted(1)
+        else:
+            lane.interactive_in_flight += 1
+            lane.interactive_awaiting += 1
+            changed(lane)
+
+    def is_not_streamed(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNSEEN_FIRST_TOKEN_S, self.first_token)
+
+    def first_token(self) -> None:
+        """The prompt is done with."""
+        if self._waits:
+            self._waits = False
+            self.lane.interactive_awaiting -= 1
+            self._changed(self.lane)
+
+    def leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.is_flex:
+            self.lane.in_flight -= 1
+            self._counted(-1)
+            return
+        if self._waits:
+            self._waits = False
+            self.lane.interactive_awaiting -= 1
+        self.lane.interactive_in_flight -= 1
+        self._changed(self.lane)
+
+
+class Tab:
+    """What a call took of its budgets, and what it really cost."""
+
+    __slots__ = ("_call", "_is_settled", "_leave", "_purse", "_reserve")
+
+    def __init__(self, purse: Purse, reserve: Reserve, call: Call, leave: Leave | None) -> None:
+        self._purse = purse
+        self._reserve = reserve
+        self._call = call
+        self._leave = leave
+        self._is_settled = False
+
+    def settle(self, usage: Usage) -> None:
+        spent = usage.input_tokens + usage.output_tokens
+        if spent:
+            self._reserve.learn(self._call.model, usage)
+            self._pay(spent)
+
+    def not_done(self, *, was_sent: bool) -> None:
+        """The upstream did not do it: nothing was sent, or it was turned away."""
+        if self._leave is not None and not was_sent:
+            self._is_settled = True
+            self._purse.give_back(self._leave)
+        else:
+            self._pay(0)
+
+    def estimate(self, event_count: int) -> None:
+        """Nobody said what it cost: as much as was reserved, or more when more was seen to come."""
+        if self._leave is not None:
+            seen = prompt_tokens(len(self._call.body)) + event_count
+            self._pay(max(seen, self._leave.tokens))
+
+    def _pay(self, tokens: int) -> None:
+        if self._leave is not None and not self._is_settled:
+            self._is_settled = True
+            self._purse.used(self._leave, tokens)
+
+
+class Passage:
+    """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
+
+    __slots__ = ("_closed", "_ear", "_first", "_stream", "_tab", "body", "deployment", "headers", "status")
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        stream: Stream,
+        tab: Tab,
+        closed: Closed | None,
+        *,
+        body: bytes | None = None,
+        first: bytes = b"",
+    ) -> None:
+        self.status = stream.status
+        self.headers = stream.headers
+        self.deployment = deployment
+        self.body = body
+        self._stream = stream
+        self._tab = tab
+        self._first = first
+        self._ear = UsageEar()
+        self._closed = closed
+
+    async def read(self) -> bytes:
+        """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
+        if self._first:
+            piece, self._first = self._first, b""
+        else:
+            try:
+                piece = await self._stream.read()
+            except UpstreamError as error:
+                broken: UpstreamError | None = error
+            else:
+                broken = None
+            if broken is not None:
+                raise self._finish(broken, came_whole=False) or broken
+        if piece:
+            self._ear.hear(piece)
+        else:
+            self._finish(None, came_whole=True)
+        return piece
+
+    def hold(self) -> None:
+        """From here on the client is waited for."""
+        self._stream.hold()
+
+    def go_on(self) -> None:
+        self._stream.go_on()
+
+    def was_cut(self) -> bool:
+        """Whether the client took nothing for so long that this call was given up; asked once, by whoever was cancelled."""
+        return self._stream.was_cut()
+
+    def close(self) -> None:
+        """Nobody wants the rest: the upstream sees its connection closed at once, and nobody's health is harmed."""
+        self._finish(None, came_whole=False)
+
+    def _finish(self, error: UpstreamError | None, *, came_whole: bool) -> UpstreamError | None:
+        closed, self._closed = self._closed, None
+        if closed is None:
+            return None
+        self._stream.close()
+        if self._ear.usage is not None and came_whole:
+            self._tab.settle(self._ear.usage)
+        else:
+            self._tab.estimate(self._ear.event_count)
+        return closed(error, came_whole)
