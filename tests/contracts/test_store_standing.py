@@ -1,6 +1,6 @@
 """How a job stands, and what `tidegate explain` says of it, on every store."""
 
-from tests.contracts.store_world import LEASE_MS, MODEL, World
+from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.explain import explain
 
 
@@ -33,6 +33,14 @@ async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
     assert "nothing is ahead of it" in await said(world, second.id)
     await world.store.release_slice(first.id, held.first, held.token, 90_000)
     assert "1 slices rest for another 1m30s" in await said(world, first.id)
+
+
+async def test_older_batches_of_other_models_are_not_ahead(world: World) -> None:
+    caller = await world.caller()
+    await world.running(caller, 2)
+    await world.clock.advance(1)
+    other = await world.ingested(await world.job(caller), plan_of(2, model="another"))
+    assert "nothing is ahead of it" in await said(world, other.id)
 
 
 async def test_a_closing_an_ended_and_a_waiting_job(world: World) -> None:

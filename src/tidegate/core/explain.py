@@ -116,8 +116,8 @@ def _running(job: Job, standing: Standing) -> list[str]:
             "because an upstream asked for it or failed, or a budget is used up."
         )
     for reason, count in standing.waiting_reasons:
-        words, _ = _PUT_OFF.get(reason, (reason, None))
-        said.append(f"{count:,} items were tried and wait to be tried again: {words} ({reason}).")
+        words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
+        said.append(f"{count:,} items were tried and wait to be tried again: {words}.")
     said.extend(standing.notes)
     for prospect in standing.prospects:
         said.extend(_foreseen(_as_put_off(prospect, standing)))

@@ -152,7 +152,7 @@ where id = :id and state = 'validating' and step_token = :token and closing is n
 returning id;
 
 -- job_standing --
--- How a job stands among the others, for whoever asks why it is or is not running.
+-- How a job stands among the others, for whoever asks why it is or is not running. Only those are ahead that want the same model.
 select now_ms() as now,
     (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,
@@ -163,7 +163,9 @@ select now_ms() as now,
     (select count(*) from jobs o
         where o.state = 'in_progress' and o.closing is null
             and (o.created_at < j.created_at or (o.created_at = j.created_at and o.id < j.id))
-            and exists (select 1 from slices s where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms())) as jobs_ahead
+            and exists (select 1 from slices s
+                where s.job_id = o.id and s.state = 'ready' and s.ready_at <= now_ms()
+                    and exists (select 1 from job_models m where m.job_id = j.id and m.model = s.model))) as jobs_ahead
 from jobs j
 where j.id = :job_id;
 
