@@ -131,7 +131,16 @@ def every_route() -> list[tuple[str, str, str]]:
     """(method, path, scope) of every route of the app; an empty scope is a route that needs no key."""
     nothing = cast(Any, None)
     context = WebContext(
-        nothing, nothing, Settings(), cast(Any, _Still()), nothing, nothing, lambda: "", b"", control_token=None
+        nothing,
+        nothing,
+        Settings(),
+        cast(Any, _Still()),
+        nothing,
+        nothing,
+        lambda: "",
+        b"",
+        nothing,
+        control_token=None,
     )
     guarded: list[Guarded] = []
 
@@ -157,7 +166,7 @@ def routes() -> str:
             return "the operator on this machine"
         if path == scrape.PATH:
             return "none, on this machine"
-        return f"`{name}`" if name else "none"
+        return " or ".join(f"`{one}`" for one in name.split(" or ")) if name else "none"
 
     rows = ((f"`{method}`", f"`{path}`", scope(path, name)) for method, path, name in every_route())
     return table(("method", "path", "scope a key needs"), rows)

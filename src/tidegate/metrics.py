@@ -172,6 +172,20 @@ limits_unavailable = _counter(
 )
 budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call was told to wait for a budget.", _WAITS_S)
 
+# ---- interactive calls
+
+interactive_calls = _counters(
+    "interactive_calls_total",
+    "Interactive calls by how they ended.",
+    model=(),
+    outcome=("answered", "refused", "failed", "left"),
+)
+interactive_first_byte_seconds = _histogram(
+    "interactive_first_byte_seconds",
+    "How long an interactive call waited for the first byte of its answer, or for all of it where it is not streamed.",
+    _WAITS_S,
+)
+
 # ---- the tide and the deployments
 
 tide_calls_limit = _gauges(

@@ -166,12 +166,12 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        router = await stack.enter_async_context(_router(parts, me))
+        router = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
         worker = build_worker(parts, me, router) if roles.worker else None
         address = me.id
         if roles.api:
             token = Secret(parts.entropy.token_bytes(32).hex())
-            app = build_app(_web_context(parts, me, worker, token))
+            app = build_app(_web_context(parts, me, router, worker, token))
             address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
             stack.enter_context(control_file(settings.data_dir, address, token))
         await stack.enter_async_context(scraped(settings))
@@ -241,9 +241,10 @@ def _incarnation(parts: Parts) -> Incarnation:
 
 
 @asynccontextmanager
-async def _router(parts: Parts, me: Incarnation) -> AsyncIterator[Router]:
+async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = False) -> AsyncIterator[Router]:
     settings = parts.settings
-    make_room_for_connections(settings.http.limits())
+    http = settings.http.limits(takes_interactive=takes_interactive)
+    make_room_for_connections(http)
     async with AsyncExitStack() as stack:
         limits: Limits = StoreLimits(parts.store)
         if parts.shared is not None:
@@ -261,7 +262,7 @@ async def _router(parts: Parts, me: Incarnation) -> AsyncIterator[Router]:
         )
         router = open_router(
             deployments(settings),
-            settings.http.limits(),
+            http,
             parts.clock,
             parts.entropy,
             lane_policy(settings),
@@ -364,7 +365,7 @@ async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -
         )
 
 
-def _web_context(parts: Parts, me: Incarnation, worker: Worker | None, token: Secret) -> WebContext:
+def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker | None, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
         blobs=parts.blobs,
@@ -374,6 +375,7 @@ def _web_context(parts: Parts, me: Incarnation, worker: Worker | None, token: Se
         wake=parts.wake,
         worker_id=lambda: me.id,
         pepper=pepper_of(parts.settings),
+        router=router,
         readiness=lambda: {"worker": worker.trouble()} if worker else {},
         control_token=token,
     )

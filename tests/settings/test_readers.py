@@ -23,7 +23,7 @@ HANDED_ON = {
     "budgets": r"\bTenants\((?:self\.)?\w*\.?settings\)",
     "worker.in_flight_max_global": r"\bslot_caps\((?:self\.)?\w*\.?settings\)",
     "redis.url": r"settings\.redis\.location\b",
-    "http": r"\.http\.limits\(\)",
+    "http": r"\.http\.limits\(",
     "retry": r"\.retry\.policy\(\)",
     **{
         key: r"\bschedule_policy\((?:self\.)?\w*\.?settings\)"

@@ -17,10 +17,14 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
+from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
+from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.upstream.router import open_router
+from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
 from tidegate.web.serving import listening
@@ -104,6 +108,14 @@ class WebServer:
         self.blobs = LocalBlobs(self._directory / "blobs")
         self.worker_id = fresh_id("worker")
         await self.store.enlist_worker(self.worker_id, "here", "test", 3_600_000)
+        self.router = open_router(
+            deployments(self.settings),
+            self.settings.http.limits(takes_interactive=True),
+            self.clock,
+            Entropy(),
+            resources=resources(self.settings),
+            capacity=Capacity(limits=StoreLimits(self.store)),
+        )
         self.context = WebContext(
             store=self.store,
             blobs=self.blobs,
@@ -113,6 +125,7 @@ class WebServer:
             wake=self.bell,
             worker_id=lambda: self.worker_id,
             pepper=PEPPER,
+            router=self.router,
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
         )
@@ -123,6 +136,7 @@ class WebServer:
 
     async def _close(self) -> None:
         await self._listening.__aexit__(None, None, None)
+        await self.router.close()
         await self.blobs.close()
         await self.store.close()
 

@@ -28,7 +28,25 @@ ONE_THING = {
 }
 LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches")}
 MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches")}
-NOBODYS = {("GET", "/v1/models"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics")}
+# A call here names no object at all: what it takes of anyone's is a budget, and its own.
+INTERACTIVE = {
+    ("POST", path)
+    for path in (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/moderations",
+        "/v1/messages",
+    )
+}
+NOBODYS = {
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model:path}"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+}
 OPERATORS = {
     ("POST", "/control/keys"),
     ("POST", "/control/keys/{key_id}/revoke"),
@@ -103,7 +121,7 @@ def looks(answer: httpx2.Response) -> tuple[int, bytes, dict[str, str]]:
 
 
 def test_every_route_is_looked_at(two: Two) -> None:
-    assert routes(two.web) == ONE_THING | LISTS | MAKERS | NOBODYS | OPERATORS
+    assert routes(two.web) == ONE_THING | LISTS | MAKERS | NOBODYS | OPERATORS | INTERACTIVE
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))

@@ -20,7 +20,7 @@ PUBLIC_LENGTH = 8
 SECRET_LENGTH = 43
 CHECK_LENGTH = 6
 RANDOM_BYTES = 6 + 32
-SCOPES = ("files:read", "files:write", "batches:read", "batches:write", "batches:cancel")
+SCOPES = ("files:read", "files:write", "batches:read", "batches:write", "batches:cancel", "inference")
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PATTERN = re.compile(

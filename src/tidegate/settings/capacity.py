@@ -74,6 +74,7 @@ class ModelDeployment(Entry, frozen=True):
         Meta(max_length=32),
     ] = msgspec.field(default_factory=dict)
     hints: DeploymentHints = DeploymentHints()
+    serves: Literal["interactive", "batch", "both"] = "both"
 
 
 class Model(Entry, frozen=True):

@@ -97,10 +97,23 @@ class Http(Group, frozen=True):
         float, _num(0, 1 << 30, "Slowest answer that is waited for, once `body_rate_grace_s` is over; 0 waits for any.")
     ] = 16.0
     body_rate_grace_s: Annotated[float, _num(0, DAY_S, "How long an answer's body may be slow.")] = 30.0
+    interactive_connections: Annotated[
+        int,
+        _int(
+            0,
+            65_536,
+            "Upstream connections that batch work leaves to interactive calls, in processes that take any; "
+            "at most half of `connections_max`.",
+        ),
+    ] = 50
+    client_timeout_s: Annotated[
+        float, _num(1, DAY_S, "How long a client may take nothing of an interactive answer before it is given up.")
+    ] = 60.0
 
-    def limits(self) -> HttpLimits:
-        """The same values as the HTTP client takes them."""
-        return HttpLimits(**msgspec.structs.asdict(self))
+    def limits(self, *, takes_interactive: bool = False) -> HttpLimits:
+        """The same values as the HTTP client takes them. Where no interactive calls are taken, no connection is kept for them."""
+        kept = min(self.interactive_connections, self.connections_max // 2) if takes_interactive else 0
+        return HttpLimits(**{**msgspec.structs.asdict(self), "interactive_connections": kept})
 
 
 class Upstream(Group, frozen=True):
@@ -108,6 +121,17 @@ class Upstream(Group, frozen=True):
         Text, _about("One upstream for every model that `models` does not name, such as http://localhost:8000/v1.")
     ] = ""
     api_key: Annotated[Secret | None, _about("Key for that upstream: env:NAME, file:PATH, or the key itself.")] = None
+
+
+class Gateway(Group, frozen=True):
+    body_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Largest body of an interactive call.")] = 32 << 20
+    flex_wait_s: Annotated[
+        float,
+        _num(0.1, 3_600, "How long a call with `service_tier: flex` waits for a gap before it is refused with 429."),
+    ] = 60.0
+    models_cache_s: Annotated[
+        float, _num(0, 3_600, "How long the models that deployments name are believed, for /v1/models.")
+    ] = 10.0
 
 
 class Worker(Group, frozen=True):
@@ -238,6 +262,7 @@ class Settings(Group, frozen=True):
     blobs: Blobs = Blobs()
     http: Http = Http()
     upstream: Upstream = Upstream()
+    gateway: Gateway = Gateway()
     worker: Worker = Worker()
     scheduler: Scheduler = Scheduler()
     redis: Redis = Redis()

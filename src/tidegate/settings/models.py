@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, Estimate, FirstToken, Hints, Resource, TideMode, Tls
+from tidegate.core.deployments import Deployment, Engine, Estimate, FirstToken, Hints, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.settings.capacity import LimitEntry, ModelDeployment
 from tidegate.settings.groups import Settings
@@ -43,7 +43,7 @@ def resources(settings: Settings) -> tuple[Resource, ...]:
 
 def slot_caps(settings: Settings) -> dict[str, int]:
     """The calls that batch work may have in flight over all processes: by deployment, by `model:NAME`, and `global`."""
-    caps = {one.name: one.batch_in_flight_max for one in deployments(settings)}
+    caps = {one.name: one.batch_in_flight_max for one in deployments(settings) if one.takes_batch}
     for model, entry in settings.models.items():
         if entry.in_flight_max:
             caps[MODEL_SLOTS + model] = entry.in_flight_max
@@ -143,6 +143,7 @@ def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
         metrics_url=entry.metrics_url,
         metrics_names=entry.metrics_names,
         hints=Hints(**msgspec.structs.asdict(entry.hints)),
+        serves=Serves(entry.serves),
     )
 
 

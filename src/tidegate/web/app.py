@@ -13,6 +13,7 @@ from tidegate.web.batches import Batches
 from tidegate.web.context import WebContext
 from tidegate.web.door import Door
 from tidegate.web.files import Files
+from tidegate.web.gateway import Gateway
 from tidegate.web.health import Health
 from tidegate.web.models import Models
 from tidegate.web.operator import Operator
@@ -26,6 +27,7 @@ def build_app(context: WebContext) -> Starlette:
         *Files(context, reception).routes(),
         *Batches(context, reception).routes(),
         *Models(context).routes(),
+        *Gateway(context).routes(),
         *Operator(context).routes(),
         *SchedulerDoor(context).routes(),
     ]
@@ -41,7 +43,8 @@ def build_app(context: WebContext) -> Starlette:
 
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = problems.answer(problems.routing_problem(error, request.method, request.url.path))
+    problem = problems.routing_problem(error, request.method, request.url.path)
+    answer = problems.answer(problem, request.url.path, request.scope["tidegate.request_id"])
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
     return answer

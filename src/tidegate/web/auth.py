@@ -21,6 +21,7 @@ from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, refuse_strangers
 from tidegate.web.loopback import require_loopback as require_loopback
 from tidegate.web.pepper import pepper_of as pepper_of
+from tidegate.web.problems import ANTHROPIC_PATHS
 
 DEFAULT_TENANT = "default"
 CONTROL_HEADER = "X-Tidegate-Control"
@@ -59,7 +60,7 @@ class Authenticator:
             refuse_strangers(client, request.headers)
             return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
         caller = await self._key_holder(_bearer(request), client)
-        if scope not in caller.scopes:
+        if not any(one in caller.scopes for one in scope.split(" or ")):
             raise ApiProblem(
                 403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
             )
@@ -177,6 +178,8 @@ class Authenticator:
 
 
 def _bearer(request: Request) -> str:
+    if request.url.path.startswith(ANTHROPIC_PATHS) and "x-api-key" in request.headers:
+        return request.headers["x-api-key"].strip()
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else ""
 

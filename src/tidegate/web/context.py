@@ -7,6 +7,7 @@ from tidegate.core.deployments import Secret
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
 from tidegate.settings import Settings
 from tidegate.store.store import Store
+from tidegate.upstream.router import Router
 
 
 def nothing_to_report() -> Mapping[str, str | None]:
@@ -17,8 +18,8 @@ def nothing_to_report() -> Mapping[str, str | None]:
 class WebContext:
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
-    `readiness` says for each further part of the process (the worker, say) what is wrong with it, or None. `control_token` is what
-    commands on this machine show instead of a key.
+    `router` is the way to the model servers. `readiness` says for each further part of the process (the worker, say) what is wrong with
+    it, or None. `control_token` is what commands on this machine show instead of a key.
     """
 
     store: Store
@@ -29,5 +30,6 @@ class WebContext:
     wake: Wake
     worker_id: Callable[[], str]
     pepper: bytes
+    router: Router
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None

@@ -19,7 +19,15 @@ HEADER_COUNT_MAX = 96
 URL_BYTES_MAX = 8_192
 # A slash, a backslash or a control character that hides behind an escape would change what a path names.
 _HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
-_SINGLE = (b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key", b"x-tidegate-control")
+_SINGLE = (
+    b"authorization",
+    b"content-length",
+    b"content-type",
+    b"host",
+    b"idempotency-key",
+    b"x-api-key",
+    b"x-tidegate-control",
+)
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -39,6 +47,7 @@ class Door:
         request_id = ids.make("req", self._entropy.token_bytes(ids.RANDOM_BYTES))
         intake = Intake(receive, dict(scope["headers"]), self._clock)
         scope["tidegate.intake"] = intake
+        scope["tidegate.request_id"] = request_id
         answered = False
 
         async def answer(message: Message) -> None:
@@ -58,7 +67,8 @@ class Door:
                 # Half an answer is out: only a broken connection can still say that it is not whole.
                 problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
                 raise
-            await problems.answer(problems.problem_of(error, request_id))(scope, intake, answer)
+            refusal = problems.answer(problems.problem_of(error, request_id), scope["path"], request_id)
+            await refusal(scope, intake, answer)
 
 
 def _check_head(scope: Scope) -> None:

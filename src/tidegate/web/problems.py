@@ -11,10 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError
+from tidegate.core.translate import error_to_anthropic
 
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
+# Here callers speak Anthropic's shapes, and so do refusals.
+ANTHROPIC_PATHS = "/v1/messages"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_CHARS_MAX = 200
 
@@ -67,8 +70,12 @@ def problem_of(error: Exception, request_id: str) -> ApiProblem:
     )
 
 
-def answer(problem: ApiProblem) -> Response:
+def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Response:
+    """The refusal in the shape of the door that this path leads to."""
     body = ErrorBody(ErrorDetail(problem.message, error_type(problem.status), problem.param, problem.code))
+    said = msgspec.json.encode(body)
+    if path.startswith(ANTHROPIC_PATHS):
+        said = error_to_anthropic(problem.status, said, request_id)
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
@@ -77,7 +84,7 @@ def answer(problem: ApiProblem) -> Response:
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(msgspec.json.encode(body), problem.status, headers, "application/json")
+    return Response(said, problem.status, headers, "application/json")
 
 
 def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:

@@ -1,0 +1,93 @@
+"""Interactive calls: OpenAI's endpoints and Anthropic's messages over the same deployments, keys and budgets as batches.
+
+A door checks who calls and what is wished for, and hands the rest to the router; bodies and answers are passed on, not read. What another
+tenant has is never part of an answer here: a call knows its own key, and nothing else is looked up.
+"""
+
+import re
+from collections import OrderedDict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.budgets import Budget
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Call, Caller
+from tidegate.settings.tenants import Tenants
+from tidegate.upstream.interactive import Ask
+from tidegate.web.context import WebContext
+from tidegate.web.dialects import MESSAGES, Dialect
+from tidegate.web.passing import Passing
+from tidegate.web.routes import Guarded
+from tidegate.web.wishes import Wish, wish_of
+
+SCOPE = "inference"
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+    MESSAGES,
+)
+# The deployment's own time-out ends a call; this only has to lie behind it.
+DEADLINE_MS = 7 * 86_400_000
+TENANTS_MAX = 4_096
+_BETA = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
+
+
+class Gateway:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._limits = context.settings.limits
+        self._gateway = context.settings.gateway
+        self._tenants = Tenants(context.settings)
+        self._names: OrderedDict[str, str] = OrderedDict()
+
+    def routes(self) -> list[Guarded]:
+        return [Guarded("POST", endpoint, SCOPE, self.call) for endpoint in ENDPOINTS]
+
+    async def call(self, request: Request, caller: Caller) -> Response:
+        endpoint = request.url.path
+        wish = await wish_of(request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max)
+        self._check_model(wish, caller)
+        clock, router = self._context.clock, self._context.router
+        request_id = str(request.scope["tidegate.request_id"])
+        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
+        call = Call(
+            job_id="",
+            number=0,
+            endpoint=endpoint,
+            model=wish.model,
+            body=wish.body,
+            idempotency_key=request_id,
+            deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
+            budgets=await self._budgets(caller),
+            scope=f"tenant:{caller.tenant_id}",
+        )
+        ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0)
+        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id)
+
+    def _check_model(self, wish: Wish, caller: Caller) -> None:
+        if caller.models and wish.model not in caller.models:
+            message = "This key does not allow the model: name one that it allows, or use another key."
+            raise ApiProblem(404, "model_not_found", message, param="model")
+        router = self._context.router
+        if not (router.knows(wish.model) if wish.is_flex else router.takes_interactive(wish.model)):
+            message = "The model does not exist here: GET /v1/models lists those that do."
+            raise ApiProblem(404, "model_not_found", message, param="model")
+
+    async def _budgets(self, caller: Caller) -> tuple[Budget, ...]:
+        name = self._names.get(caller.tenant_id)
+        if name is None:
+            name = await self._context.store.tenant_name(caller.tenant_id) or ""
+            self._names[caller.tenant_id] = name
+            if len(self._names) > TENANTS_MAX:
+                self._names.popitem(last=False)
+        return self._tenants.of(name).budgets(caller.tenant_id, user=caller.user, key_id=caller.key_id)
+
+
+def _beta(request: Request) -> str:
+    """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
+    said = request.headers.get("anthropic-beta", "")
+    return said if _BETA.fullmatch(said) else ""

@@ -1,0 +1,153 @@
+"""An interactive answer on its way to its client: byte for byte as it comes, as fast as the client takes it, and no longer than it stays.
+
+A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
+answer of its own; after it, an event of the client's protocol says that the stream breaks off. It chooses nothing and bills nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from tidegate import metrics
+from tidegate.core.errors import ApiProblem, Refused, UpstreamError
+from tidegate.core.ports import Clock
+from tidegate.upstream.passage import Passage
+from tidegate.web.dialects import Dialect
+from tidegate.web.upstream_problems import own_words, problem_of, retry_after
+
+log = structlog.get_logger()
+
+LEFT_OUT_CHARS_MAX = 1_024
+EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class ClientStalled(Exception):
+    """The client took nothing of its answer for too long."""
+
+
+class StreamCut(Exception):
+    """The upstream's stream broke in the middle of an event, and so does the client's."""
+
+
+class Passing(Response):
+    """Opens the call when it is answered, so that one task, and one look-out for the client's leaving, cover it all."""
+
+    def __init__(
+        self, opened: Callable[[], Awaitable[Passage]], dialect: Dialect, clock: Clock, model: str, request_id: str
+    ) -> None:
+        super().__init__()
+        self._opened = opened
+        self._dialect = dialect
+        self._clock = clock
+        self._model = model
+        self._request_id = request_id
+        self._has_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._watch(receive, task))
+        passage: Passage | None = None
+        outcome = "failed"
+        refusal: Response | None = None
+        try:
+            began_ms = self._clock.monotonic_ms()
+            passage = await self._opened()
+            metrics.interactive_first_byte_seconds.observe((self._clock.monotonic_ms() - began_ms) / 1000)
+            outcome = await self._pass_on(passage, send)
+        except asyncio.CancelledError:
+            if self._has_left:
+                task.uncancel()
+                outcome = "left"
+            elif passage is not None and passage.was_cut():
+                outcome = "left"
+                raise ClientStalled from None
+            else:
+                raise
+        except UpstreamError as error:
+            outcome = "refused" if isinstance(error, Refused) else "failed"
+            log.warning("interactive_call_failed", request_id=self._request_id, code=error.code, why=error.message)
+            refusal = self._refusal(error)
+            if refusal is None:
+                raise problem_of(error) from None
+        except ApiProblem:
+            outcome = "refused"
+            raise
+        finally:
+            watch.cancel()
+            if passage is not None:
+                passage.close()
+            metrics.interactive_calls.of(self._model, outcome).inc()
+        if refusal is not None:
+            await refusal(scope, receive, send)
+
+    def _refusal(self, error: UpstreamError) -> Response | None:
+        """The engine's own words, in the door's shape; None when it said none."""
+        body = own_words(error)
+        if body is None:
+            return None
+        said = self._dialect.refusal(error.status, body, self._request_id)
+        wait_s = retry_after(error)
+        headers = {} if wait_s is None else {"Retry-After": str(wait_s)}
+        return Response(said, error.status, headers, "application/json")
+
+    async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
+        """The client's body is read: what comes next is its leaving."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._has_left = True
+        task.cancel()
+
+    async def _pass_on(self, passage: Passage, send: Send) -> str:
+        dialect = self._dialect
+        headers = []
+        if dialect.left_out:
+            shown = ",".join(dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
+            headers.append((b"x-tidegate-left-out", shown))
+        if passage.body is not None:
+            body = dialect.answer(passage.body)
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+            await send(_part(body, more=False))
+            return "answered"
+        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+        return await self._pass_stream(passage, send)
+
+    async def _pass_stream(self, passage: Passage, send: Send) -> str:
+        translator = self._dialect.translator()
+        end = b""
+        try:
+            while piece := await passage.read():
+                if translator is not None:
+                    piece = translator.feed(piece)
+                    if translator.ended:
+                        break
+                    if not piece:
+                        continue
+                end = piece[-4:]
+                passage.hold()
+                await send(_part(piece, more=True))
+                passage.go_on()
+        except UpstreamError as error:
+            log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)
+            if translator is None and not end.endswith(EVENT_END):
+                # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
+                raise StreamCut from None
+            await send(_part(self._dialect.broken_off(error.code, problem_of(error).message), more=False))
+            return "failed"
+        last = b""
+        if translator is not None:
+            # The rest, if there is any, says nothing; a stream that really ended leaves its connection to the next call.
+            last = piece if translator.ended else translator.end()
+            if piece:
+                await passage.read()
+        await send(_part(last, more=False))
+        return "answered"
+
+
+def _part(body: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}

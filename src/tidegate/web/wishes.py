@@ -1,0 +1,118 @@
+"""What an interactive call wishes for, read from its body and checked; the body itself stays the caller's bytes."""
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from tidegate.core.errors import ApiProblem
+from tidegate.core.line_faults import LineFault
+from tidegate.core.lines import MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.web.intake import Intake
+
+FLEX = "flex"
+# Moderations may leave their model out; this is the one that OpenAI's documentation names then.
+MODERATION_MODEL = "omni-moderation-latest"
+READ_HERE_BYTES_MAX = 1 << 20
+
+# Two readers could take such a body for two different requests, and one of them decides whose money is spent.
+_READ_ONCE = ("model", "stream", "service_tier")
+
+
+class _Body(msgspec.Struct):
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    stream: bool | None = None
+    service_tier: object = None
+
+
+class Wish(NamedTuple):
+    model: str
+    is_stream: bool
+    is_flex: bool
+    body: bytes
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+async def wish_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> Wish:
+    """The wish in this request, or a 4xx that says what is wrong with it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiProblem(
+            415,
+            "unsupported_media_type",
+            "Send the body as JSON, with the header `Content-Type: application/json`.",
+            param="Content-Type",
+        )
+    intake: Intake = request.scope["tidegate.intake"]
+    over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
+    body = b"".join([piece async for piece in intake.pieces(bytes_max, over)])
+    if len(body) > READ_HERE_BYTES_MAX:
+        # Nobody else waits while a large body is looked through.
+        return await asyncio.to_thread(read_wish, body, endpoint, depth_max)
+    return read_wish(body, endpoint, depth_max)
+
+
+def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
+    if not is_utf8(body):
+        raise _not_json("it is not UTF-8")
+    try:
+        check_depth(body, depth_max)
+    except LineFault:
+        raise _not_json(f"it is nested deeper than {depth_max} levels") from None
+    try:
+        said = _decode(body)
+    except msgspec.ValidationError as wrong:
+        raise _mismatch(str(wrong)) from None
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise _not_json(str(wrong)[:200]) from None
+    if any(body.count(b'"%b"' % name.encode()) > 1 for name in _READ_ONCE):
+        _refuse_twice(body)
+    model = said.model
+    if model is msgspec.UNSET:
+        if endpoint != "/v1/moderations":
+            raise ApiProblem(400, "missing_required_parameter", "`model` is missing: name a model.", param="model")
+        model = MODERATION_MODEL
+    if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
+        message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
+        raise ApiProblem(400, "invalid_parameter", message, param="model")
+    is_flex = said.service_tier == FLEX
+    return Wish(model, bool(said.stream), is_flex, _without_tier(body) if is_flex else body)
+
+
+def _without_tier(body: bytes) -> bytes:
+    """The same request without its tier, which is ours to keep; every other value stays the bytes that it was."""
+    members = _members(body)
+    del members["service_tier"]
+    return msgspec.json.encode(members)
+
+
+def _refuse_twice(body: bytes) -> None:
+    def names(pairs: list[tuple[str, Any]]) -> list[str]:
+        return [name for name, _ in pairs]
+
+    try:
+        found = json.loads(body, object_pairs_hook=names)
+    except (ValueError, RecursionError):
+        raise _not_json("it cannot be read") from None
+    for name in _READ_ONCE:
+        if found.count(name) > 1:
+            message = (
+                f"`{name}` is named {found.count(name)} times, and readers differ in which one counts: name it once."
+            )
+            raise ApiProblem(400, "invalid_request", message, param=name)
+
+
+def _mismatch(said: str) -> ApiProblem:
+    for name, kind in (("model", "text"), ("stream", "true or false")):
+        if f"`$.{name}`" in said:
+            return ApiProblem(400, "invalid_parameter", f"`{name}` must be {kind}.", param=name)
+    return ApiProblem(400, "invalid_parameter", "The body must be a JSON object.")
+
+
+def _not_json(why: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_json", f"The body is not valid JSON: {why}.")
