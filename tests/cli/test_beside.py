@@ -82,6 +82,32 @@ def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> N
     assert "is cancelled" in desk.done("batches", "cancel", batch).stderr()
 
 
+def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
+    desk = serving.desk
+    wish = ("--models", "m", "--resources", "r", "--limit", "minute:requests=60,tokens=500", "--limit", "day:tokens=9")
+    made = json.loads(desk.done("keys", "create", "--org", "acme", *wish, "--json").stdout())
+    shown = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+    assert (shown["models"], shown["resources"]) == ("m", "r")
+    assert shown["limits"] == "minute:requests=60,tokens=500 day:tokens=9"
+    desk.done("keys", "change", made["id"], "--models", "", "--limit", "")
+    shown = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+    assert (shown["models"], shown["resources"], shown["limits"]) == ("any", "r", "none")
+    assert "Nothing is to be changed" in desk.done("keys", "change", made["id"], code=2).stderr()
+    assert "no key" in desk.done("keys", "change", "00000000", "--models", "m", code=2).stderr()
+    assert "minute:requests=10" in desk.done("keys", "change", made["id"], "--limit", "minute", code=2).stderr()
+    turned = json.loads(desk.done("keys", "rotate", made["id"], "--grace", "1h", "--json").stdout())
+    assert (turned["id"], turned["key"] != made["key"]) == (made["id"], True)
+    for key in (turned["key"], made["key"]):
+        assert serving.call("GET", "/v1/batches", key=key)[0] == 200
+    again = json.loads(desk.done("keys", "rotate", made["id"], "--grace", "0s", "--json").stdout())
+    assert serving.call("GET", "/v1/batches", key=again["key"])[0] == 200
+    wait_until(lambda: serving.call("GET", "/v1/batches", key=turned["key"])[0] == 401, what="the old secret to end")
+    assert "no key" in desk.done("keys", "rotate", "00000000", code=2).stderr()
+    text = desk.done("keys", "show", made["id"]).stdout()
+    assert "acme" in text
+    assert all(secret["key"] not in text for secret in (made, turned, again))
+
+
 def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     assert serving.call("GET", "/v1/batches")[0] == 200

@@ -92,6 +92,60 @@ def test_revoked_within_two_seconds(web: WebServer) -> None:
     is_error(get(web, key), REFUSED)
 
 
+def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
+    old = web.make_key("acme")
+    assert get(web, old).status_code == 200
+    key_id = str(keys.public_id_of(old))
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    with web.client() as client:
+        path = f"/control/keys/{key_id}/rotate"
+        assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
+        answer = client.post(path, json={"grace_ms": 60_000}, headers=operator)
+        nobody = client.post("/control/keys/00000000/rotate", json={}, headers=operator)
+        endless = client.post(path, json={"grace_ms": 1 << 60}, headers=operator)
+    is_error(nobody, {"status": 404, "code": "key_not_found"})
+    assert endless.status_code == 400
+    new = answer.json()["key"]
+    assert (keys.public_id_of(new), new != old) == (key_id, True)
+    # The new one is right at once, though the old one's row is still believed.
+    assert [get(web, one).status_code for one in (new, old)] == [200, 200]
+    web.clock.ahead_ms += 60_001
+    assert get(web, new).status_code == 200
+    is_error(get(web, old), REFUSED)
+    assert web.run(web.store.revoke_key(key_id))
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, new), REFUSED)
+
+
+def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
+    key = web.make_key("acme")
+    key_id = str(keys.public_id_of(key))
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    with web.client(key) as client:
+        path = f"/control/keys/{key_id}/change"
+        assert client.post(path, json={"scopes": ["files:read"]}).status_code == 404
+        for wish in (
+            {"scopes": ["everything"]},
+            {"models": [""]},
+            {"resources": ["x" * 256]},
+            {"limits": [{"period": "minute"}]},
+            {"limits": [{"period": "fortnight", "requests": 1}]},
+            {"limits": [{"period": "minute", "requests": -1}]},
+            {"expires_after_ms": 0},
+            {"expires_after_ms": 1 << 60},
+            {"secret": "mine"},
+        ):
+            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+        wish = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
+        assert client.post(path, json=wish, headers=operator).json() == {"id": key_id, "changed": True}
+        assert client.post("/control/keys/..%2F/change", json=wish, headers=operator).status_code in (200, 404)
+        absent = client.post("/control/keys/00000000/change", json=wish, headers=operator)
+        assert absent.json() == {"id": "00000000", "changed": False}
+    row = web.run(web.store.get_key(key_id))
+    assert row is not None
+    assert (keys.models_from(row["models"]), keys.models_from(row["resources"])) == ({"small"}, {"r"})
+
+
 def test_expired_to_the_moment(web: WebServer) -> None:
     key = web.make_key("acme", expires_at=web.clock.now_ms() + 60_000)
     assert get(web, key).status_code == 200

@@ -49,6 +49,8 @@ NOBODYS = {
 }
 OPERATORS = {
     ("POST", "/control/keys"),
+    ("POST", "/control/keys/{key_id}/change"),
+    ("POST", "/control/keys/{key_id}/rotate"),
     ("POST", "/control/keys/{key_id}/revoke"),
     ("POST", "/control/batches/{batch_id}/abandon"),
     ("GET", "/control/scheduler"),

@@ -1,4 +1,4 @@
-"""`tidegate keys`: make, list and revoke API keys. A key is shown once, when it is made; only a keyed hash of it is kept."""
+"""`tidegate keys`: make, list, change, rotate and revoke API keys. A key is shown once; only a keyed hash of it is kept."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,15 +8,24 @@ import uvloop
 
 from tidegate.cli import beside, options, screen
 from tidegate.core import keys, window
+from tidegate.core.budgets import Limit
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.web.operator import KeyMade
+    from tidegate.web.limit_asks import LimitAsk
+    from tidegate.web.operator import KeyChange, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, revoke.")
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="A key's id, as `tidegate keys list` shows it.", show_default=False)
+]
+LIMIT_HELP = "At most so much in one period; may be repeated."
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, show, change, rotate, revoke."
+)
 
 
 @app.command()
@@ -35,6 +44,13 @@ def create(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="90d", help="How long it works.", show_default="until revoked")
     ] = None,
+    resources: Annotated[
+        str | None, typer.Option("--resources", metavar="A,B", help="Resources it may use.", show_default="any")
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -47,7 +63,20 @@ def create(
     Example: tidegate keys create --org acme --expires 90d
     """
     settings = options.loaded(config, data).settings
-    made = uvloop.run(_create(settings, org, label, team, user, _words(scopes), _words(models), _duration_ms(expires)))
+    from tidegate.web.operator import KeyWish
+
+    wish = KeyWish(
+        org,
+        label,
+        team,
+        user,
+        _words(scopes) or [],
+        _words(models) or [],
+        _duration_ms("--expires", expires),
+        _words(resources) or [],
+        _limits(limit or []),
+    )
+    made = uvloop.run(_create(settings, wish))
     if as_json:
         screen.show_json({"id": made.id, "key": made.key, "org": org})
         return
@@ -82,10 +111,118 @@ def list_keys(
 
 
 @app.command()
+def show(
+    key: Key,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show what a key may do, never the key itself.
+
+    Example: tidegate keys show Ab3dE5gH
+    """
+    settings = options.loaded(config, data).settings
+    _check_id(key)
+    found = [row for row in uvloop.run(_list(settings)) if row["id"] == key]
+    if not found:
+        raise SettingsError(f"There is no key {key}; see `tidegate keys list`.")
+    if as_json:
+        screen.show_json(found[0])
+    else:
+        screen.show_table(["what", "is"], [[name, value] for name, value in found[0].items()])
+
+
+@app.command()
+def change(
+    key: Key,
+    scopes: Annotated[
+        str | None,
+        typer.Option(
+            "--scopes", metavar="A,B", help=f"What it may do: {', '.join(keys.SCOPES)}.", show_default="as it was"
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option("--models", metavar="A,B", help="Models it may use; '' for any.", show_default="as it was"),
+    ] = None,
+    resources: Annotated[
+        str | None,
+        typer.Option("--resources", metavar="A,B", help="Resources it may use; '' for any.", show_default="as it was"),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="minute:requests=10,tokens=500",
+            help=f"{LIMIT_HELP} '' for none.",
+            show_default="as it was",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="90d", help="How long it works from now on.", show_default="as it was"),
+    ] = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Change what a key may do, everywhere, within seconds.
+
+    It holds also for what its batches have not sent yet.
+
+    Example: tidegate keys change Ab3dE5gH --models small,large --limit minute:requests=60
+    """
+    from tidegate.web.operator import KeyChange
+
+    settings = options.loaded(config, data).settings
+    _check_id(key)
+    limits = None if not limit else _limits([one for one in limit if one])
+    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, _duration_ms("--expires", expires))
+    if wish == KeyChange():
+        raise SettingsError("Nothing is to be changed: give --scopes, --models, --resources, --limit or --expires.")
+    if not uvloop.run(_change(settings, key, wish)):
+        raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
+    if as_json:
+        screen.show_json({"id": key, "changed": True})
+    else:
+        screen.say(f"Key {key} is changed; it holds everywhere within seconds.")
+
+
+@app.command()
+def rotate(
+    key: Key,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="24h", help="How long the secret before still works; 0s ends it at once.")
+    ] = "24h",
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Give a key a new secret and print it, once.
+
+    The one before works for the grace; batches of the key go on.
+
+    Example: tidegate keys rotate Ab3dE5gH --grace 1h
+    """
+    settings = options.loaded(config, data).settings
+    _check_id(key)
+    grace_ms = 0 if grace in ("0", "0s") else _duration_ms("--grace", grace)
+    made = uvloop.run(_rotate(settings, key, grace_ms or 0))
+    if as_json:
+        screen.show_json({"id": made.id, "key": made.key})
+        return
+    typer.echo(made.key)
+    screen.say(
+        f"This is the only time that the new secret of key {made.id} is shown; the one before works for {grace}."
+    )
+
+
+@app.command()
 def revoke(
-    key: Annotated[
-        str, typer.Argument(metavar="KEY", help="A key's id, as `tidegate keys list` shows it.", show_default=False)
-    ],
+    key: Key,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -96,10 +233,7 @@ def revoke(
     Example: tidegate keys revoke Ab3dE5gH
     """
     settings = options.loaded(config, data).settings
-    if not keys.PUBLIC_ID.fullmatch(key):
-        raise SettingsError(
-            "That is no key id: it has 8 letters and digits. Never paste the key itself; see `tidegate keys list`."
-        )
+    _check_id(key)
     if not uvloop.run(_revoke(settings, key)):
         raise SettingsError(f"There is no key {key} that could be revoked; see `tidegate keys list`.")
     if as_json:
@@ -108,21 +242,11 @@ def revoke(
         screen.say(f"Key {key} is revoked; it stops working everywhere within seconds.")
 
 
-async def _create(
-    settings: Settings,
-    org: str,
-    label: str,
-    team: str | None,
-    user: str | None,
-    scopes: list[str],
-    models: list[str],
-    expires_after_ms: int | None,
-) -> "KeyMade":
+async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
-    from tidegate.web.operator import KeyMade, KeyWish, check_wish, make_key
+    from tidegate.web.operator import KeyMade, check_wish, make_key
     from tidegate.web.pepper import pepper_of
 
-    wish = KeyWish(org, label, team, user, scopes, models, expires_after_ms)
     check_wish(wish)
     if (server := beside.server(settings)) is not None:
         return await server.post("/control/keys", KeyMade, wish)
@@ -136,6 +260,31 @@ async def _list(settings: Settings) -> list[dict[str, object]]:
         return [_told(row, now_ms) for row in await parts.store.list_keys(KEYS_SHOWN_MAX)]
 
 
+async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
+    from tidegate import service
+    from tidegate.web.operator import KeyChanged, change_key, check_change
+
+    check_change(change)
+    if (server := beside.server(settings)) is not None:
+        return (await server.post(f"/control/keys/{key}/change", KeyChanged, change)).changed
+    async with service.opened(settings) as parts:
+        return await change_key(parts.store, key, change)
+
+
+async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
+    from tidegate import service
+    from tidegate.web.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
+    from tidegate.web.pepper import pepper_of
+
+    if grace_ms > GRACE_MS_MAX:
+        raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
+    rotation = KeyRotation(grace_ms)
+    if (server := beside.server(settings)) is not None:
+        return await server.post(f"/control/keys/{key}/rotate", KeyMade, rotation)
+    async with service.opened(settings) as parts:
+        return await rotate_key(parts.store, parts.entropy, pepper_of(settings), key, rotation)
+
+
 async def _revoke(settings: Settings, key: str) -> bool:
     from tidegate import service
     from tidegate.web.operator import KeyRevoked
@@ -147,6 +296,8 @@ async def _revoke(settings: Settings, key: str) -> bool:
 
 
 def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
+    from tidegate.store.rows import limits_from
+
     is_over = row["expires_at"] is not None and row["expires_at"] <= now_ms
     state = "revoked" if row["revoked_at"] is not None else "expired" if is_over else "live"
     return {
@@ -161,21 +312,58 @@ def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
         "expires": _when(row["expires_at"]),
         "scopes": row["scopes"],
         "models": " ".join(sorted(keys.models_from(row["models"]))) or "any",
+        "resources": " ".join(sorted(keys.models_from(row["resources"]))) or "any",
+        "limits": " ".join(_limit_text(limit) for limit in limits_from(row["limits"])) or "none",
+        "old_secret_until": _when(row["old_until"] if (row["old_until"] or 0) > now_ms else None),
     }
+
+
+def _limit_text(limit: Limit) -> str:
+    sides = [f"{name}={count}" for name, count in (("requests", limit.requests), ("tokens", limit.tokens)) if count]
+    return f"{limit.period}:{','.join(sides)}"
+
+
+def _check_id(key: str) -> None:
+    if not keys.PUBLIC_ID.fullmatch(key):
+        raise SettingsError(
+            "That is no key id: it has 8 letters and digits. Never paste the key itself; see `tidegate keys list`."
+        )
+
+
+def _limits(texts: list[str]) -> "list[LimitAsk]":
+    """Limits as a command is told them: `minute:requests=10,tokens=500`."""
+    from tidegate.web.limit_asks import COUNT_MAX, LimitAsk
+
+    found = []
+    for text in texts:
+        period, _, sides = text.partition(":")
+        counts = dict(side.partition("=")[::2] for side in sides.split(",") if side)
+        try:
+            given = {name: int(count) for name, count in counts.items()}
+        except ValueError:
+            given = {}
+        if (
+            not given
+            or not set(given) <= {"requests", "tokens"}
+            or not all(0 < one <= COUNT_MAX for one in given.values())
+        ):
+            raise SettingsError(f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500.")
+        found.append(LimitAsk(period, given.get("requests"), given.get("tokens")))
+    return found
 
 
 def _when(at_ms: int | None) -> str:
     return "never" if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _duration_ms(text: str | None) -> int | None:
+def _duration_ms(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     duration_ms = window.parse(text)
     if duration_ms is None:
-        raise SettingsError("--expires needs a duration with a unit, such as 90d, 12h or 30m.")
+        raise SettingsError(f"{option} needs a duration with a unit, such as 90d, 12h or 30m.")
     return duration_ms

@@ -44,8 +44,18 @@ def make(random_bytes: bytes) -> NewKey:
     if len(random_bytes) != RANDOM_BYTES:
         raise ValueError(f"a key needs {RANDOM_BYTES} random bytes, not {len(random_bytes)}")
     public_id = _base62(int.from_bytes(random_bytes[:6], "big"), PUBLIC_LENGTH)
-    secret = _base62(int.from_bytes(random_bytes[6:], "big"), SECRET_LENGTH)
-    body = f"{PREFIX}{public_id}{secret}"
+    return _key(public_id, random_bytes[6:])
+
+
+def remake(public_id: str, random_bytes: bytes) -> NewKey:
+    """The same key with another secret, from as many random bytes as a new one needs."""
+    if len(random_bytes) != RANDOM_BYTES or not PUBLIC_ID.fullmatch(public_id):
+        raise ValueError(f"a key is made anew from its public id and {RANDOM_BYTES} random bytes")
+    return _key(public_id, random_bytes[6:])
+
+
+def _key(public_id: str, random_bytes: bytes) -> NewKey:
+    body = f"{PREFIX}{public_id}{_base62(int.from_bytes(random_bytes, 'big'), SECRET_LENGTH)}"
     return NewKey(public_id, Secret(body + _check(body)))
 
 

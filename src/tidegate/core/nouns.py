@@ -40,6 +40,7 @@ class Caller:
     user: str | None = None
     scopes: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""What only an operator does: keys made and revoked, a batch given up; by a command that holds the store, or through these routes by
-one that finds it held by a server.
+"""What only an operator does: keys made, changed, rotated and revoked, a batch given up; by a command that holds the store, or through
+these routes by one that finds it held by a server.
 
 The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
 """
+
+from typing import Annotated
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -18,10 +20,14 @@ from tidegate.store.store import Store
 from tidegate.web import asks, wire
 from tidegate.web.auth import CONTROL_HEADER
 from tidegate.web.context import WebContext
+from tidegate.web.limit_asks import LimitAsks, job_limits
 from tidegate.web.routes import Guarded
 
 NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000
+EXPIRES_MS_MAX = 100 * 366 * 86_400_000
+GRACE_MS = 86_400_000
+GRACE_MS_MAX = 90 * 86_400_000
 _SCOPE = "batches:write"
 
 
@@ -35,6 +41,24 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scopes: list[str] = []
     models: list[str] = []
     expires_after_ms: int | None = None
+    resources: list[str] = []
+    limits: LimitAsks = []
+
+
+class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of a key is to be another way; what is not given stays. An empty list of models or resources allows any."""
+
+    scopes: list[str] | None = None
+    models: list[str] | None = None
+    resources: list[str] | None = None
+    limits: LimitAsks | None = None
+    expires_after_ms: int | None = None
+
+
+class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For how long the secret before still works."""
+
+    grace_ms: Annotated[int, msgspec.Meta(ge=0, le=GRACE_MS_MAX)] = GRACE_MS
 
 
 class KeyMade(msgspec.Struct, frozen=True):
@@ -49,6 +73,11 @@ class BatchAbandoned(msgspec.Struct, frozen=True):
     status: str
 
 
+class KeyChanged(msgspec.Struct, frozen=True):
+    id: str
+    changed: bool
+
+
 class KeyRevoked(msgspec.Struct, frozen=True):
     id: str
     revoked: bool
@@ -61,12 +90,21 @@ def check_wish(wish: KeyWish) -> None:
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
     if wish.label and not _is_name(wish.label):
         raise _bad("label", f"`label` may have {NAME_CHARS_MAX} printable characters.")
-    if len(wish.models) > MODELS_MAX or not all(_is_name(model) for model in wish.models):
-        raise _bad("models", f"`models` may name {MODELS_MAX:,} models, each in {NAME_CHARS_MAX} printable characters.")
-    if wish.expires_after_ms is not None and wish.expires_after_ms <= 0:
-        raise _bad("expires_after_ms", "A key must work for a while: give a time above 0.")
+    check_change(KeyChange(wish.scopes, wish.models, wish.resources, wish.limits, wish.expires_after_ms))
+
+
+def check_change(change: KeyChange) -> None:
+    """Refuse names that nobody can mean, scopes that do not exist, limits that limit nothing, and a time that is over."""
+    for name, names in (("models", change.models), ("resources", change.resources)):
+        if len(names or ()) > MODELS_MAX or not all(_is_name(one) for one in names or ()):
+            raise _bad(
+                name, f"`{name}` may name {MODELS_MAX:,} of them, each in {NAME_CHARS_MAX} printable characters."
+            )
+    if change.expires_after_ms is not None and not 0 < change.expires_after_ms <= EXPIRES_MS_MAX:
+        raise _bad("expires_after_ms", "A key must work for a while, of at most 100 years: give a time above 0.")
+    job_limits(change.limits)
     try:
-        keys.scopes_text(wish.scopes)
+        keys.scopes_text(change.scopes or [])
     except ValueError as error:
         raise _bad("scopes", f"{error}.") from None
 
@@ -87,8 +125,35 @@ async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish)
         scopes=keys.scopes_text(wish.scopes),
         models=keys.models_text(wish.models),
         expires_at=None if after_ms is None else await store.now_ms() + after_ms,
+        resources=keys.models_text(wish.resources),
+        limits=job_limits(wish.limits),
     )
     return KeyMade(made.public_id, made.text.reveal())
+
+
+async def rotate_key(store: Store, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:
+    """Draw another secret for a key. Its id, its limits and what it made stay; the secret before works for the grace."""
+    if keys.PUBLIC_ID.fullmatch(key_id):
+        made = keys.remake(key_id, entropy.token_bytes(keys.RANDOM_BYTES))
+        if await store.rotate_key(key_id, keys.keyed_hash(pepper, made.text.reveal()), rotation.grace_ms):
+            return KeyMade(made.public_id, made.text.reveal())
+    raise ApiProblem(
+        404, "key_not_found", "There is no key of this id that still works. `tidegate keys list` shows them."
+    )
+
+
+async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
+    """Change what a key may do; it holds everywhere within seconds, also for what its batches have not sent yet."""
+    check_change(change)
+    after_ms = change.expires_after_ms
+    return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.change_key(
+        key_id,
+        scopes=None if change.scopes is None else keys.scopes_text(change.scopes),
+        models=None if change.models is None else keys.models_text(change.models),
+        resources=None if change.resources is None else keys.models_text(change.resources),
+        limits=None if change.limits is None else job_limits(change.limits),
+        expires_at=None if after_ms is None else await store.now_ms() + after_ms,
+    )
 
 
 class Operator:
@@ -102,6 +167,8 @@ class Operator:
     def routes(self) -> list[Guarded]:
         return [
             Guarded("POST", "/control/keys", _SCOPE, self.create_key),
+            Guarded("POST", "/control/keys/{key_id}/change", _SCOPE, self.change_key),
+            Guarded("POST", "/control/keys/{key_id}/rotate", _SCOPE, self.rotate_key),
             Guarded("POST", "/control/keys/{key_id}/revoke", _SCOPE, self.revoke_key),
             Guarded("POST", "/control/batches/{batch_id}/abandon", _SCOPE, self.abandon_batch),
         ]
@@ -110,6 +177,18 @@ class Operator:
         require_operator(request)
         wish = await asks.json_body(request, KeyWish, self._body_bytes_max)
         return wire.json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
+
+    async def change_key(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        change = await asks.json_body(request, KeyChange, self._body_bytes_max)
+        key_id = str(request.path_params["key_id"])
+        return wire.json_answer(KeyChanged(key_id, await change_key(self._store, key_id, change)))
+
+    async def rotate_key(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        rotation = await asks.json_body(request, KeyRotation, self._body_bytes_max)
+        key_id = str(request.path_params["key_id"])
+        return wire.json_answer(await rotate_key(self._store, self._entropy, self._pepper, key_id, rotation))
 
     async def revoke_key(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
