@@ -1,0 +1,75 @@
+"""What tests of the gateway stand on: a web server over scripted model servers, and what clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.upstream.raw_server import Script
+from tests.web.server import WebServer, settings_with
+from tests.web.upstream import Upstream, answers
+from tidegate.settings.capacity import Model, ModelDeployment
+
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say hi."}]}
+
+
+class World:
+    """`web` is in front of `upstreams`, which all serve the model `m` unless their options say otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.upstreams: list[Upstream] = []
+        self._clients: list[httpx2.Client] = []
+        self.web: WebServer
+
+    def start(self, *scripts: Script, models: dict[str, Any] | None = None, **groups: Any) -> World:
+        options: list[dict[str, Any]] = groups.pop("options", [{}] * len(scripts))
+        self.upstreams = [Upstream(script) for script in scripts or (answers(),)]
+        options = options or [{}]
+        places = tuple(
+            ModelDeployment(url=upstream.url, name=f"u{number}", **more)
+            for number, (upstream, more) in enumerate(zip(self.upstreams, options, strict=True))
+        )
+        named = models if models is not None else {"m": Model(deployments=places)}
+        self.web = WebServer(self._directory, settings_with(models=named, **groups))
+        self._directory.mkdir(exist_ok=True)
+        self.web.start()
+        return self
+
+    def client(self, key: str | None = None) -> httpx2.Client:
+        client = self.web.client(key)
+        self._clients.append(client)
+        return client
+
+    def interactive(self, name: str = "u0") -> tuple[int, int]:
+        async def ask() -> tuple[int, int]:
+            return self.web.router.interactive(name)
+
+        return self.web.run(ask())
+
+    def states(self) -> list[str]:
+        async def ask() -> list[str]:
+            return [status.state for status in self.web.router.status()]
+
+        return self.web.run(ask())
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        if hasattr(self, "web"):
+            self.web.stop()
+        for upstream in self.upstreams:
+            upstream.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "web")
+    yield made
+    made.close()
