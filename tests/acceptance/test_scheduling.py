@@ -11,7 +11,7 @@ import httpx2
 
 from tests.acceptance.conftest import MakeCrew
 from tests.support.crew import Crew, deployment, items_of, per_minute
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import Proc, free_port, wait_until
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, requests
 from tidegate.core.ids import job_part
 
@@ -53,7 +53,7 @@ def test_a_small_tenant_starts_within_one_round_and_ends_long_before(make_crew: 
     """One tenant has fifty times the work of the other and came first."""
     crew = _crew(make_crew)
     large, small = crew.caller("large"), crew.caller("small")
-    heavy = large.submit(requests(200, _slow(2_000)))
+    heavy = large.submit(requests(200, _slow(3_000)))
     crew.until_called(WORKERS * IN_FLIGHT)
     light = small.submit(requests(SLICE_ITEMS))
     _in_progress(small, light)
@@ -70,16 +70,16 @@ def test_weights_are_what_tenants_get_of_a_model(make_crew: MakeCrew) -> None:
     config = {"tiers": {"gold": 4, "plain": 1}, "tenants": {"rich": {"tier": "gold"}, "poor": {"tier": "plain"}}}
     crew = _crew(make_crew, config)
     rich, poor = crew.caller("rich"), crew.caller("poor")
-    first = rich.submit(requests(600, _slow(200)))
-    second = poor.submit(requests(400, _slow(200)))
+    first = rich.submit(requests(600, _slow(400)))
+    second = poor.submit(requests(400, _slow(400)))
     _in_progress(poor, second)
     seen = len(crew.calls())
     assert _of(crew.calls(), first) < 400, "both must have work enough for the rest of the story"
-    crew.until_called(seen + 200)
-    calls = crew.calls()[seen : seen + 200]
-    # 160 and 40, give or take what is held and the bound.
+    crew.until_called(seen + 160)
+    calls = crew.calls()[seen : seen + 160]
+    # 128 and 32, give or take what is held and the bound.
     assert 2 * _of(calls, second) < _of(calls, first)
-    assert _of(calls, second) >= 10
+    assert _of(calls, second) >= 8
 
 
 def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None:
@@ -89,18 +89,22 @@ def test_the_mode_is_switched_while_everything_runs(make_crew: MakeCrew) -> None
     assert (told["mode"], told["shadow_mode"], told["mode_switched"]) == ("fifo_v1", "fair_share_v1", True)
     for worker in crew.workers:
         worker.wait_for_line(r"scheduler_switched\s+mode=fifo_v1 shadow_mode=fair_share_v1")
-    heavy = large.submit(requests(60, _slow(600)))
+    heavy = large.submit(requests(200, _slow(2_000)))
     crew.until_called(WORKERS * IN_FLIGHT)
     light = small.submit(requests(SLICE_ITEMS))
-    # Whoever came first is served first now; only what is held when nothing of it is left to lease may be overtaken.
-    assert small.ended(light).batch["request_counts"]["completed"] == SLICE_ITEMS
-    assert _of(crew.calls()[: _before(crew.calls(), light)], heavy) >= 60 - HELD_MAX
-    # The shadow would have chosen otherwise, and says so.
-    assert any("scheduler_shadow_differs" in worker.stderr() + worker.stdout() for worker in crew.workers)
+    # The shadow would have chosen otherwise and says so; whoever came first goes on to be served first.
+    wait_until(lambda: any(_said(worker, "scheduler_shadow_differs") for worker in crew.workers), END_S, "the shadow")
+    assert _of(crew.calls(), light) == 0
+    assert _of(crew.calls(), heavy) < 200
     crew.command("scheduler", "set", "configured", "--shadow", "none")
     for worker in crew.workers:
         worker.wait_for_line(r"scheduler_switched\s+mode=smart_v1 shadow_mode=none")
-    assert large.ended(heavy).batch["request_counts"]["completed"] == 60
+    assert small.ended(light).batch["request_counts"]["completed"] == SLICE_ITEMS
+    assert large.batch(heavy)["request_counts"]["completed"] < 150, "with shares the small one ends long before"
+
+
+def _said(worker: Proc, words: str) -> bool:
+    return words in worker.stdout() + worker.stderr()
 
 
 def _metrics(port: int) -> dict[str, float]:
@@ -129,7 +133,7 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     def told() -> bool:
         shown = _metrics(port)
         return (
-            shown.get('tidegate_limits_granted_requests_total{bound="deployment"}') == 5
+            shown.get('tidegate_limits_granted_requests_total{bound="deployment"}', 0) >= 5
             and shown.get('tidegate_limits_spent_total{bound="deployment"}', 0) >= 1
             and 'tidegate_scheduler_fairness_gap_tokens{model="m"}' in shown
             and shown["tidegate_scheduler_shadow_decisions_total"] > 0
@@ -157,8 +161,8 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     crew.start(1)
     tight = crew.site.submit(requests(40, model="tight"))
     crew.until_called(5, "tight")
-    assert re.search(r"deployment:tight/1 is used up, and bears more in \d+s\.", crew.explain(tight))
-    assert "tight: it waits, because a budget of it is used up" in crew.explain(tight)
+    assert re.search(r"deployment:tight/1 is used up, and bears more in \w+\.", crew.explain(tight))
+    assert "tight: it waits, because a budget of it is used up" in crew.command("explain", tight).stdout()
 
     own = crew.site.submit(requests(40, model="own"), limits=[{"period": "lifetime", "requests": 5}])
     crew.until_called(5, "own")
@@ -168,16 +172,22 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     _until_said(crew, told, "their upstream asked for a pause (upstream_throttled)")
     _until_said(crew, told, "told: it waits, because its upstreams asked for a pause (resting)")
 
-    # Nothing of these ends: one has calls in flight, and the other, which has fewer, goes next.
+    # Nothing of these ends, so that it stays the turn of one of them.
     large, small = crew.caller("large"), crew.caller("small")
-    served = large.submit(requests(40, lambda number: behaving("hang"), "busy"))
-    crew.until_called(1, "busy")
-    waits = small.submit(requests(40, lambda number: behaving("hang"), "busy"))
-    _in_progress(small, waits)
-    _until_said(crew, served, "other tenants were served less so far and go first (fair_share)", "--org", "large")
-    _until_said(crew, waits, "busy: a worker with room takes its next slice now", "--org", "small")
+    first = large.submit(requests(40, lambda number: behaving("hang"), "busy"))
+    second = small.submit(requests(40, lambda number: behaving("hang"), "busy"))
+    _in_progress(large, first)
+    _in_progress(small, second)
+
+    def one_goes_first() -> bool:
+        said = [crew.explain(first, "large"), crew.explain(second, "small")]
+        waits = ["other tenants were served less so far and go first (fair_share)" in one for one in said]
+        goes = ["busy: a worker with room takes its next slice now" in one for one in said]
+        return sorted(waits) == [False, True] and goes == waits[::-1]
+
+    wait_until(one_goes_first, END_S, "one of two tenants to go first", poll_s=POLL_S)
 
 
-def _until_said(crew: Crew, batch_id: str, words: str, *options: str) -> None:
+def _until_said(crew: Crew, batch_id: str, words: str, org: str | None = None) -> None:
     said = f"{batch_id} to be explained by {words!r}"
-    wait_until(lambda: words in crew.explain(batch_id, *options), END_S, said, poll_s=POLL_S)
+    wait_until(lambda: words in crew.explain(batch_id, org), END_S, said, poll_s=POLL_S)

@@ -6,6 +6,7 @@ took is in the engine's log, by the same Idempotency-Key. It asserts nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,11 @@ from tests.support.processes import Proc, wait_until
 from tests.support.shims import SendsLog, preload_env
 from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
+from tidegate.cli.explain import standing_of
+from tidegate.core.explain import explain
+from tidegate.service import opened
+from tidegate.web.operator import KeyWish, make_key
+from tidegate.web.pepper import pepper_of
 
 WORKERS = 4
 POLL_S = 0.1
@@ -104,13 +110,20 @@ class Crew:
         assert proc.wait(60) == code, proc.logs()
         return proc
 
-    def explain(self, batch_id: str, *arguments: str) -> str:
-        return self.command("explain", batch_id, *arguments).stdout()
+    def explain(self, batch_id: str, org: str | None = None) -> str:
+        """What `tidegate explain` says; asked without a process of its own, which would cost a second of CPU."""
+        job, standing = asyncio.run(standing_of(self.site.settings, org, batch_id))
+        return "\n".join(explain(job, standing))
 
     def caller(self, org: str) -> Site:
         """The same site as an organization of its own sees it, with a key."""
-        key = json.loads(self.command("keys", "create", "--org", org, "--json").stdout())["key"]
-        return self.site.as_caller(key)
+
+        async def make() -> str:
+            async with opened(self.site.settings) as parts:
+                pepper = pepper_of(parts.settings)
+                return (await make_key(parts.store, parts.entropy, pepper, KeyWish(org))).key
+
+        return self.site.as_caller(asyncio.run(make()))
 
 
 def items_of(calls: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -42,7 +42,7 @@ def explain(
     """
     options.check_batch_id(batch)
     settings = options.loaded(config, data).settings
-    job, standing = uvloop.run(_standing(settings, org, batch))
+    job, standing = uvloop.run(standing_of(settings, org, batch))
     said = reasons.explain(job, standing)
     if as_json:
         screen.show_json({"batch": job.id, "status": job.state, "why": said, "standing": dataclasses.asdict(standing)})
@@ -51,7 +51,8 @@ def explain(
         typer.echo(screen.clean(sentence))
 
 
-async def _standing(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.Standing]:
+async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.Standing]:
+    """A batch, and all that is known of why it runs or waits."""
     async with beside.reading(settings) as parts:
         job = await batches.job_of(parts, org, batch)
         standing = await parts.store.standing(job.id)
