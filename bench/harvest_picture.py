@@ -79,7 +79,7 @@ def _policies(listed: Sequence["Found"], all_batch_rate: float) -> Iterator[str]
         f'<text x="{(LEFT + RIGHT) / 2}" y="{bottom + 36}" text-anchor="middle" class="soft">'
         "interactive p99 time to first token, times that of running alone</text>"
     )
-    names: list[tuple[float, float]] = []
+    names: list[tuple[float, float, float]] = []
     for one in listed[1:]:
         slower = one.ttft_ms[1] / alone.ttft_ms[1]
         fits = slower <= 1.1 and one.between_mean_ms <= 1.1 * alone.between_mean_ms
@@ -89,9 +89,10 @@ def _policies(listed: Sequence["Found"], all_batch_rate: float) -> Iterator[str]
         if one.run.name.startswith("tide,"):
             continue
         # A name that would lie on another moves up until it does not.
-        while any(abs(place - x) < 90 and abs(height - y) < 11 for x, y in names):
+        end = place + 9 + 6.5 * len(one.run.name)
+        while any(place < x_end and x < end and abs(height - y) < 11 for x, x_end, y in names):
             height -= 3
-        names.append((place, height))
+        names.append((place, end, height))
         yield f'<text x="{place + 9:.1f}" y="{height + 4:.1f}" class="name ink">{escape(one.run.name)}</text>'
 
 

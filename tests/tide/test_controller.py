@@ -174,7 +174,7 @@ def test_long_prompts_wait_for_long_quiet() -> None:
 def test_beside_traffic_one_small_prompt_at_a_time() -> None:
     tide = Tide(TidePolicy(256))
     decision = tide.observe(Signals(0.0, interactive=3, interactive_awaiting=0))
-    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 3.2% of 6.5%")
+    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 3.0% of 6.0%")
 
 
 def test_a_prompt_that_was_held_for_long_goes_even_beside_traffic() -> None:
@@ -209,7 +209,7 @@ def test_the_swell_falls_while_batch_slows_others_down_and_rises_while_it_does_n
     sample = EngineSample(at_ms=10_050.0, running=0.0)
     after = Signals(10_100.0, interactive=0, interactive_awaiting=0, sample=sample)
     assert harmful.observe(after).calls < 16 < harmless.observe(after).calls
-    assert harmful.slowdown > 0.065 > harmless.slowdown
+    assert harmful.slowdown > 0.06 > harmless.slowdown
 
 
 def test_traffic_that_never_ends_still_lets_batch_through_while_the_slowdown_allows() -> None:

@@ -25,15 +25,17 @@ from tidegate.core.tide.steps import StepCost
 class TidePolicy:
     """What an operator may say about one deployment.
 
+    `is_known` is whether an operator gave `calls_max`: then it is where we begin, and only refusals lower it; else it is learned.
     `yields` is whether batch stands back for interactive calls: an engine of our own needs it, a hosted provider does not.
     `slowdown_max` is the share by which interactive tokens may come later because of batch, on average. A ready item whose
     prompt is too long to go beside traffic is held for `held_ms_max` at most, unless that slowdown is used up.
     """
 
     calls_max: int = 64
+    is_known: bool = False
     capacity_fraction: float = 1.0
     yields: bool = True
-    slowdown_max: float = 0.065
+    slowdown_max: float = 0.06
     held_ms_max: float = 60_000.0
     sample_age_ms_max: float = 3_000.0
 
@@ -43,7 +45,7 @@ class TidePolicy:
         return max(1, math.floor(self.calls_max * min(1.0, self.capacity_fraction)))
 
 
-CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 2_500.0, 1_500.0
+CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 2_000.0, 1_500.0
 DOUBLINGS_MAX = 30.0
 LONG_QUIET_MS = 10_000.0
 BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_024, 8_192
@@ -67,7 +69,8 @@ class Tide:
         self.policy = policy
         self.cost = StepCost()
         ceiling = policy.ceiling
-        self._learner = Learner(ceiling)
+        is_known = policy.is_known
+        self._learner = Learner(ceiling, start=ceiling, slower_factor_max=math.inf) if is_known else Learner(ceiling)
         self._refusals = Learner(ceiling, start=ceiling, slower_factor_max=math.inf)
         self._room = EngineRoom(ceiling)
         self._swell = math.log(min(SWELL_START_CALLS, ceiling))
