@@ -30,6 +30,7 @@ from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.record import FlushLimits
 from tidegate.settings import Settings, deployments, local_path, resources
+from tidegate.settings.models import prices
 from tidegate.settings.policy import schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
@@ -257,6 +258,7 @@ async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = Fa
             worker_id=(lambda: me.id) if settings.store.is_postgresql else None,
             discovered=parts.store,
             rests=parts.shared,
+            fleet=parts.store,
             model_in_flight_max={name: one.in_flight_max for name, one in settings.models.items() if one.in_flight_max},
             in_flight_max_global=settings.worker.in_flight_max_global,
         )
@@ -323,6 +325,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         weight_of=lambda tenant: tenants.of(tenant).weight,
         in_flight_caps=tenants.in_flight_caps(),
         model_of={one.name: one.model for one in resources(settings)},
+        prices=prices(settings),
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
             piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
         ),

@@ -26,6 +26,7 @@ from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailab
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
+from tidegate.core.prices import Price, cost
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.switch import Switch
@@ -70,6 +71,7 @@ class WorkerOptions:
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
 
 class Worker:
@@ -125,6 +127,7 @@ class Worker:
             self._settle,
         )
         self._lease_ear = wake.listen()
+        upstream.on_room(self._room_came)
         self._ship_news = asyncio.Event()
         self._stopping = False
         self._left = False
@@ -298,6 +301,8 @@ class Worker:
                 piece.token,
                 piece.model,
                 piece.item_units,
+                verdict.deployment,
+                self._cost_nano(verdict),
             )
             held.left -= 1
         elif isinstance(verdict, Failed):
@@ -306,10 +311,11 @@ class Worker:
             )
             held.left -= 1
         elif isinstance(verdict, Again):
-            if verdict.count > item.attempt_count or verdict.wait_ms > SHORT_WAIT_MS:
-                note = Attempts(item.number, verdict.count, verdict.wait_ms, verdict.reason)
+            was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
+            if was_sent or verdict.wait_ms > SHORT_WAIT_MS:
+                note = Attempts(item.number, verdict.count, verdict.wait_ms, verdict.reason, verdict.hand_backs)
                 self._recorder.tried(piece.job_id, piece.token, note)
-            item.attempt_count = verdict.count
+            item.attempt_count, item.hand_backs = verdict.count, verdict.hand_backs
             if verdict.wait_ms <= SHORT_WAIT_MS:
                 self._hand.put_back(held, item, verdict.wait_ms)
             else:
@@ -319,6 +325,19 @@ class Worker:
         self._settle(held)
         if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
             self._lease_ear.hear()
+
+    def _room_came(self) -> None:
+        """An upstream takes more than before: whoever waits looks again."""
+        self._hand.wake()
+        self._lease_ear.hear()
+
+    def _cost_nano(self, answered: Answered) -> tuple[int, int, int]:
+        """What its input, cached and output tokens cost."""
+        price = self._options.prices.get(answered.deployment)
+        if price is None:
+            return (0, 0, 0)
+        paid = cost(answered.usage, price, batch=True)
+        return paid.input_nano, paid.cached_nano, paid.output_nano
 
     def _settle(self, held: Held) -> None:
         """Say so when a slice has nothing more to do here: it is done, or it goes back."""

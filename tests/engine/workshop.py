@@ -55,6 +55,9 @@ class Script:
     def rests_until_ms(self, model: str) -> float:
         return self._world.clock.monotonic_ms() + 4_000 if model in self.shut else 0.0
 
+    def on_room(self, tell: Callable[[], None]) -> None:
+        """It always has room, or never."""
+
     def closed(self, model: str) -> str:
         return Reason.UNHEALTHY if model in self.shut else ""
 

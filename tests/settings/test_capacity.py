@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.core.budgets import Bound, Budget, Limit, Period
-from tidegate.core.deployments import Estimate, FirstToken, Hints, Resource, TideMode
+from tidegate.core.deployments import Estimate, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Policy
 from tidegate.settings import Settings, Tenants, deployments, load, resources, slot_caps
@@ -35,7 +35,6 @@ models:
         tokens_in_flight_max: 5000
         estimate: bound
         tide: "off"
-        first_token: seen
         metrics_url: http://h:9/metrics
         metrics_names: {running: my_running}
         hints: {priority_field: priority, priority: 5, objective_header: X-Objective, prefix_header: X-Prefix}
@@ -47,7 +46,7 @@ worker: {in_flight_max_global: 99}
     )
     (found,) = deployments(settings)
     assert found.limits == (Limit(Period.MINUTE, 10, 100), Limit(Period.LIFETIME, None, 5, enabled=False))
-    assert (found.estimate, found.tide, found.first_token) == (Estimate.BOUND, TideMode.OFF, FirstToken.SEEN)
+    assert (found.estimate, found.tide) == (Estimate.BOUND, TideMode.OFF)
     assert (found.tokens_in_flight_max, found.batch_fraction, found.batch_in_flight_max) == (5000, 0.25, 2)
     assert (found.metrics_url, found.metrics_names) == ("http://h:9/metrics", {"running": "my_running"})
     assert found.hints == Hints("priority", 5, "X-Objective", "batch", "", "", "X-Prefix")

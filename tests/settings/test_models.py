@@ -46,12 +46,15 @@ def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
             name="spare",
             url="https://10.0.0.6/v1",
             models=("llama-3-8b",),
+            is_capacity_known=False,
             weight=2.0,
             read_timeout_s=600.0,
             tls=Tls(ca_file="/ca.pem"),
         ),
-        Deployment(name="meta/other:70b/1", url="http://10.0.0.7/v1", models=("meta/other:70b",)),
-        Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100),
+        Deployment(
+            name="meta/other:70b/1", url="http://10.0.0.7/v1", models=("meta/other:70b",), is_capacity_known=False
+        ),
+        Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100, is_capacity_known=False),
     )
 
 

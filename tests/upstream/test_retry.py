@@ -10,6 +10,7 @@ from tidegate.core import errors
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
+    HandedBack,
     KeyRejected,
     PoolExhausted,
     Refused,
@@ -21,7 +22,7 @@ from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
 
 POLICY = RetryPolicy()
 COUNTED = (Ambiguous, BrokenAnswer)
-UNCOUNTED = (Throttled, Withheld, Unavailable, KeyRejected, PoolExhausted)
+UNCOUNTED = (Throttled, Withheld, Unavailable, KeyRejected, PoolExhausted, HandedBack)
 
 moments = st.integers(0, 2**42)
 counts = st.integers(0, 100)

@@ -95,14 +95,6 @@ class TideMode(StrEnum):
     OFF = "off"
 
 
-class FirstToken(StrEnum):
-    """How the moment is known at which a call's prompt is done: by streaming the call, or by the learned speed of prompts."""
-
-    AUTO = "auto"
-    SEEN = "seen"
-    ESTIMATED = "estimated"
-
-
 class Estimate(StrEnum):
     """How many tokens a call is charged before it is sent: what such calls used to take, or all that it could take."""
 
@@ -164,6 +156,7 @@ class Hints:
 class Deployment:
     """One upstream endpoint. `models` are the public names it serves; none means any model.
 
+    Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it bears is learned from a safe beginning.
     `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
     its own, where it is neither vLLM nor SGLang.
     """
@@ -174,6 +167,7 @@ class Deployment:
     engine: Engine = Engine.GENERIC
     api_key: Secret | None = None
     max_in_flight: int = 64
+    is_capacity_known: bool = True
     weight: float = 1.0
     read_timeout_s: float | None = None
     total_timeout_s: float = 3600.0
@@ -183,7 +177,6 @@ class Deployment:
     tokens_in_flight_max: int = 0
     batch_fraction: float = 1.0
     tide: TideMode = TideMode.AUTO
-    first_token: FirstToken = FirstToken.AUTO
     metrics_url: str = ""
     metrics_names: Mapping[str, str] = field(default_factory=dict)
     hints: Hints = Hints()

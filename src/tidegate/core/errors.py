@@ -21,6 +21,7 @@ TidegateError
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
+│   ├── HandedBack            taken back before its first token, for an interactive call: send it again later
 │   └── PoolExhausted         our own connection ceiling: nobody's health is harmed
 └── SettingsError             a configuration that cannot be used, with what to do about it
 """
@@ -158,6 +159,11 @@ class BrokenAnswer(UpstreamError):
 
 class KeyRejected(UpstreamError):
     reason = "upstream_key_rejected"
+
+
+class HandedBack(UpstreamError):
+    reason = "handed_back"
+    billed = True
 
 
 class PoolExhausted(UpstreamError):

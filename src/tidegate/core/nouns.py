@@ -208,6 +208,7 @@ class Attempts:
     count: int
     wait_ms: int
     reason: str
+    hand_backs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,7 @@ class Item:
     body: bytes
     attempt_count: int = 0
     wait_ms: int = 0
+    hand_backs: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -291,6 +293,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     scope: str = ""
     prefix_group: str = ""
+    hand_backs: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -305,7 +308,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 class Finished(msgspec.Struct, frozen=True, gc=False):
     """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log.
 
-    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left."""
+    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left. `cost_nano` is what
+    its input, cached and output tokens cost at the deployment that answered."""
 
     number: int
     outcome: Outcome
@@ -316,6 +320,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     attempt_count: int = 0
     model: str | None = None
     units: int = 0
+    deployment: str = ""
+    cost_nano: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 Each port has one behaviour suite in `tests/contracts/` that every implementation passes.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -129,6 +130,9 @@ class Upstream(Protocol):
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         """The monotonic moment before which these budgets bear nothing, as far as is known here; 0 when they may."""
 
+    def on_room(self, tell: Callable[[], None]) -> None:
+        """Tell this one whenever more may be sent than before."""
+
     def knows(self, model: str) -> bool:
         """Whether any deployment is configured for this model."""
 
@@ -173,6 +177,26 @@ class Rests(Protocol):
 
     def current(self) -> Mapping[str, float]:
         """The monotonic moment until which each deployment rests, as far as this process has heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Calls at one deployment: how many processes send batch calls there, how many such calls are out, and what gateways pass on.
+    `why` is how the tide stands there, in words."""
+
+    workers: int = 0
+    calls: int = 0
+    interactive: int = 0
+    interactive_awaiting: int = 0
+    has_gateway: bool = False
+    why: str = ""
+
+
+class Fleet(Protocol):
+    """What processes tell each other about their calls, so that none takes another's for a stranger's."""
+
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, Present]:
+        """Say what this process has at each deployment; gives the sum over all others that spoke lately."""
 
 
 class Listener(Protocol):

@@ -55,7 +55,7 @@ async def read_items(blobs: Blobs, piece: LeasedSlice) -> list[Item]:
             item = Item(number, b"null", line)
         attempts = piece.attempts.get(number)
         if attempts is not None:
-            item.attempt_count = attempts.count
+            item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs
             item.wait_ms = max(0, attempts.wait_ms)
         items.append(item)
     return items

@@ -11,7 +11,7 @@ import structlog
 from tidegate import failpoints
 from tidegate.core import results, retry
 from tidegate.core.budgets import Budget
-from tidegate.core.errors import Ambiguous, Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, HandedBack, Refused, UpstreamError
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
 from tidegate.core.policy_rules import Denied
@@ -28,6 +28,7 @@ PREFIX_BYTES = 1024
 class Answered(msgspec.Struct, frozen=True, gc=False):
     line: bytes
     usage: Usage
+    deployment: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -36,11 +37,13 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
-    """Not now: try again after this wait. `count` is how many attempts the item has used up by then."""
+    """Not now: try again after this wait. `count` is how many attempts the item has used up by then, and `hand_backs` how often its call
+    was taken back for an interactive one."""
 
     wait_ms: int
     count: int
     reason: str
+    hand_backs: int = 0
 
 
 class _InvalidLine(msgspec.Struct):
@@ -82,7 +85,7 @@ async def perform(
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
     if (denied := denial(piece)) is not None:
         if denied.retryable:
-            return Again(denied.wait_ms, item.attempt_count, denied.code)
+            return Again(denied.wait_ms, item.attempt_count, denied.code, item.hand_backs)
         return Failed(results.error_line(job_id, number, item.custom_id, denied.code, denied.message), denied.code)
     if not upstream.knows(piece.model):
         message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
@@ -107,6 +110,7 @@ async def perform(
                 budgets,
                 scope=piece.scope,
                 prefix_group=_prefix_group(piece, item),
+                hand_backs=item.hand_backs,
             )
         )
     except UpstreamError as error:
@@ -115,7 +119,8 @@ async def perform(
         return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
     if failpoints.ARMED:
         await failpoints.hit("after_answer")
-    return Answered(results.response_line(job_id, number, item.custom_id, answer.status, answer.body), answer.usage)
+    line = results.response_line(job_id, number, item.custom_id, answer.status, answer.body)
+    return Answered(line, answer.usage, answer.deployment)
 
 
 def _prefix_group(piece: LeasedSlice, item: Item) -> str:
@@ -150,10 +155,11 @@ def _after_failure(
 ) -> Failed | Again:
     now_ms = int(clock.monotonic_ms())
     verdict = retry.decide(error, item.attempt_count, now_ms, int(deadline_ms), policy, entropy.uniform(0.0, 1.0))
+    hand_backs = item.hand_backs + isinstance(error, HandedBack)
     if isinstance(verdict, retry.RetryAt):
-        return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason)
+        return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
     if verdict.code == "batch_expired":
-        return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason)
+        return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason, hand_backs)
     if isinstance(error, Refused) or error.status >= 400:
         body = results.http_error_body(error.status, error.body, error.message, error.code)
         line = results.response_line(piece.job_id, item.number, item.custom_id, error.status, body)

@@ -14,6 +14,7 @@ from tidegate.settings.declare import Entry, Group, Text, Weight, about
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
 HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^$|^[A-Za-z][A-Za-z0-9-]*$")]
+Price = Annotated[float, Meta(ge=0.0, le=1_000_000.0)]
 LIMITS_MAX = 12
 
 
@@ -50,6 +51,15 @@ class DeploymentHints(Entry, frozen=True):
     prefix_header: HeaderName = ""
 
 
+class DeploymentPrice(Entry, frozen=True):
+    """What a million tokens cost there; cached ones cost what others do where nothing else is said."""
+
+    input: Price = 0.0
+    cached: Price | None = None
+    output: Price = 0.0
+    batch_factor: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+
+
 class ModelDeployment(Entry, frozen=True):
     """One upstream endpoint that serves a model."""
 
@@ -57,7 +67,7 @@ class ModelDeployment(Entry, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     engine: Literal["vllm", "sglang", "openai", "anthropic", "generic"] = "generic"
     api_key: Secret | None = None
-    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 64
+    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] | None = None
     weight: Weight = 1.0
     read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
     total_timeout_s: Annotated[float, Meta(ge=0.1, le=604_800.0)] = 3_600.0
@@ -67,7 +77,6 @@ class ModelDeployment(Entry, frozen=True):
     tokens_in_flight_max: CountOrOff = 0
     batch_fraction: Annotated[float, Meta(ge=0.001, le=1.0)] = 1.0
     tide: Literal["auto", "off"] = "auto"
-    first_token: Literal["auto", "seen", "estimated"] = "auto"
     metrics_url: Text = ""
     metrics_names: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=64)], Annotated[str, Meta(min_length=1, max_length=255)]],
@@ -75,6 +84,7 @@ class ModelDeployment(Entry, frozen=True):
     ] = msgspec.field(default_factory=dict)
     hints: DeploymentHints = DeploymentHints()
     serves: Literal["interactive", "batch", "both"] = "both"
+    price: DeploymentPrice = DeploymentPrice()
 
 
 class Model(Entry, frozen=True):

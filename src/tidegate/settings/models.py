@@ -5,14 +5,17 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, Estimate, FirstToken, Hints, Resource, Serves, TideMode, Tls
+from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
+from tidegate.core.prices import Price
 from tidegate.settings.capacity import LimitEntry, ModelDeployment
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
 ANY_MODEL = "upstream"
 GLOBAL_SLOTS = "global"
+# As many calls as a deployment is ever sent whose operator does not say what it bears.
+MAX_IN_FLIGHT = 64
 MODEL_SLOTS = "model:"
 # Headers of the call itself: a hint under such a name would break it or show our key.
 _TAKEN_HEADERS = frozenset(
@@ -129,7 +132,8 @@ def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
         models=(model,),
         engine=Engine(entry.engine),
         api_key=entry.api_key,
-        max_in_flight=entry.max_in_flight,
+        max_in_flight=entry.max_in_flight or MAX_IN_FLIGHT,
+        is_capacity_known=entry.max_in_flight is not None,
         weight=entry.weight,
         read_timeout_s=entry.read_timeout_s,
         total_timeout_s=entry.total_timeout_s,
@@ -139,12 +143,24 @@ def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
         tokens_in_flight_max=entry.tokens_in_flight_max,
         batch_fraction=entry.batch_fraction,
         tide=TideMode(entry.tide),
-        first_token=FirstToken(entry.first_token),
         metrics_url=entry.metrics_url,
         metrics_names=entry.metrics_names,
         hints=Hints(**msgspec.structs.asdict(entry.hints)),
         serves=Serves(entry.serves),
     )
+
+
+def prices(settings: Settings) -> dict[str, Price]:
+    """What tokens cost, by the deployment's name; none for those that cost nothing."""
+    found = {}
+    for path, model, index, entry in _entries(settings):
+        try:
+            price = Price.of(**msgspec.structs.asdict(entry.price))
+        except SettingsError as error:
+            raise SettingsError(f"{'.'.join(map(str, path))}: {error}") from None
+        if price.input_nano or price.cached_nano or price.output_nano:
+            found[entry.name or f"{model}/{index + 1}"] = price
+    return found
 
 
 def _any_model(settings: Settings) -> Deployment:
@@ -154,4 +170,5 @@ def _any_model(settings: Settings) -> Deployment:
         url=settings.upstream.url,
         api_key=settings.upstream.api_key,
         max_in_flight=settings.worker.in_flight_max,
+        is_capacity_known=False,
     )

@@ -161,7 +161,7 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, flush: JobFlush, row
         lambda entry: _holds(held, entry.token, entry.number),
     )
     allowed = [
-        (flush.job_id, a.number, a.count, a.wait_ms, a.reason)
+        (flush.job_id, a.number, a.count, a.wait_ms, a.reason, a.hand_backs)
         for token, a in flush.attempts
         if _holds(held, token, a.number)
     ]

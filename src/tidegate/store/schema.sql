@@ -226,6 +226,7 @@ create table attempts (
     count bigint not null,
     not_before bigint not null,
     reason text not null,
+    hand_backs bigint not null default 0,
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
@@ -305,3 +306,40 @@ create table discovered_limits (
     tokens bigint,
     told_at bigint not null
 );
+
+-- What calls each process has out at deployments that batch shares with others, and why its tide stands as it does; told again and again.
+create table presence (
+    deployment text not null,
+    worker_id text not null,
+    workers bigint not null,
+    calls bigint not null,
+    interactive bigint not null,
+    interactive_awaiting bigint not null,
+    has_gateway bigint not null,
+    why text not null,
+    told_at bigint not null,
+    primary key (deployment, worker_id)
+);
+
+-- What was used and what it cost, by UTC day (days since 1970). Only record writes it, and only while it holds the job's row; it outlives
+-- the job. Money is in billionths of the operator's currency.
+create table usage (
+    day bigint not null,
+    job_id text not null,
+    model text not null,
+    deployment text not null,
+    tenant_id text not null,
+    team text not null,
+    user_name text not null,
+    key_id text not null,
+    calls bigint not null,
+    input_tokens bigint not null,
+    cached_tokens bigint not null,
+    output_tokens bigint not null,
+    reasoning_tokens bigint not null,
+    input_nano bigint not null,
+    cached_nano bigint not null,
+    output_nano bigint not null,
+    primary key (day, job_id, model, deployment)
+);
+create index usage_by_tenant on usage (tenant_id, day);

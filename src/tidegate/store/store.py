@@ -13,17 +13,21 @@ from tidegate.store.flows import Flows
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.outcomes import Outcomes
+from tidegate.store.presence import Presence
 from tidegate.store.prospects import Prospects
 from tidegate.store.queries import schema_for
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
 from tidegate.store.switches import Switches
+from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
-class Store(Budgets, Files, Flows, Jobs, Keys, Outcomes, Prospects, Slices, Snapshots, Switches, Workers):
+class Store(
+    Budgets, Files, Flows, Jobs, Keys, Outcomes, Presence, Prospects, Slices, Snapshots, Switches, UsageBook, Workers
+):
     """One Store over one driver."""
 
     def __init__(self, driver: Driver) -> None:

@@ -25,7 +25,7 @@ from tidegate.upstream.breaker import Breaker, BreakerPolicy
 from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
-from tidegate.upstream.tides import READY_MAX, LaneTide
+from tidegate.upstream.tides import LaneTide
 from tidegate.upstream.transport import Line
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
@@ -128,7 +128,7 @@ class Lane:
             self.is_short = True
             return 0
         if self.tide is not None:
-            free = min(free, self.tide.calls - self.in_flight - self.expecting) - max(0, self.standing - READY_MAX)
+            free = min(free, self.tide.calls - self.in_flight - self.expecting)
             if free <= 0:
                 return 0
         if self.tokens_max and self.tokens_in_flight >= self.tokens_max:

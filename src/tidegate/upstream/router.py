@@ -40,7 +40,7 @@ from tidegate.upstream.purse import EXCEEDS_LIMIT, Purse
 from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.routes import Route, routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
-from tidegate.upstream.tides import TideLoop, tide_of
+from tidegate.upstream.tides import READY_MAX, TideLoop, tide_of
 from tidegate.upstream.transport import AiohttpTransport, Transport
 
 log = structlog.get_logger(__name__)
@@ -154,7 +154,8 @@ class Router:
         for lane in route.lanes:
             if (lane.budgets or route.own_budgets) and self._opens_at_ms(route, lane) > now_ms:
                 continue
-            free += lane.free_slots(now_ms)
+            # Where calls are let in one by one, a few stand ready: not all that there are.
+            free += max(0, lane.free_slots(now_ms) - max(0, lane.standing - READY_MAX))
         if self._caps is not None and free:
             free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         if self._shared is not None:

@@ -28,3 +28,21 @@ create table discovered_limits (
     tokens bigint,
     told_at bigint not null
 );
+
+-- What calls each process has out at deployments that batch shares with others, and why its tide stands as it does; told again and again.
+create table presence (
+    deployment text not null,
+    worker_id text not null,
+    workers bigint not null,
+    calls bigint not null,
+    interactive bigint not null,
+    interactive_awaiting bigint not null,
+    has_gateway bigint not null,
+    why text not null,
+    told_at bigint not null,
+    primary key (deployment, worker_id)
+);
+
+-- How often an item's call was taken back for an interactive one: at most twice.
+alter table attempts add column
+    hand_backs bigint not null default 0;

@@ -49,9 +49,10 @@ update jobs set unused_count = unused_count + :unused where id = :id;
 
 -- attempt_put --
 -- A shorter deferral never overwrites a longer one.
-insert into attempts (job_id, number, count, not_before, reason)
-values (:job_id, :number, :count, now_ms() + :delay_ms, :reason)
+insert into attempts (job_id, number, count, not_before, reason, hand_backs)
+values (:job_id, :number, :count, now_ms() + :delay_ms, :reason, :hand_backs)
 on conflict (job_id, number) do update set
+    hand_backs = case when attempts.hand_backs > excluded.hand_backs then attempts.hand_backs else excluded.hand_backs end,
     count = case when attempts.count > excluded.count then attempts.count else excluded.count end,
     not_before = case when attempts.not_before > excluded.not_before then attempts.not_before else excluded.not_before end,
     reason = excluded.reason;

@@ -91,7 +91,7 @@ update jobs set begun_at = now_ms() where id = :job_id and begun_at is null;
 select number from outcomes where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_attempts --
-select number, count, not_before - now_ms() as wait_ms, reason from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
+select number, count, not_before - now_ms() as wait_ms, reason, hand_backs from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_finish --
 -- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and whoever publishes must

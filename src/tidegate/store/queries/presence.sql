@@ -1,0 +1,24 @@
+-- What processes tell each other about their calls, so that none takes another's for a stranger's.
+
+-- presence_put --
+insert into presence (deployment, worker_id, workers, calls, interactive, interactive_awaiting, has_gateway, why, told_at)
+values (:deployment, :worker_id, :workers, :calls, :interactive, :interactive_awaiting, :has_gateway, :why, now_ms())
+on conflict (deployment, worker_id) do update set
+    workers = excluded.workers, calls = excluded.calls, interactive = excluded.interactive,
+    interactive_awaiting = excluded.interactive_awaiting, has_gateway = excluded.has_gateway, why = excluded.why,
+    told_at = excluded.told_at;
+
+-- presence_others --
+-- The sum over everybody else who spoke lately.
+select p.deployment, cast(sum(p.workers) as bigint) as workers, cast(sum(p.calls) as bigint) as calls,
+    cast(sum(p.interactive) as bigint) as interactive, cast(sum(p.interactive_awaiting) as bigint) as interactive_awaiting,
+    max(p.has_gateway) as has_gateway
+from presence p
+where p.worker_id <> :worker_id and p.told_at > now_ms() - :lately_ms
+group by p.deployment;
+
+-- presence_list --
+select p.deployment, p.why from presence p where p.told_at > now_ms() - :lately_ms order by p.deployment, p.worker_id limit :count_max;
+
+-- presence_forget --
+delete from presence where told_at < now_ms() - :keep_ms;

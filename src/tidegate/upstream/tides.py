@@ -1,0 +1,328 @@
+"""The tide at work: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
+
+One tide belongs to one lane. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest from the
+engine's metrics, which the loop reads through the control client. It sends nothing; it may ask a call that has no first token yet to
+come back. First tokens of batch calls are estimated, for to see them every call would have to be streamed.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+from yarl import URL
+
+from tidegate import metrics
+from tidegate.core.deployments import Deployment, Engine, TideMode
+from tidegate.core.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
+from tidegate.core.errors import UpstreamError
+from tidegate.core.ports import Clock, Fleet, Present
+from tidegate.core.tide.controller import Tide, TidePolicy
+from tidegate.core.tide.prefill import PrefillRate
+from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
+from tidegate.upstream.transport import Line
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.2
+SCRAPE_S = 2.0
+SCRAPE_AGAIN_MS = 5_000.0
+TELL_MS, TELL_ALONE_MS = 500.0, 2_000.0
+OWN_EVENTS_MS = 20.0
+# So long after the last interactive call passed it, the gateway's silence says that nobody is there; before the first one it says nothing.
+GATEWAY_MS = 600_000.0
+HAND_BACKS_MAX = 2
+PROMPT_BYTES_PER_TOKEN = 4
+# So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
+READY_MAX = 16
+HELD_MAX = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One batch call in the air, from its first byte to its end."""
+
+    prompt_tokens: int
+    sent_ms: float
+    ahead_tokens: int
+    hand_backs: int
+    task: "asyncio.Task[object] | None"
+    due: "asyncio.TimerHandle | None" = None
+    awaiting: bool = True
+    handed_back: bool = False
+
+
+class LaneTide:
+    """The tide of one deployment, as this process knows it."""
+
+    def __init__(self, deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None]) -> None:
+        self.deployment = deployment
+        self.yields = shares_engine(deployment)
+        self._control = control
+        self._clock = clock
+        self._opened = opened
+        self._tide = Tide(
+            TidePolicy(
+                deployment.max_in_flight,
+                is_known=deployment.is_capacity_known,
+                capacity_fraction=deployment.batch_fraction,
+                yields=self.yields,
+            )
+        )
+        self._prefill = PrefillRate()
+        self._names = _names(deployment)
+        self._metrics_url = URL(deployment.metrics_url or _metrics_url(deployment))
+        self._flights: dict[int, Flight] = {}
+        self._awaiting_tokens = self._sent_tokens = 0
+        self._ahead: list[int] = []
+        self._held: dict[str, tuple[float, int]] = {}
+        self._ended: list[Ended] = []
+        self._refusals = 0
+        self._asked_ms = 0.0
+        self._reading: Reading | None = None
+        self._sample: EngineSample | None = None
+        self._scrape_at_ms = 0.0
+        self._gateway_ms: float | None = None
+        self.interactive = self.interactive_awaiting = 0
+        self.others = Present()
+        self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
+
+    # What the router asks.
+
+    @property
+    def calls(self) -> int:
+        """How many batch calls may be in flight; none while nothing new may begin."""
+        return self.decision.calls if self.decision.prompt_tokens else 0
+
+    def bears(self, key: str, body: bytes) -> bool:
+        """Whether a call with this body may begin now. One that may not is remembered: the longest held back goes some day."""
+        tokens = prompt_tokens(body)
+        left = self.decision.prompt_tokens - self._awaiting_tokens
+        if len(self._flights) < self.calls and tokens <= left:
+            self._held.pop(key, None)
+            return True
+        if self.yields and len(self._held) < HELD_MAX:
+            self._held.setdefault(key, (self._clock.monotonic_ms(), tokens))
+        return False
+
+    def begin(self, key: str, body: bytes, hand_backs: int) -> Flight:
+        now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
+        self._held.pop(key, None)
+        self._awaiting_tokens += tokens
+        self._sent_tokens += tokens
+        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, asyncio.current_task())
+        self._flights[id(flight)] = flight
+        if self.yields:
+            self._ahead.append(flight.ahead_tokens)
+            wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
+            flight.due = asyncio.get_running_loop().call_later(wait_s, self._first_token, flight)
+        return flight
+
+    def end(self, flight: Flight, answer_tokens: int | None, *, refused: bool = False) -> None:
+        """The call ended: with an answer of so many tokens, or without one."""
+        self._flights.pop(id(flight), None)
+        if flight.due is not None:
+            flight.due.cancel()
+        self._no_longer_awaiting(flight)
+        now_ms = self._clock.monotonic_ms()
+        if answer_tokens is not None:
+            latency_ms = now_ms - flight.sent_ms
+            self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms))
+            if self._sample is None:
+                self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)
+        self._refusals += refused
+        if refused or now_ms - self._asked_ms >= OWN_EVENTS_MS:
+            self.act()
+
+    def interactive_is(self, in_flight: int, awaiting: int) -> None:
+        """The gateway has so many calls out here, of which some have no first token yet: batch stands back at once."""
+        self.interactive, self.interactive_awaiting = in_flight, awaiting
+        self._gateway_ms = self._clock.monotonic_ms()
+        self.act()
+
+    # What it makes of it.
+
+    def _first_token(self, flight: Flight) -> None:
+        """By the estimate, this call has its first token now."""
+        self._no_longer_awaiting(flight)
+        self.act()
+
+    def _no_longer_awaiting(self, flight: Flight) -> None:
+        if flight.awaiting:
+            flight.awaiting = False
+            self._awaiting_tokens -= flight.prompt_tokens
+
+    def act(self) -> None:
+        """Ask the controller, take back what it wants back, and tell whoever waits when more may go."""
+        before = self.decision
+        self._asked_ms = self._clock.monotonic_ms()
+        decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
+        if decision.hand_back:
+            self._hand_back(decision.hand_back)
+        name = self.deployment.name
+        if decision.calls != before.calls or decision.prompt_tokens != before.prompt_tokens:
+            metrics.tide_calls_limit.of(name).set(decision.calls)
+            metrics.tide_prompt_tokens_limit.of(name).set(decision.prompt_tokens)
+        if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens or self._held:
+            self._opened()
+
+    def _signals(self, now_ms: float) -> Signals:
+        ended, self._ended = tuple(self._ended), []
+        refusals, self._refusals = self._refusals, 0
+        awaiting = sum(flight.awaiting for flight in self._flights.values()) if self.yields else 0
+        held_ms, held_tokens = next(iter(self._held.values()), (now_ms, 0))
+        seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
+        others = self.others
+        has_gateway = seen or self.interactive > 0 or others.has_gateway
+        return Signals(
+            now_ms=now_ms,
+            in_flight=len(self._flights),
+            awaiting=awaiting,
+            awaiting_tokens=self._awaiting_tokens,
+            sent_tokens=self._sent_tokens,
+            held_tokens=held_tokens,
+            held_ms=now_ms - held_ms,
+            interactive=self.interactive + others.interactive if has_gateway else None,
+            interactive_awaiting=self.interactive_awaiting + others.interactive_awaiting if has_gateway else None,
+            sample=self._sample,
+            ended=ended,
+            refusals=refusals,
+            workers=max(1, others.workers + 1),
+        )
+
+    def _hand_back(self, count: int) -> None:
+        """The newest first: the oldest is likely to be in the engine's hands already."""
+        for flight in reversed(list(self._flights.values())):
+            if count <= 0:
+                return
+            if flight.awaiting and not flight.handed_back and flight.hand_backs < HAND_BACKS_MAX and flight.task:
+                count -= 1
+                flight.handed_back = True
+                flight.task.cancel()
+                metrics.tide_handbacks.of(self.deployment.name).inc()
+
+    # The loop's part.
+
+    def present(self) -> Present:
+        """What the other processes should know of this one."""
+        now_ms = self._clock.monotonic_ms()
+        has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
+        workers = int(bool(self._flights) or bool(self._held))
+        why = f"{self.decision.calls} calls ({self.decision.why})"
+        return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of ours is out or waits, so nobody needs to know how the engine is."""
+        return not self._flights and not self._held and not self.interactive
+
+    async def look(self) -> None:
+        """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
+        now_ms = self._clock.monotonic_ms()
+        if self.yields and self._names is not None and not self.is_idle and now_ms >= self._scrape_at_ms:
+            known = len(self._flights) + self.interactive + self.others.calls
+            try:
+                status, _, text = await self._control.get(self._metrics_url, SCRAPE_S)
+            except UpstreamError as error:
+                self._cannot_look(str(error))
+            else:
+                if status == 200:
+                    self._learn(text, max(known, len(self._flights) + self.interactive + self.others.calls))
+                else:
+                    self._cannot_look(f"status {status}")
+        self.act()
+
+    def _learn(self, text: bytes, known: int) -> None:
+        assert self._names is not None
+        reading = read(text, self._names, self._clock.monotonic_ms(), self.deployment.models)
+        if reading.running is None:
+            self._cannot_look("its page has none of the figures that we look for")
+            return
+        self._sample = sample(self._reading, reading, known)
+        self._reading = reading
+        ahead, self._ahead = self._ahead, []
+        if ahead and self._sample.ttft_ms is not None and not self.interactive:
+            self._prefill.learn_first_token(sum(ahead) / len(ahead), self._sample.ttft_ms)
+
+    def _cannot_look(self, why: str) -> None:
+        if self._reading is not None or not self._scrape_at_ms:
+            log.warning("engine_metrics_unseen", deployment=self.deployment.name, why=why)
+        self._reading = None
+        self._scrape_at_ms = self._clock.monotonic_ms() + SCRAPE_AGAIN_MS
+
+
+class TideLoop:
+    """Looks at every tide now and then, and lets the processes of an installation know of one another's calls."""
+
+    def __init__(
+        self,
+        tides: Iterable[LaneTide],
+        clock: Clock,
+        fleet: Fleet | None,
+        worker_id: Callable[[], str] | None,
+    ) -> None:
+        self._is_shared = worker_id is not None
+        self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
+        self._silent: set[str] = set()
+        self._tides = {tide.deployment.name: tide for tide in tides}
+        self._clock = clock
+        self._fleet = fleet
+        self._worker_id = worker_id or (lambda: "")
+        self._told_ms = 0.0
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self._run()) if self._tides else None
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self._tell()
+                await asyncio.gather(*[tide.look() for tide in self._tides.values()])
+            except Exception as error:
+                # Without a look the tide falls back to what it learned from its own calls.
+                log.error("tide_broke", kind=type(error).__name__, why=str(error))
+
+    async def _tell(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._fleet is None or now_ms - self._told_ms < self._tell_ms:
+            return
+        mine = {
+            name: tide.present() for name, tide in self._tides.items() if not (tide.is_idle and name in self._silent)
+        }
+        self._told_ms = now_ms
+        if not mine:
+            return
+        self._silent = {name for name, tide in self._tides.items() if tide.is_idle}
+        others = await self._fleet.tell_presence(self._worker_id(), mine)
+        for name, tide in self._tides.items():
+            tide.others = others.get(name, Present()) if self._is_shared else Present()
+
+
+def tide_of(deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None]) -> LaneTide | None:
+    """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
+    if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
+        return None
+    return LaneTide(deployment, control, clock, opened)
+
+
+def shares_engine(deployment: Deployment) -> bool:
+    """Whether batch stands back here for interactive calls: the engine is our own and says how it is."""
+    return deployment.engine in (Engine.VLLM, Engine.SGLANG) or bool(deployment.metrics_names)
+
+
+def prompt_tokens(body: bytes) -> int:
+    return max(1, len(body) // PROMPT_BYTES_PER_TOKEN)
+
+
+def _names(deployment: Deployment) -> MetricNames | None:
+    if deployment.metrics_names:
+        return metric_names(deployment.metrics_names)
+    return {Engine.VLLM: VLLM, Engine.SGLANG: SGLANG}.get(deployment.engine)
+
+
+def _metrics_url(deployment: Deployment) -> str:
+    return deployment.url.rstrip("/").removesuffix("/v1") + "/metrics"

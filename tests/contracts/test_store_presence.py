@@ -1,0 +1,30 @@
+"""What processes tell each other of their calls: summed over the others, forgotten when it is not told again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import World
+from tidegate.core.ports import Present
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_process_hears_the_sum_of_the_others(world: World) -> None:
+    first, second, third = [world.id("worker") for _ in range(3)]
+    assert await world.store.tell_presence(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
+    heard = await world.store.tell_presence(second, {"a": Present(1, 2, 3, 1, True, "beside")})
+    assert heard == {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}
+    assert (await world.store.tell_presence(third, {}))["a"] == Present(2, 7, 3, 1, True)
+    assert (await world.store.tell_presence(first, {"a": Present()}))["a"] == Present(1, 2, 3, 1, True)
+
+
+async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: World) -> None:
+    first, second = world.id("worker"), world.id("worker")
+    await world.store.tell_presence(first, {"a": Present(1, 5, why="quiet: for 2.0 s")})
+    assert await world.store.tides() == [("a", "quiet: for 2.0 s")]
+    await world.clock.advance(3_000)
+    assert await world.store.tell_presence(second, {}) == {}
+    await world.clock.advance(3_700_000)
+    await world.store.forget_presence()
+    assert await world.store.tides() == []
