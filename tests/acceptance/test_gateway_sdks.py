@@ -1,0 +1,274 @@
+"""The official `openai` and `anthropic` SDKs, unchanged, against interactive calls of `tidegate serve` over the simulated engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.support.engine import Engine
+from tests.support.processes import Processes, wait_until
+from tests.support.run_directory import RunDirectory
+from tests.web.upstream import Upstream, answers, chat_with, chunk, event, streams
+
+MESSAGES: Any = [{"role": "user", "content": "Say hi."}]
+TOOL = {
+    "name": "weather",
+    "description": "The weather in a town.",
+    "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+}
+CALLS = [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town":"Kiel"}'}}]
+
+
+STATUSES = (400, 404, 422, 429, 500)
+
+
+class Town(BaseModel):
+    name: str
+    people: int
+
+
+class Served:
+    """`tidegate serve` with the simulated engine for any model, and scripted servers for the models that a test names."""
+
+    def __init__(self, processes: Processes, directory: Path) -> None:
+        self.engine = Engine(processes, directory / "engine")
+        self.slow = Engine(processes, directory / "slow", "--latency-ms", "600000", mode="fixed")
+        self.scripted = Upstream(answers())
+        config = directory / "tidegate.yaml"
+        places = {
+            "slow": [{"url": self.slow.url}],
+            "scripted": [{"url": self.scripted.url}],
+            "scripted-anthropic": [{"url": self.scripted.url, "engine": "anthropic"}],
+            "two": [{"url": "http://127.0.0.1:1/v1", "weight": 100.0}, {"url": self.engine.url, "weight": 0.01}],
+        }
+        # A refusal may make its deployment rest, so each has one to itself.
+        places |= {
+            f"{door}-{status}": [{"url": self.engine.url}] for door in ("openai", "anthropic") for status in STATUSES
+        }
+        models = {name: {"deployments": found} for name, found in places.items()}
+        config.write_text(json.dumps({"models": models, "upstream": {"url": self.engine.url}}))
+        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
+        self.proc = processes.start([*command, "--config", str(config)], name="serve")
+        self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)
+        control = json.loads((directory / "data" / "control.json").read_text())
+        self._control = {"X-Tidegate-Control": control["token"]}
+
+    def key(self, **more: Any) -> str:
+        answer = httpx2.post(
+            f"{self.url}/control/keys", json={"org": "acme", **more}, headers=self._control, timeout=30
+        )
+        return str(answer.json()["key"])
+
+
+@pytest.fixture(scope="module")
+def served(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("gateway")
+    processes = Processes(directory / "process-logs", run_directory.process_registry())
+    server = None
+    try:
+        server = Served(processes, directory)
+        key = server.key()
+
+        def asks_for_keys() -> bool:
+            return httpx2.get(f"{server.url}/v1/models", timeout=30).status_code == 401
+
+        wait_until(asks_for_keys, timeout_s=20, what="the server to ask for keys")
+        assert key
+        yield server
+    finally:
+        processes.close()
+        if server is not None:
+            server.scripted.close()
+
+
+@pytest.fixture
+def ours(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key(), max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(served: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=served.url, api_key=served.key(), max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(ours: openai.OpenAI, served: Served) -> None:
+    answer = ours.chat.completions.create(model="any", messages=MESSAGES)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert str(answer._request_id).startswith("req_")
+    chunks = list(
+        ours.chat.completions.create(
+            model="any", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+    assert text == answer.choices[0].message.content
+    assert chunks[-1].usage == answer.usage
+    assert ours.chat.completions.create(model="two", messages=MESSAGES).choices, "the first deployment is not there"
+
+
+def test_openai_other_endpoints(ours: openai.OpenAI) -> None:
+    completion = ours.completions.create(model="any", prompt="Say hi.")
+    streamed = ours.completions.create(model="any", prompt="Say hi.", stream=True)
+    assert "".join(one.choices[0].text for one in streamed) == completion.choices[0].text
+    vectors = ours.embeddings.create(model="any", input=["a", "b"], encoding_format="float")
+    assert [one.index for one in vectors.data] == [0, 1]
+    assert len(ours.embeddings.create(model="any", input="a").data) == 1
+    response = ours.responses.create(model="any", input="Say hi.", instructions="Be brief.")
+    assert response.output_text
+    events = list(ours.responses.create(model="any", input="Say hi.", instructions="Be brief.", stream=True))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == response.output_text
+    assert ours.moderations.create(input="a").results
+    assert "simulated" in [one.id for one in ours.models.list()]
+    assert ours.models.retrieve("scripted").id == "scripted"
+
+
+def test_openai_tools_and_structured_output_pass_through(ours: openai.OpenAI, served: Served) -> None:
+    served.scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
+    tools: Any = [{"type": "function", "function": {**TOOL, "strict": True}}]
+    called = ours.chat.completions.create(model="scripted", messages=MESSAGES, tools=tools, tool_choice="auto")
+    assert called.choices[0].message.tool_calls is not None
+    assert called.choices[0].message.tool_calls[0].to_dict() == CALLS[0]
+    sent = json.loads(served.scripted.posts[-1].body)
+    assert (sent["tools"], sent["tool_choice"]) == (tools, "auto")
+    served.scripted.becomes(answers(chat_with('{"name":"Kiel","people":250000}')))
+    parsed = ours.chat.completions.parse(model="scripted", messages=MESSAGES, response_format=Town)
+    assert parsed.choices[0].message.parsed == Town(name="Kiel", people=250_000)
+    assert json.loads(served.scripted.posts[-1].body)["response_format"]["json_schema"]["name"] == "Town"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, openai.BadRequestError),
+        (404, openai.NotFoundError),
+        (422, openai.UnprocessableEntityError),
+        (429, openai.RateLimitError),
+        (500, openai.InternalServerError),
+    ],
+)
+def test_openai_errors(ours: openai.OpenAI, status: int, kind: type[openai.APIStatusError]) -> None:
+    content = json.dumps({"behave": str(status)})
+    for stream in (False, True):
+        with pytest.raises(kind) as refused:
+            ours.chat.completions.create(
+                model=f"openai-{status}", messages=[{"role": "user", "content": content}], stream=stream
+            )
+        assert refused.value.request_id is not None
+        assert refused.value.request_id.startswith("req_")
+
+
+def test_openai_refusals_of_ours(ours: openai.OpenAI, served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0) as nobody:
+        with pytest.raises(openai.AuthenticationError):
+            nobody.chat.completions.create(model="any", messages=MESSAGES)
+    narrow = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key(models=["other"]), max_retries=0)
+    with narrow, pytest.raises(openai.NotFoundError) as refused:
+        narrow.chat.completions.create(model="any", messages=MESSAGES)
+    assert refused.value.code == "model_not_found"
+
+
+def test_openai_a_stream_that_breaks_off_is_an_error(ours: openai.OpenAI, served: Served) -> None:
+    broken = chunk("a") + event({"error": {"message": "the engine died", "type": "server_error"}})
+    served.scripted.becomes(streams(broken))
+    with pytest.raises(openai.APIError, match="the engine died"):
+        list(ours.chat.completions.create(model="scripted", messages=MESSAGES, stream=True))
+
+
+def test_openai_a_client_that_leaves_is_seen_by_the_engine(ours: openai.OpenAI, served: Served) -> None:
+    def aborted() -> bool:
+        text = httpx2.get(f"{served.slow.root}/metrics", timeout=30).text
+        return any('finished_reason="abort"' in line and line.endswith((" 1", " 1.0")) for line in text.splitlines())
+
+    with pytest.raises(openai.APITimeoutError):
+        ours.with_options(timeout=1).chat.completions.create(model="slow", messages=MESSAGES)
+    wait_until(aborted, timeout_s=20, what="the engine to count an aborted call")
+    assert len(served.slow.calls()) == 1
+
+
+def test_anthropic_messages(theirs: anthropic.Anthropic, served: Served) -> None:
+    answer = theirs.messages.create(model="any", max_tokens=20, messages=MESSAGES, system="Be brief.")
+    assert answer.content[0].type == "text"
+    assert answer.usage.output_tokens == 20
+    assert answer.stop_reason == "max_tokens"
+    with theirs.messages.stream(model="any", max_tokens=20, messages=MESSAGES, system="Be brief.") as stream:
+        final = stream.get_final_message()
+    assert final.content[0].to_dict() == answer.content[0].to_dict()
+    assert final.usage.output_tokens == 20
+
+
+def test_anthropic_tools(theirs: anthropic.Anthropic, served: Served) -> None:
+    served.scripted.becomes(answers(chat_with("", tool_calls=CALLS)))
+    tools: Any = [{"name": "weather", "description": TOOL["description"], "input_schema": TOOL["parameters"]}]
+    called = theirs.messages.create(model="scripted", max_tokens=20, messages=MESSAGES, tools=tools)
+    assert called.stop_reason == "tool_use"
+    assert called.content[0].to_dict() == {
+        "type": "tool_use",
+        "id": "call_1",
+        "name": "weather",
+        "input": {"town": "Kiel"},
+    }
+    first = {"tool_calls": [{"index": 0, **CALLS[0]}]}
+    begun = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    choices = [{"index": 0, "delta": first, "finish_reason": None}]
+    served.scripted.becomes(streams(event({**begun, "choices": choices}), chunk("", "tool_calls"), b"data: [DONE]\n\n"))
+    with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES, tools=tools) as stream:
+        assert stream.get_final_message().content[0].to_dict()["input"] == {"town": "Kiel"}
+
+
+def test_anthropic_shapes_pass_through_to_an_anthropic_engine(
+    theirs: anthropic.Anthropic, ours: openai.OpenAI, served: Served
+) -> None:
+    message = {
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn", "stop_sequence": None,
+        "content": [{"type": "text", "text": "hi"}], "usage": {"input_tokens": 3, "output_tokens": 2},
+    }  # fmt: skip
+    served.scripted.becomes(answers(json.dumps(message).encode()))
+    answer = theirs.messages.create(model="scripted-anthropic", max_tokens=20, messages=MESSAGES)
+    assert answer.content[0].to_dict() == {"type": "text", "text": "hi"}
+    assert (
+        ours.chat.completions.create(model="scripted-anthropic", messages=MESSAGES).choices[0].message.content == "hi"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, anthropic.BadRequestError),
+        (404, anthropic.NotFoundError),
+        (429, anthropic.RateLimitError),
+        (500, anthropic.InternalServerError),
+    ],
+)
+def test_anthropic_errors(theirs: anthropic.Anthropic, status: int, kind: type[anthropic.APIStatusError]) -> None:
+    messages: Any = [{"role": "user", "content": json.dumps({"behave": str(status)})}]
+    with pytest.raises(kind) as refused:
+        theirs.messages.create(model=f"anthropic-{status}", max_tokens=5, messages=messages)
+    body: Any = refused.value.body
+    assert body["type"] == "error"
+    with (
+        pytest.raises(kind),
+        theirs.messages.stream(model=f"anthropic-{status}", max_tokens=5, messages=messages) as stream,
+    ):
+        stream.get_final_message()
+
+
+def test_anthropic_refusals_of_ours(theirs: anthropic.Anthropic, served: Served) -> None:
+    with anthropic.Anthropic(base_url=served.url, api_key="wrong", max_retries=0) as nobody:
+        with pytest.raises(anthropic.AuthenticationError):
+            nobody.messages.create(model="any", max_tokens=5, messages=MESSAGES)
+    with pytest.raises(anthropic.BadRequestError, match="container"):
+        theirs.messages.create(model="any", max_tokens=5, messages=MESSAGES, extra_body={"container": "c"})
