@@ -14,6 +14,7 @@ from tests.docs.pages import PAGES, SOURCE, blocks, codes, first_codes, page, ro
 from tidegate.settings import catalog, load
 from tidegate.settings.capacity import (
     DeploymentHints,
+    DeploymentPrice,
     DeploymentTls,
     LimitEntry,
     ModelDeployment,
@@ -24,9 +25,10 @@ from tidegate.settings.capacity import (
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
 DEPLOYMENT_KEYS = {
-    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints")),
+    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints", "price")),
     *(f"tls.{field}" for field in DeploymentTls.__struct_fields__),
     *(f"hints.{field}" for field in DeploymentHints.__struct_fields__),
+    *(f"price.{field}" for field in DeploymentPrice.__struct_fields__),
 }
 ENTRY_KEYS = {
     "in_flight_max",

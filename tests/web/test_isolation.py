@@ -54,6 +54,7 @@ OPERATORS = {
     ("POST", "/control/keys/{key_id}/revoke"),
     ("POST", "/control/batches/{batch_id}/abandon"),
     ("GET", "/control/scheduler"),
+    ("GET", "/control/usage"),
     ("POST", "/control/scheduler"),
 }
 

@@ -18,6 +18,7 @@ from tidegate.cli.migrate import migrate
 from tidegate.cli.run import run
 from tidegate.cli.serve import api, serve, worker
 from tidegate.cli.simulate import simulate
+from tidegate.cli.usage import usage
 from tidegate.cli.verify import verify
 from tidegate.core.errors import TidegateError
 
@@ -51,7 +52,7 @@ def tidegate_command(
     """
 
 
-for command in (run, serve, api, worker, simulate, verify, explain, doctor, migrate, config):
+for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, migrate, config):
     app.command()(command)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")

@@ -105,8 +105,12 @@ class Recorder:
         token: str,
         model: str | None = None,
         units: int = 0,
+        deployment: str = "",
+        cost_nano: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        finished = Finished(number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units)
+        finished = Finished(
+            number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano
+        )
         self._add("answers", job_id, line, finished)
 
     def failed(

@@ -155,7 +155,8 @@ def prices(settings: Settings) -> dict[str, Price]:
     found = {}
     for path, model, index, entry in _entries(settings):
         try:
-            price = Price.of(**msgspec.structs.asdict(entry.price))
+            said = entry.price
+            price = Price.of(said.input, said.cached, said.output, said.batch_factor)
         except SettingsError as error:
             raise SettingsError(f"{'.'.join(map(str, path))}: {error}") from None
         if price.input_nano or price.cached_nano or price.output_nano:

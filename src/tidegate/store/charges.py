@@ -1,4 +1,5 @@
-"""What a flush costs whom: service of flows, rates of workers and progress of jobs, gathered while outcomes are added and written last.
+"""What a flush costs whom: service of flows, rates of workers, progress and usage of jobs, gathered while outcomes are added and
+written last.
 
 It counts only what the store said was new, so a replay charges nothing. It knows nothing of states or lines.
 """
@@ -24,6 +25,7 @@ class Charges:
     _flows: dict[tuple[str, str], int] = field(default_factory=dict)
     _jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     _rates: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _usage: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
 
     async def add(self, tx: Tx, job_id: str, scope: str, blob_id: str, entries: list[Finished]) -> None:
         """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it
@@ -41,9 +43,18 @@ class Charges:
                 sums[0] += entry.units
                 sums[1] += cost
                 sums[2] += 1
+                self._use(job_id, model, entry)
         for model, cost in costs.items():
             self._flows[model, scope] = self._flows.get((model, scope), 0) + cost
             self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
+
+    def _use(self, job_id: str, model: str, entry: Finished) -> None:
+        """What an answered item used and cost, which is added up to the token and the billionth."""
+        sums = self._usage.setdefault((job_id, model, entry.deployment), [0] * 8)
+        usage = entry.usage
+        used = (1, usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+        for place, number in enumerate((*used, *entry.cost_nano)):
+            sums[place] += number
 
     async def settle(self, tx: Tx, owners: dict[str, str]) -> None:
         """Write it all down. A rate belongs to the worker whose log holds the lines, so nobody else writes its row."""
@@ -60,6 +71,14 @@ class Charges:
         ]
         if rates:
             await tx.many("rate_add", rates)
+        if self._usage:
+            await tx.many(
+                "usage_add",
+                [
+                    (model, deployment, *sums, job_id)
+                    for (job_id, model, deployment), sums in sorted(self._usage.items())
+                ],
+            )
 
 
 async def _with_models(tx: Tx, job_id: str, entries: list[Finished]) -> list[Finished]:
@@ -80,7 +99,7 @@ async def _with_models(tx: Tx, job_id: str, entries: list[Finished]) -> list[Fin
         known.append(
             Finished(
                 entry.number, entry.outcome, entry.size_bytes, entry.slice_first, entry.token, entry.usage,
-                entry.attempt_count, model, units,
+                entry.attempt_count, model, units, entry.deployment, entry.cost_nano,
             )
         )  # fmt: skip
     return known

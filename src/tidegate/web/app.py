@@ -19,6 +19,7 @@ from tidegate.web.models import Models
 from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
 from tidegate.web.scheduler import SchedulerDoor
+from tidegate.web.usage import UsageDoor
 
 
 def build_app(context: WebContext) -> Starlette:
@@ -31,6 +32,7 @@ def build_app(context: WebContext) -> Starlette:
         *Operator(context).routes(),
         *SchedulerDoor(context).routes(),
     ]
+        *UsageDoor(context).routes(),
     app = Starlette(
         routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
         middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy)],

@@ -1,0 +1,86 @@
+"""`tidegate usage`: who used what, and what it cost, as JSON Lines or CSV. Sums are exact however they are taken."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+import uvloop
+
+from tidegate.cli import beside, options
+from tidegate.core import spending
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
+
+_EPOCH = date(1970, 1, 1)
+DAYS_SHOWN = 31
+
+
+class Format(StrEnum):
+    JSON = "json"
+    CSV = "csv"
+
+
+def usage(
+    by: Annotated[
+        str, typer.Option("--by", metavar="A,B", help=f"Told apart by: {', '.join(spending.DIMENSIONS)}.")
+    ] = "day,organization,model",
+    first: Annotated[
+        str | None,
+        typer.Option("--from", metavar="DATE", help="First UTC day, as 2026-11-01.", show_default="30 days ago"),
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option("--to", metavar="DATE", help="Last UTC day, included.", show_default="today")
+    ] = None,
+    org: Annotated[
+        str | None, typer.Option("--org", metavar="NAME", help="One organization alone.", show_default="all")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="JSON Lines or CSV.")] = Format.JSON,
+    data: options.Data = None,
+    config: options.Config = None,
+    debug: options.Debug = False,
+) -> None:
+    """Print what was used and what it cost.
+
+    Money is in the currency of the prices in the settings, exact to a billionth.
+
+    Example: tidegate usage --by organization,model --from 2026-11-01 --format csv
+    """
+    settings = options.loaded(config, data).settings
+    names = [name.strip() for name in by.split(",") if name.strip()]
+    unknown = [name for name in names if name not in spending.DIMENSIONS]
+    if unknown or not names:
+        raise SettingsError(f"--by {by!r} cannot be told apart; use any of: {', '.join(spending.DIMENSIONS)}.")
+    today = datetime.now(UTC).date()
+    to_day = _day("--to", last) or today
+    from_day = _day("--from", first) or to_day - timedelta(days=DAYS_SHOWN - 1)
+    if from_day > to_day:
+        raise SettingsError("--from is after --to: give the earlier day first.")
+    for line in uvloop.run(_lines(settings, names, from_day, to_day, org, form)):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+async def _lines(
+    settings: Settings, by: list[str], from_day: date, to_day: date, org: str | None, form: Format
+) -> Iterator[bytes]:
+    async with beside.reading(settings) as parts:
+        tenant_id = await parts.store.tenant_by_name(org) if org is not None else ""
+        if tenant_id is None:
+            raise SettingsError(f"There is no organization {org!r}; `tidegate keys list` shows those with keys.")
+        entries = await parts.store.usage(
+            (from_day - _EPOCH).days, (to_day - _EPOCH).days + 1, tenant_id=tenant_id, by_job="job" in by
+        )
+    summed = spending.sum_by(entries, by)
+    return spending.csv_lines(summed, by) if form is Format.CSV else spending.json_lines(summed, by)
+
+
+def _day(option: str, text: str | None) -> date | None:
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(f"{option} needs a day, as 2026-11-01.") from None

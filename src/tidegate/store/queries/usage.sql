@@ -1,0 +1,45 @@
+-- What was used and what it cost.
+
+-- usage_add --
+-- The job says whose it is. Its row is locked by whoever runs this, so two flushes never meet here.
+insert into usage (day, job_id, model, deployment, tenant_id, team, user_name, key_id, calls, input_tokens, cached_tokens, output_tokens,
+    reasoning_tokens, input_nano, cached_nano, output_nano)
+select now_ms() / 86400000, j.id, cast(:model as text), cast(:deployment as text), j.tenant_id, coalesce(k.team, ''),
+    coalesce(j.user_name, ''), coalesce(j.key_id, ''), cast(:calls as bigint), cast(:input_tokens as bigint),
+    cast(:cached_tokens as bigint), cast(:output_tokens as bigint), cast(:reasoning_tokens as bigint), cast(:input_nano as bigint),
+    cast(:cached_nano as bigint), cast(:output_nano as bigint)
+from jobs j
+left join keys k on k.id = j.key_id
+where j.id = :job_id
+on conflict (day, job_id, model, deployment) do update set
+    calls = usage.calls + excluded.calls, input_tokens = usage.input_tokens + excluded.input_tokens,
+    cached_tokens = usage.cached_tokens + excluded.cached_tokens, output_tokens = usage.output_tokens + excluded.output_tokens,
+    reasoning_tokens = usage.reasoning_tokens + excluded.reasoning_tokens, input_nano = usage.input_nano + excluded.input_nano,
+    cached_nano = usage.cached_nano + excluded.cached_nano, output_nano = usage.output_nano + excluded.output_nano;
+
+-- usage_by_job --
+select u.day, coalesce(t.name, u.tenant_id), u.team, u.user_name, u.key_id, u.job_id, u.model, u.deployment,
+    u.calls, u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, u.input_nano, u.cached_nano, u.output_nano
+from usage u
+left join tenants t on t.id = u.tenant_id
+where u.day >= :from_day and u.day < :to_day and (u.tenant_id = :tenant_id or :tenant_id = '')
+order by u.day, u.job_id, u.model, u.deployment
+limit :count_max;
+
+-- usage_by_day --
+-- Without telling jobs apart: as many rows as there are days, keys and deployments, however many jobs there were.
+select u.day, coalesce(t.name, u.tenant_id), u.team, u.user_name, u.key_id, '', u.model, u.deployment,
+    cast(sum(u.calls) as bigint),
+    cast(sum(u.input_tokens) as bigint),
+    cast(sum(u.cached_tokens) as bigint),
+    cast(sum(u.output_tokens) as bigint),
+    cast(sum(u.reasoning_tokens) as bigint),
+    cast(sum(u.input_nano) as bigint),
+    cast(sum(u.cached_nano) as bigint),
+    cast(sum(u.output_nano) as bigint)
+from usage u
+left join tenants t on t.id = u.tenant_id
+where u.day >= :from_day and u.day < :to_day and (u.tenant_id = :tenant_id or :tenant_id = '')
+group by u.day, t.name, u.tenant_id, u.team, u.user_name, u.key_id, u.model, u.deployment
+order by u.day, u.tenant_id, u.team, u.user_name, u.key_id, u.model, u.deployment
+limit :count_max;

@@ -1,0 +1,105 @@
+"""What every store keeps of usage and cost: it adds up exactly, whatever is replayed and however it is summed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.contracts.store_world import START_MS, World, line
+from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
+from tidegate.core.prices import Price, Spend, cost
+from tidegate.core.spending import DIMENSIONS, sum_by
+from tidegate.core.states import Outcome
+
+pytestmark = pytest.mark.anyio
+
+DAY_MS = 86_400_000
+TODAY = START_MS // DAY_MS
+PRICES = {"a": Price.of("0.05", "0.01", "0.1", "0.5"), "b": Price.of("3", None, "15"), "": Price()}
+
+
+def answers(log: Any, job: Any, items: list[tuple[int, str, Usage]]) -> JobFlush:
+    lines = [line(job.id, number, "answer") for number, _, _ in items]
+    entries = []
+    for text, (number, deployment, usage) in zip(lines, items, strict=True):
+        paid = cost(usage, PRICES[deployment], batch=True)
+        nano = (paid.input_nano, paid.cached_nano, paid.output_nano)
+        entries.append(Finished(number, Outcome.ANSWERED, len(text), 0, "", usage, 0, "m", 5, deployment, nano))
+    return JobFlush(job.id, answers=entries, answers_placed=log.append(lines))
+
+
+async def test_sums_are_exact_and_a_replay_adds_nothing(world: World) -> None:
+    """Two tenants, three keys, two days, answers that come twice and flushes that are replayed: to the token and the billionth."""
+    chance = random.Random(5)
+    jobs = []
+    for tenant, key_id, team, user in (
+        ("acme", "k1", "red", "ann"),
+        ("acme", "k2", "blue", None),
+        ("b", "k3", None, None),
+    ):
+        tenant_id = await world.store.put_tenant(world.id("tenant"), tenant)
+        await world.store.put_key(
+            key_id, tenant_id, b"hash", label="", team=team, user=user, scopes="", models="", expires_at=None
+        )
+        for _ in range(2):
+            jobs.append(await world.running(Caller(tenant_id, key_id, team, user), 40))
+    log = await world.log("answers")
+    real: list[Finished] = []
+    for round_number in range(4):
+        flushes = []
+        for job in jobs:
+            numbers = range(round_number * 10, round_number * 10 + 10)
+            usages = [Usage(chance.randrange(2, 9_999), 1, chance.randrange(5_000), 0) for _ in numbers]
+            items = [(n, chance.choice(["a", "b", ""]), u) for n, u in zip(numbers, usages, strict=True)]
+            flushes.append(answers(log, job, items))
+            real += flushes[-1].answers
+            if round_number:
+                # Someone else's answer to an item that has one.
+                flushes.append(answers(log, job, [(0, "b", Usage(7, 0, 7, 0))]))
+        for _ in range(2):
+            await world.store.record_outcomes(flushes, [], [])
+        if round_number == 1:
+            await world.clock.advance(DAY_MS)
+    want_cost = [sum(entry.cost_nano[part] for entry in real) for part in range(3)]
+    want_usage = Usage.total(entry.usage for entry in real)
+    for by_job in (False, True):
+        entries = await world.store.usage(TODAY, TODAY + 2, by_job=by_job)
+        for by in ([], ["day"], ["organization", "team"], ["key", "model", "deployment"], list(DIMENSIONS)):
+            total = Spend.total(entry.spend for entry in sum_by(entries, by))
+            assert (total.calls, total.usage) == (len(real), want_usage)
+            assert [total.cost.input_nano, total.cost.cached_nano, total.cost.output_nano] == want_cost
+    whose = {(one.organization, one.team, one.user, one.key) for one in entries}
+    assert whose == {("acme", "red", "ann", "k1"), ("acme", "blue", "", "k2"), ("b", "", "", "k3")}
+    assert {one.job for one in entries} == {job.id for job in jobs}
+    assert len({one.day for one in entries}) == 2
+    for job in jobs:
+        of_job = Spend.total(one.spend for one in entries if one.job == job.id)
+        assert of_job.usage == (await world.look(job)).usage, "a job's own totals say the same"
+
+
+async def test_usage_is_asked_for_by_day_and_tenant(world: World) -> None:
+    ids = {name: await world.store.put_tenant(world.id("tenant"), name) for name in ("acme", "other")}
+    log = await world.log("answers")
+    for tenant_id in ids.values():
+        job = await world.running(Caller(tenant_id), 4)
+        await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(1, 0, 1, 0))])], [], [])
+    assert await world.store.usage(TODAY - 9, TODAY) == []
+    assert await world.store.usage(TODAY + 1, TODAY + 9) == []
+    assert len(await world.store.usage(TODAY, TODAY + 1)) == 2
+    [mine] = await world.store.usage(TODAY, TODAY + 1, tenant_id=ids["acme"])
+    assert (mine.organization, mine.spend.calls) == ("acme", 1)
+    assert len(await world.store.usage(TODAY, TODAY + 1, count_max=1)) == 1
+
+
+async def test_what_failed_or_came_too_late_costs_nobody_anything(world: World) -> None:
+    tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    job = await world.running(Caller(tenant_id), 2)
+    worker = await world.worker()
+    [piece] = await world.lease(worker, job)
+    log, errors = await world.log("answers"), await world.log("errors")
+    await world.store.record_outcomes([world.errors(errors, job, 0, token=piece.token)], [], [])
+    assert await world.store.usage(TODAY, TODAY + 1) == []
+    await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(9, 0, 9, 0))])], [], [])
+    assert await world.store.usage(TODAY, TODAY + 1) == [], "the item had failed before its answer came"
