@@ -25,14 +25,15 @@ from tidegate.web.usage import UsageDoor
 def build_app(context: WebContext) -> Starlette:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
     entries = [
+        # Routes are tried in order, and these are the ones that someone waits for.
+        *Gateway(context).routes(),
         *Files(context, reception).routes(),
         *Batches(context, reception).routes(),
         *Models(context).routes(),
-        *Gateway(context).routes(),
         *Operator(context).routes(),
         *SchedulerDoor(context).routes(),
-    ]
         *UsageDoor(context).routes(),
+    ]
     app = Starlette(
         routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
         middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy)],
