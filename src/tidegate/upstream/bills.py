@@ -22,7 +22,6 @@ SETTLEMENTS_MAX = 50_000
 
 @dataclass(slots=True)
 class _Bill:
-    budgets: Budgets
     unsent: int = 0
     reserved: int = 0
     used: int = 0
@@ -34,7 +33,8 @@ class Bills:
     def __init__(self, limits: Limits | None, freed: Callable[[Budgets], None] = lambda budgets: None) -> None:
         self._limits = limits
         self._freed = freed
-        self._bills: dict[str, _Bill] = {}
+        # Grants of one question have the same id: only with its budgets is one told from another.
+        self._bills: dict[tuple[str, Budgets], _Bill] = {}
         self._settling: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -42,7 +42,7 @@ class Bills:
         if len(self._bills) >= SETTLEMENTS_MAX:
             # What is never settled stays reserved until it leaves its window: that errs on the side of the limit.
             return
-        bill = self._bills.setdefault(grant_id, _Bill(budgets))
+        bill = self._bills.setdefault((grant_id, budgets), _Bill())
         bill.unsent += unsent
         bill.reserved += reserved
         bill.used += used
@@ -56,8 +56,8 @@ class Bills:
                     await asyncio.sleep(SETTLE_S)
                 bills, self._bills = self._bills, {}
                 settlements = [
-                    Settlement(grant_id, bill.budgets, bill.unsent, bill.reserved, bill.used)
-                    for grant_id, bill in bills.items()
+                    Settlement(grant_id, budgets, bill.unsent, bill.reserved, bill.used)
+                    for (grant_id, budgets), bill in bills.items()
                 ]
                 assert self._limits is not None
                 try:
@@ -66,9 +66,9 @@ class Bills:
                     # It may have been heard. What is not settled stays reserved, so the limit holds, and the next bills are worth saying.
                     log.warning("settling_failed", kind=type(error).__name__, why=str(error))
                     continue
-                for bill in bills.values():
+                for (_, budgets), bill in bills.items():
                     if bill.unsent or bill.used < bill.reserved:
-                        self._freed(bill.budgets)
+                        self._freed(budgets)
         finally:
             self._settling = None
 
