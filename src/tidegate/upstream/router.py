@@ -7,7 +7,7 @@ goes on to another deployment only when the first can neither have done nor bill
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 import structlog
@@ -42,6 +42,7 @@ from tidegate.upstream.routes import Route, routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
 from tidegate.upstream.tides import READY_MAX, TideLoop, tide_of
 from tidegate.upstream.transport import AiohttpTransport, Transport
+from tidegate.upstream.waiters import Missing, Waiters
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,6 @@ CONTROL_LIMITS = HttpLimits(
     response_bytes_max=1024 * 1024,
 )
 
-RETRY_BUDGET_WAIT_MS = 5_000
 PROBE_ANSWER_MS = 1_000
 
 # Calls of one tenant that wait for its budget must not take the place of everyone else's.
@@ -80,11 +80,9 @@ class Router:
         self._control = control
         self._clock = clock
         self._entropy = entropy
-        self._pool_timeout_s = pool_timeout_s
         capacity = capacity or Capacity()
         self._patience_ms = (policy or LanePolicy()).patience_ms
         self._lanes: dict[str, Lane] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
         self._budget_waiters: Counter[str] = Counter()
         for deployment in deployments:
             if deployment.name in self._lanes:
@@ -102,6 +100,8 @@ class Router:
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
         self._rests = capacity.rests
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, capacity.rests)
+        missing = Missing(self._purse, clock, self._ready_at_ms, self._wait_ms)
+        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._hurry)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
@@ -110,7 +110,7 @@ class Router:
             self._shared = SharedSlots(capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._has_room)
         self._interactive = Interactive(
             list(self._lanes.values()),
-            BatchSide(self._choose, self._wait_for_lane, self._learn, self._count, self._wake_waiting),
+            BatchSide(self._choose, self._waiters.wait, self._learn, self._count, self._waiters.wake),
             self._purse,
             self._reserve,
             self._delivery,
@@ -162,7 +162,7 @@ class Router:
             for lane in route.lanes:
                 lane.is_asked = True
             if not free:
-                self._shared.hurry()
+                self._hurry()
         return min(free, self._transport.free_slots()) if free else 0
 
     def rests_until_ms(self, model: str) -> float:
@@ -197,9 +197,13 @@ class Router:
 
     def _has_room(self) -> None:
         """More may go than before: those who wait here try again, and those outside look again."""
-        self._wake_waiting()
+        self._waiters.wake()
         for tell in self._room_heard:
             tell()
+
+    def _hurry(self) -> None:
+        if self._shared is not None:
+            self._shared.hurry()
 
     def _interactive_changed(self, deployment: str) -> None:
         lane = self._lanes[deployment]
@@ -233,7 +237,7 @@ class Router:
         now_ms = self._clock.monotonic_ms()
         lane = self._choose(route, call, (), now_ms)
         if lane is None:
-            lane = await self._wait_for_lane(route, call)
+            lane = await self._waiters.wait(route, call)
             now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
         tried: list[Lane] = []
@@ -308,6 +312,10 @@ class Router:
             lane.highest = lane.in_flight
         if self._caps is not None:
             self._caps.count(route.model_of(call.model), 1)
+        if len(route.lanes) > 1:
+            for other in route.lanes:
+                if other.tide is not None:
+                    other.tide.forget(call.idempotency_key)
         flight = lane.tide.begin(call.idempotency_key, call.body, call.hand_backs) if lane.tide is not None else None
         answered: int | None = None
         refused = False
@@ -346,8 +354,7 @@ class Router:
                 self._caps.count(route.model_of(call.model), -1)
             if is_probe:
                 lane.breaker.end_probe()
-            if self._waiting:
-                self._wake_waiting()
+            self._waiters.wake()
         raise failed
 
     async def _after_withheld(self, route: Route, lane: Lane, call: Call, error: Withheld, give_up_ms: float) -> Lane:
@@ -377,7 +384,7 @@ class Router:
                 del self._budget_waiters[error.spent]
             if is_lanes_own:
                 lane.expecting -= 1
-        return self._choose(route, call, (), self._clock.monotonic_ms()) or await self._wait_for_lane(route, call)
+        return self._choose(route, call, (), self._clock.monotonic_ms()) or await self._waiters.wait(route, call)
 
     def _learn(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
@@ -421,73 +428,6 @@ class Router:
             min(self._ready_at_ms(route, lane) for lane in route.lanes or route.interactive_lanes) - now_ms
         )
         return wait_ms if wait_ms > 0 else None
-
-    # When no lane is fit.
-
-    async def _wait_for_lane(self, route: Route, call: Call, timeout_s: float | None = None) -> Lane:
-        """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
-        timeout_s = timeout_s or self._pool_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    self._refuse_what_a_slot_cannot_help(route, call)
-                    if self._shared is not None:
-                        self._shared.hurry()
-                    place = asyncio.get_running_loop().create_future()
-                    self._waiting.append(place)
-                    for one in route.lanes:
-                        one.standing += 1
-                    try:
-                        await place
-                    finally:
-                        for one in route.lanes:
-                            one.standing -= 1
-                        if place in self._waiting:
-                            self._waiting.remove(place)
-                    lane = self._choose(route, call, (), self._clock.monotonic_ms())
-                    if lane is not None:
-                        return lane
-        except TimeoutError:
-            pass
-        raise PoolExhausted(
-            f"every slot for model {call.model!r} stayed taken for {timeout_s:g} s: "
-            "raise max_in_flight of its deployments or lower the calls in flight",
-            retry_after_ms=1000,
-        )
-
-    def _refuse_what_a_slot_cannot_help(self, route: Route, call: Call) -> None:
-        lanes = route.lanes
-        if not lanes:
-            raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
-        now_ms = self._clock.monotonic_ms()
-        fit = [lane for lane in lanes if self._ready_at_ms(route, lane) <= now_ms]
-        if not fit:
-            wait_ms = self._wait_ms(route, now_ms)
-            if any(lane.ready_at_ms() <= now_ms for lane in lanes):
-                is_away = self._purse.unreachable_until_ms > now_ms
-                raise Withheld(
-                    f"the budgets of model {call.model!r} are spent for now, or cannot be asked",
-                    until_ms=now_ms + (wait_ms or 0),
-                    spent=call.model,
-                    retry_after_ms=wait_ms,
-                    code="limits_unavailable" if is_away else "budget_spent",
-                )
-            resting = any(not lane.breaker.is_open for lane in lanes)
-            kind = Throttled if resting else Unavailable
-            raise kind(f"every deployment of model {call.model!r} rests or is shut", retry_after_ms=wait_ms)
-        if call.attempt_count and not any(lane.budget.allows_retry(now_ms) for lane in fit):
-            raise Throttled(
-                "this retry waits: its deployment has had as many retries as it bears for now",
-                code="retry_budget_spent",
-                retry_after_ms=RETRY_BUDGET_WAIT_MS,
-            )
-
-    def _wake_waiting(self) -> None:
-        # All of them, in order: the first may wait for another model than the one whose slot came free.
-        waiting, self._waiting = self._waiting, deque()
-        for place in waiting:
-            if not place.done():
-                place.set_result(None)
 
     # What people ask.
 

@@ -6,7 +6,7 @@ come back. First tokens of batch calls are estimated, for to see them every call
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -36,6 +36,11 @@ PROMPT_BYTES_PER_TOKEN = 4
 # So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
 READY_MAX = 16
 HELD_MAX = 1_000
+# A call that was held so long has room kept for it while it is known to wait; one that was not heard of for long is forgotten.
+KEPT_FROM_MS, KEPT_MS = 10_000.0, 15_000.0
+FORGOTTEN_MS = 120_000.0
+# What the other processes said counts for so long; then they may be gone, or we may have lost sight of them.
+OTHERS_MS = 3_000.0
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +55,15 @@ class Flight:
     due: "asyncio.TimerHandle | None" = None
     awaiting: bool = True
     handed_back: bool = False
+
+
+@dataclass(slots=True)
+class Held:
+    """One call that is ready and may not begin: since when, how long its prompt is, and when it was last heard of."""
+
+    since_ms: float
+    prompt_tokens: int
+    heard_ms: float
 
 
 class LaneTide:
@@ -75,7 +89,7 @@ class LaneTide:
         self._flights: dict[int, Flight] = {}
         self._awaiting_tokens = self._sent_tokens = 0
         self._ahead: list[int] = []
-        self._held: dict[str, tuple[float, int]] = {}
+        self._held: dict[str, Held] = {}
         self._ended: list[Ended] = []
         self._refusals = 0
         self._asked_ms = 0.0
@@ -84,7 +98,8 @@ class LaneTide:
         self._scrape_at_ms = 0.0
         self._gateway_ms: float | None = None
         self.interactive = self.interactive_awaiting = 0
-        self.others = Present()
+        self._others = Present()
+        self._others_ms = 0.0
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
 
     # What the router asks.
@@ -98,12 +113,28 @@ class LaneTide:
         """Whether a call with this body may begin now. One that may not is remembered: the longest held back goes some day."""
         tokens = prompt_tokens(body)
         left = self.decision.prompt_tokens - self._awaiting_tokens
-        if len(self._flights) < self.calls and tokens <= left:
+        if len(self._flights) < self.calls and tokens <= left and not (self._held and self._is_kept_for_another(key)):
             self._held.pop(key, None)
             return True
-        if self.yields and len(self._held) < HELD_MAX:
-            self._held.setdefault(key, (self._clock.monotonic_ms(), tokens))
+        if self.yields:
+            now_ms = self._clock.monotonic_ms()
+            if key in self._held:
+                self._held[key].heard_ms = now_ms
+            elif len(self._held) < HELD_MAX:
+                self._held[key] = Held(now_ms, tokens, now_ms)
         return False
+
+    def forget(self, key: str) -> None:
+        """This call went elsewhere, or will not come again."""
+        self._held.pop(key, None)
+
+    def _is_kept_for_another(self, key: str) -> bool:
+        """Shorter prompts would take the room of the one that was held longest, again and again, just before it is enough."""
+        first, held = next(iter(self._held.items()))
+        if first == key or held.prompt_tokens > self.decision.prompt_tokens:
+            return False
+        now_ms = self._clock.monotonic_ms()
+        return now_ms - held.since_ms >= KEPT_FROM_MS and now_ms - held.heard_ms < KEPT_MS
 
     def begin(self, key: str, body: bytes, hand_backs: int) -> Flight:
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
@@ -170,7 +201,7 @@ class LaneTide:
         ended, self._ended = tuple(self._ended), []
         refusals, self._refusals = self._refusals, 0
         awaiting = sum(flight.awaiting for flight in self._flights.values()) if self.yields else 0
-        held_ms, held_tokens = next(iter(self._held.values()), (now_ms, 0))
+        held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
         has_gateway = seen or self.interactive > 0 or others.has_gateway
@@ -180,8 +211,8 @@ class LaneTide:
             awaiting=awaiting,
             awaiting_tokens=self._awaiting_tokens,
             sent_tokens=self._sent_tokens,
-            held_tokens=held_tokens,
-            held_ms=now_ms - held_ms,
+            held_tokens=held.prompt_tokens if held else 0,
+            held_ms=now_ms - held.since_ms if held else 0.0,
             interactive=self.interactive + others.interactive if has_gateway else None,
             interactive_awaiting=self.interactive_awaiting + others.interactive_awaiting if has_gateway else None,
             sample=self._sample,
@@ -189,6 +220,14 @@ class LaneTide:
             refusals=refusals,
             workers=max(1, others.workers + 1),
         )
+
+    def _longest_held(self, now_ms: float) -> Held | None:
+        while self._held:
+            key, held = next(iter(self._held.items()))
+            if now_ms - held.heard_ms < FORGOTTEN_MS:
+                return held
+            del self._held[key]
+        return None
 
     def _hand_back(self, count: int) -> None:
         """The newest first: the oldest is likely to be in the engine's hands already."""
@@ -212,25 +251,41 @@ class LaneTide:
         return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
 
     @property
+    def others(self) -> Present:
+        """What the other processes have here. Users of whom nobody spoke lately keep nobody waiting."""
+        others = self._others
+        if self._clock.monotonic_ms() - self._others_ms < OTHERS_MS:
+            return others
+        return Present(others.workers, others.calls, has_gateway=others.has_gateway)
+
+    @others.setter
+    def others(self, others: Present) -> None:
+        self._others, self._others_ms = others, self._clock.monotonic_ms()
+
+    @property
     def is_idle(self) -> bool:
-        """Nothing of ours is out or waits, so nobody needs to know how the engine is."""
-        return not self._flights and not self._held and not self.interactive
+        """Nothing of ours is out or waits or would have to, so nobody needs to know how the engine is."""
+        return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
 
     async def look(self) -> None:
         """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
         now_ms = self._clock.monotonic_ms()
         if self.yields and self._names is not None and not self.is_idle and now_ms >= self._scrape_at_ms:
-            known = len(self._flights) + self.interactive + self.others.calls
+            known = self._known()
             try:
                 status, _, text = await self._control.get(self._metrics_url, SCRAPE_S)
             except UpstreamError as error:
                 self._cannot_look(str(error))
             else:
                 if status == 200:
-                    self._learn(text, max(known, len(self._flights) + self.interactive + self.others.calls))
+                    self._learn(text, max(known, self._known()))
                 else:
                     self._cannot_look(f"status {status}")
         self.act()
+
+    def _known(self) -> int:
+        others = self.others
+        return len(self._flights) + self.interactive + others.calls + others.interactive
 
     def _learn(self, text: bytes, known: int) -> None:
         assert self._names is not None
@@ -269,26 +324,29 @@ class TideLoop:
         self._fleet = fleet
         self._worker_id = worker_id or (lambda: "")
         self._told_ms = 0.0
-        self._task: asyncio.Task[None] | None = asyncio.create_task(self._run()) if self._tides else None
+        # Each by itself, so that an engine or a store that does not answer keeps no other tide from turning.
+        rounds = [tide.look for tide in self._tides.values()]
+        rounds += [self._tell] if rounds and fleet is not None else []
+        self._tasks = [asyncio.create_task(self._run(one)) for one in rounds]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _run(self, once: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                await self._tell()
-                await asyncio.gather(*[tide.look() for tide in self._tides.values()])
+                await once()
             except Exception as error:
                 # Without a look the tide falls back to what it learned from its own calls.
                 log.error("tide_broke", kind=type(error).__name__, why=str(error))
 
     async def _tell(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._fleet is None or now_ms - self._told_ms < self._tell_ms:
+        woke = any(name in self._silent and not tide.is_idle for name, tide in self._tides.items())
+        if self._fleet is None or (now_ms - self._told_ms < self._tell_ms and not woke):
             return
         mine = {
             name: tide.present() for name, tide in self._tides.items() if not (tide.is_idle and name in self._silent)
