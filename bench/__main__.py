@@ -3,7 +3,7 @@
 import argparse
 import importlib
 
-NAMES = ("ingest", "prefix", "engine", "harvest", "transport", "throughput", "cluster", "publish", "memory")
+NAMES = ("ingest", "prefix", "engine", "harvest", "transport", "gateway", "throughput", "cluster", "publish", "memory")
 
 
 def main() -> None:

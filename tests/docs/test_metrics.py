@@ -13,7 +13,7 @@ from tidegate import metrics
 
 PAGE = page("docs/reference/metrics.md")
 DECLARED = {one.name: one for one in metrics.declared()}
-LABELS = {"why", "reason", "model", "bound", "deployment"}
+LABELS = {"why", "reason", "model", "bound", "deployment", "outcome"}
 
 
 def test_every_metric_is_on_the_page_and_no_other() -> None:

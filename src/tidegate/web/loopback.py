@@ -1,6 +1,7 @@
 """Which addresses and names mean this very machine, and what follows from it where no key protects the door."""
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -9,6 +10,7 @@ from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.store.store import Store
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether this address or name is this machine and nothing else."""
     name = host.strip("[]").rstrip(".").lower()

@@ -108,7 +108,7 @@ def _refuse_twice(body: bytes) -> None:
             message = (
                 f"`{name}` is named {found.count(name)} times, and readers differ in which one counts: name it once."
             )
-            raise ApiProblem(400, "invalid_request", message, param=name)
+            raise ApiProblem(400, "duplicate_parameter", message, param=name)
 
 
 def _mismatch(said: str) -> ApiProblem:

@@ -1,0 +1,116 @@
+"""What the gateway adds to an interactive call: the same calls to the bare engine and through `tidegate serve`, turn by turn, in one run.
+
+Streamed and not, one at a time and eight at once. The engine answers at once, so that its own time does not hide ours; the figure is the
+difference of the medians and of the 99th percentiles. Streams are measured to their first byte and to their end.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import uvloop
+
+from bench.machinery import simulated_engine, table
+
+BUDGET_MEDIAN_MS, BUDGET_P99_MS = 2.0, 10.0
+WARM_CALLS = 200
+ASK = {"model": "m", "messages": [{"role": "user", "content": "Tell me about the sea. " * 20}], "max_tokens": 64}
+
+Took = tuple[float, float]
+
+
+@contextlib.contextmanager
+def gateway(upstream: str) -> Iterator[str]:
+    """The address of a server in front of this upstream, while it runs."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "tidegate", "serve", "--data", str(Path(directory) / "data"), "--port", "0"]
+        with subprocess.Popen([*command, "--upstream", upstream], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if found := re.search(r"(http://127\.0\.0\.1:\d+)", line):
+                        yield f"{found.group(1)}/v1"
+                        break
+                else:
+                    raise RuntimeError("the server did not start")
+            finally:
+                process.terminate()
+                process.wait()
+
+
+async def _one(session: aiohttp.ClientSession, url: str, body: bytes) -> Took:
+    """Milliseconds to the first byte of the body, and to its last."""
+    began = time.perf_counter()
+    async with session.post(f"{url}/chat/completions", data=body) as answer:
+        await answer.content.readany()
+        first = time.perf_counter()
+        await answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{url} answered {answer.status}")
+    return (first - began) * 1000, (time.perf_counter() - began) * 1000
+
+
+async def _calls(session: aiohttp.ClientSession, url: str, body: bytes, count: int, in_flight: int) -> list[Took]:
+    left = iter(range(count))
+
+    async def run() -> list[Took]:
+        return [await _one(session, url, body) for _ in left]
+
+    return [took for part in await asyncio.gather(*[run() for _ in range(in_flight)]) for took in part]
+
+
+@contextlib.asynccontextmanager
+async def _session(in_flight: int) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=in_flight)
+    async with aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"}) as session:
+        yield session
+
+
+async def _measure(urls: tuple[str, str], *, stream: bool, in_flight: int, count: int, rounds: int) -> list[list[Took]]:
+    """What each call took, bare and through the gateway, in rounds that take turns."""
+    body = json.dumps({**ASK, "stream": stream}).encode()
+    took: list[list[Took]] = [[], []]
+    async with _session(in_flight) as bare, _session(in_flight) as through:
+        for session, url in zip((bare, through), urls, strict=True):
+            await _calls(session, url, body, WARM_CALLS, in_flight)
+        for _ in range(rounds):
+            for number, (session, url) in enumerate(zip((bare, through), urls, strict=True)):
+                took[number] += await _calls(session, url, body, count // rounds, in_flight)
+    return took
+
+
+def _at(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def main(quick: bool = False) -> dict[str, float]:
+    count, rounds = (1_000, 5) if quick else (10_000, 20)
+    found: dict[str, float] = {}
+    rows = []
+    with simulated_engine("--mode", "instant") as engine, gateway(engine) as ours:
+        for stream, part, place in ((False, "whole", 1), (True, "first byte", 0), (True, "stream", 1)):
+            for in_flight in (1, 8):
+                took = uvloop.run(
+                    _measure((engine, ours), stream=stream, in_flight=in_flight, count=count, rounds=rounds)
+                )
+                bare, through = ([one[place] for one in side] for side in took)
+                median, p99 = (_at(through, share) - _at(bare, share) for share in (0.5, 0.99))
+                name = f"{part}, {in_flight} at once"
+                found |= {f"{name}, median": median, f"{name}, p99": p99}
+                figure = f"{median:.2f} ms median, {p99:.2f} ms p99 (bare {_at(bare, 0.5):.2f}, {_at(bare, 0.99):.2f})"
+                budget = f"at most {BUDGET_MEDIAN_MS:g} and {BUDGET_P99_MS:g}" if in_flight == 1 else ""
+                rows.append((name, figure, budget))
+    table(f"Added by the gateway to a call of the bare engine, {count:,} calls each", rows)
+    return found
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv)
