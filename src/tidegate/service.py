@@ -344,6 +344,7 @@ def line_rules(settings: Settings, job: Job) -> LineRules:
         depth_max=settings.limits.json_depth_max,
         slice_count_max=settings.ingest.slice_count_max,
         slice_bytes_max=settings.ingest.slice_bytes_max,
+        slice_units_max=settings.ingest.slice_units_max,
     )
 
 

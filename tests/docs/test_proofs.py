@@ -17,7 +17,8 @@ DONE = {
     *(f"A{number}" for number in (1, 2, 3, 4, 5, 6, 10, 11, 12)),
     *("B1", "B2", "B7"),
     *(f"C{number}" for number in range(1, 13)),
-    *("E1", "H6", "H9"),
+    *(f"D{number}" for number in range(1, 14)),
+    *("E1", "E8", "F1", "F5", "H6", "H9"),
 }
 
 

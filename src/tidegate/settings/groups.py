@@ -161,6 +161,9 @@ class Ingest(Group, frozen=True):
     slice_bytes_max: Annotated[
         int, _int(1_024, 1 << 30, "Most bytes in one slice; a longer line makes a slice alone.")
     ] = 4 << 20
+    slice_units_max: Annotated[
+        int, _int(1, 1 << 40, "Most work units (estimated tokens) in one slice; a larger request makes a slice alone.")
+    ] = 1 << 20
     single_model: Annotated[bool, _about("Refuse an input whose lines name different models, as OpenAI does.")] = False
 
 
