@@ -89,19 +89,19 @@ class Router:
                 raise SettingsError(f"two deployments are named {deployment.name!r}: give each a name of its own")
             lane = Lane(deployment, transport.line(deployment), control.line(deployment), policy or LanePolicy())
             self._lanes[deployment.name] = lane
+        self._purse = Purse(capacity.limits, clock)
+        missing = Missing(self._purse, clock, self._ready_at_ms, self._wait_ms)
+        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._hurry)
         self._room_heard: list[Callable[[], None]] = []
         for lane in self._lanes.values():
-            lane.tide = tide_of(lane.deployment, lane.control, clock, self._has_room)
+            lane.tide = tide_of(lane.deployment, lane.control, clock, self._has_room, self._waiters.wake)
         tides = [lane.tide for lane in self._lanes.values() if lane.tide is not None]
         self._tides = TideLoop(tides, clock, capacity.fleet, capacity.worker_id)
         self._routes, self._any = routes(self._lanes.values(), resources)
-        self._purse = Purse(capacity.limits, clock)
         self._reserve = Reserve()
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
         self._rests = capacity.rests
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, capacity.rests)
-        missing = Missing(self._purse, clock, self._ready_at_ms, self._wait_ms)
-        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._hurry)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
         self._shared: SharedSlots | None = None
@@ -312,10 +312,6 @@ class Router:
             lane.highest = lane.in_flight
         if self._caps is not None:
             self._caps.count(route.model_of(call.model), 1)
-        if len(route.lanes) > 1:
-            for other in route.lanes:
-                if other.tide is not None:
-                    other.tide.forget(call.idempotency_key)
         flight = lane.tide.begin(call.idempotency_key, call.body, call.hand_backs) if lane.tide is not None else None
         answered: int | None = None
         refused = False

@@ -36,9 +36,8 @@ PROMPT_BYTES_PER_TOKEN = 4
 # So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
 READY_MAX = 16
 HELD_MAX = 1_000
-# A call that was held so long has room kept for it while it is known to wait; one that was not heard of for long is forgotten.
-KEPT_FROM_MS, KEPT_MS = 10_000.0, 15_000.0
-FORGOTTEN_MS = 120_000.0
+# A call that stood so long has room kept for it; one that was not heard of for long is forgotten.
+KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 # What the other processes said counts for so long; then they may be gone, or we may have lost sight of them.
 OTHERS_MS = 3_000.0
 
@@ -59,22 +58,31 @@ class Flight:
 
 @dataclass(slots=True)
 class Held:
-    """One call that is ready and may not begin: since when, how long its prompt is, and when it was last heard of."""
+    """One call that is ready and may not begin: how long its prompt is, since when, and when it was last heard of."""
 
-    since_ms: float
     prompt_tokens: int
+    since_ms: float
     heard_ms: float
+    stands: bool = True
 
 
 class LaneTide:
     """The tide of one deployment, as this process knows it."""
 
-    def __init__(self, deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        control: Line,
+        clock: Clock,
+        opened: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
         self.deployment = deployment
         self.yields = shares_engine(deployment)
         self._control = control
         self._clock = clock
         self._opened = opened
+        self._wake = wake
         self._tide = Tide(
             TidePolicy(
                 deployment.max_in_flight,
@@ -110,31 +118,39 @@ class LaneTide:
         return self.decision.calls if self.decision.prompt_tokens else 0
 
     def bears(self, key: str, body: bytes) -> bool:
-        """Whether a call with this body may begin now. One that may not is remembered: the longest held back goes some day."""
-        tokens = prompt_tokens(body)
+        """Whether a call with this body may begin now."""
         left = self.decision.prompt_tokens - self._awaiting_tokens
-        if len(self._flights) < self.calls and tokens <= left and not (self._held and self._is_kept_for_another(key)):
-            self._held.pop(key, None)
-            return True
-        if self.yields:
-            now_ms = self._clock.monotonic_ms()
-            if key in self._held:
-                self._held[key].heard_ms = now_ms
-            elif len(self._held) < HELD_MAX:
-                self._held[key] = Held(now_ms, tokens, now_ms)
-        return False
+        if len(self._flights) >= self.calls or prompt_tokens(body) > left:
+            return False
+        return not self._held or not self._is_kept_for_another(key)
+
+    def stands(self, key: str, body: bytes) -> None:
+        """A call waits to begin: the one that has stood longest goes some day, however long its prompt is."""
+        if not self.yields:
+            return
+        now_ms = self._clock.monotonic_ms()
+        held = self._held.get(key)
+        if held is not None:
+            held.heard_ms, held.stands = now_ms, True
+        elif len(self._held) < HELD_MAX:
+            self._held[key] = Held(prompt_tokens(body), now_ms, now_ms)
+
+    def leaves(self, key: str) -> None:
+        """It stands no longer, but may come again."""
+        held = self._held.get(key)
+        if held is not None:
+            held.heard_ms, held.stands = self._clock.monotonic_ms(), False
 
     def forget(self, key: str) -> None:
-        """This call went elsewhere, or will not come again."""
+        """It begins, or will not come again."""
         self._held.pop(key, None)
 
     def _is_kept_for_another(self, key: str) -> bool:
-        """Shorter prompts would take the room of the one that was held longest, again and again, just before it is enough."""
+        """Shorter prompts would take the room of the one that stood longest, again and again, just before it is enough."""
         first, held = next(iter(self._held.items()))
-        if first == key or held.prompt_tokens > self.decision.prompt_tokens:
+        if first == key or not held.stands or held.prompt_tokens > self.decision.prompt_tokens:
             return False
-        now_ms = self._clock.monotonic_ms()
-        return now_ms - held.since_ms >= KEPT_FROM_MS and now_ms - held.heard_ms < KEPT_MS
+        return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
     def begin(self, key: str, body: bytes, hand_backs: int) -> Flight:
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
@@ -194,8 +210,10 @@ class LaneTide:
         if decision.calls != before.calls or decision.prompt_tokens != before.prompt_tokens:
             metrics.tide_calls_limit.of(name).set(decision.calls)
             metrics.tide_prompt_tokens_limit.of(name).set(decision.prompt_tokens)
-        if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens or self._held:
+        if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens:
             self._opened()
+        elif self._held:
+            self._wake()
 
     def _signals(self, now_ms: float) -> Signals:
         ended, self._ended = tuple(self._ended), []
@@ -224,7 +242,7 @@ class LaneTide:
     def _longest_held(self, now_ms: float) -> Held | None:
         while self._held:
             key, held = next(iter(self._held.items()))
-            if now_ms - held.heard_ms < FORGOTTEN_MS:
+            if held.stands or now_ms - held.heard_ms < FORGOTTEN_MS:
                 return held
             del self._held[key]
         return None
@@ -360,11 +378,13 @@ class TideLoop:
             tide.others = others.get(name, Present()) if self._is_shared else Present()
 
 
-def tide_of(deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None]) -> LaneTide | None:
+def tide_of(
+    deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None], wake: Callable[[], None]
+) -> LaneTide | None:
     """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
-    return LaneTide(deployment, control, clock, opened)
+    return LaneTide(deployment, control, clock, opened, wake)
 
 
 def shares_engine(deployment: Deployment) -> bool:

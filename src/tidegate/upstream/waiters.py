@@ -80,17 +80,16 @@ class Waiters:
                 while True:
                     self._missing.refuse(route, call)
                     self._hurry()
-                    await self._stand(route)
+                    await self._stand(route, call)
                     lane = self._choose(route, call, (), self._clock.monotonic_ms())
                     if lane is not None:
+                        _forget(route, call)
                         return lane
         except TimeoutError:
             pass
         except asyncio.CancelledError:
             # Nobody will come again with this call: no deployment keeps room for it.
-            for one in route.lanes:
-                if one.tide is not None:
-                    one.tide.forget(call.idempotency_key)
+            _forget(route, call)
             raise
         raise PoolExhausted(
             f"every slot for model {call.model!r} stayed taken for {timeout_s:g} s: "
@@ -98,16 +97,20 @@ class Waiters:
             retry_after_ms=1000,
         )
 
-    async def _stand(self, route: Route) -> None:
+    async def _stand(self, route: Route, call: Call) -> None:
         place = asyncio.get_running_loop().create_future()
         self._line.append(place)
         for lane in route.lanes:
             lane.standing += 1
+            if lane.tide is not None:
+                lane.tide.stands(call.idempotency_key, call.body)
         try:
             await place
         finally:
             for lane in route.lanes:
                 lane.standing -= 1
+                if lane.tide is not None:
+                    lane.tide.leaves(call.idempotency_key)
             if place in self._line:
                 self._line.remove(place)
 
@@ -119,3 +122,9 @@ class Waiters:
         for place in line:
             if not place.done():
                 place.set_result(None)
+
+
+def _forget(route: Route, call: Call) -> None:
+    for lane in route.lanes:
+        if lane.tide is not None:
+            lane.tide.forget(call.idempotency_key)

@@ -1,0 +1,514 @@
+"""The tide over real sockets: batch stands back for interactive calls and comes again, learns what it may take, and is never stuck.
+
+The clock stands still until a test moves it. A prompt of a megabyte waits for its first token, by any estimate, for longer than a test
+takes; a short one has it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
+from tests.upstream.world import CHAT_ENDPOINT, HandClock, World, deployment
+from tidegate.core.deployments import Engine, HttpLimits, TideMode
+from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
+from tidegate.core.nouns import Answer, Call
+from tidegate.core.ports import Present
+from tidegate.core.schedule import Reason
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.upstream.interactive import Ask, Shaped
+from tidegate.upstream.passage import Passage
+from tidegate.upstream.router import Router
+from tidegate.upstream.slots import Capacity
+from tidegate.upstream.tides import LaneTide
+
+pytestmark = pytest.mark.anyio
+
+LONG_BYTES, MIDDLE_BYTES, SHORT_BYTES = 2_000_000, 4_000, 600
+PATIENT = HttpLimits(pool_timeout_s=300)
+STREAM_HEAD = b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+USAGE = {"prompt_tokens": 3, "completion_tokens": 5}
+ANSWER = json.dumps({**json.loads(CHAT), "usage": USAGE}).encode()
+
+
+def gauges(running: float, waiting: float) -> bytes:
+    return (
+        f'vllm:num_requests_running{{model_name="m"}} {running}\nvllm:num_requests_waiting{{model_name="m"}} {waiting}\n'
+        'vllm:kv_cache_usage_perc{model_name="m"} 0.1\n'
+    ).encode()
+
+
+class Model:
+    """A model server. Batch calls are answered when they are let go, interactive ones stream a first token when they may and end when
+    they are let go; `page` is what its metrics say, and `status` what every batch call gets."""
+
+    def __init__(self) -> None:
+        self.page: bytes | None = None
+        self.scrapes = 0
+        self.status = 200
+        self.batch, self.first_token, self.end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.flying: list[Request] = []
+
+    def scraped_since(self, scrapes: int) -> bool:
+        return self.scrapes > scrapes
+
+    async def __call__(self, request: Request, peer: Peer) -> None:
+        if request.path == "/metrics":
+            self.scrapes += 1
+            await peer.answer(200 if self.page is not None else 404, self.page or b"")
+        elif request.line.startswith("GET"):
+            await peer.answer(body=b'{"data":[]}')
+        elif b"interactive" in request.body:
+            await self.first_token.wait()
+            await peer.send(STREAM_HEAD, b"data: {}\n\n")
+            await self.end.wait()
+            await peer.send(b"data: [DONE]\n\n")
+            peer.close()
+        else:
+            self.flying.append(request)
+            waits = [asyncio.create_task(one) for one in (self.batch.wait(), peer.until_gone())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.flying.remove(request)
+                for one in waits:
+                    one.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+            await peer.answer(self.status, ANSWER)
+
+
+class Sea:
+    """A router over one model server, whose batch and interactive calls a test begins."""
+
+    def __init__(self, world: World, server: RawServer, model: Model, router: Router) -> None:
+        self.world, self.server, self.model, self.router = world, server, model, router
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    @property
+    def tide(self) -> LaneTide:
+        tide = self.router._lanes["one"].tide
+        assert tide is not None
+        return tide
+
+    def call(self, size: int, **more: Any) -> Call:
+        return self.world.call(body=b'{"model":"m","x":"' + b"x" * size + b'"}', left_ms=3_600_000, **more)
+
+    def send(self, size: int = SHORT_BYTES, **more: Any) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(self.router.send(self.call(size, **more)))
+        self.tasks.append(task)
+        return task
+
+    def open(self) -> asyncio.Task[Passage]:
+        shaped = Shaped(CHAT_ENDPOINT, b'{"model":"m","stream":true,"user":"interactive"}')
+        task = asyncio.create_task(self.router.open(Ask(self.world.call(), lambda engine: shaped, True)))
+        self.tasks.append(task)
+        return task
+
+    async def arrived(self, count: int) -> None:
+        await eventually(lambda: len(self.server.posts) >= count, f"{count} calls to arrive")
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Time passes until it holds: what an engine says at the very moment of its last word is no news."""
+
+        def look() -> bool:
+            self.world.clock.advance(1)
+            return condition()
+
+        await eventually(look, what)
+
+    async def turned(self) -> None:
+        """The loop went round: it looked and acted with all that was so before."""
+        seen = self.tide._asked_ms
+        self.world.clock.advance(1)
+        await eventually(lambda: self.tide._asked_ms > seen, "the tide to turn")
+
+
+@asynccontextmanager
+async def sea(
+    limits: HttpLimits = PATIENT, capacity: Capacity | None = None, clock: HandClock | None = None, **place: Any
+) -> AsyncIterator[Sea]:
+    world, model = World(), Model()
+    world.clock = clock or world.clock
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(RawServer(model))
+        options = {"engine": Engine.VLLM, "models": ("m",), **place}
+        router = await stack.enter_async_context(
+            world.router(deployment(server.url, **options), limits=limits, capacity=capacity)
+        )
+        made = Sea(world, server, model, router)
+        try:
+            yield made
+        finally:
+            for task in made.tasks:
+                task.cancel()
+            ended = await asyncio.gather(*made.tasks, return_exceptions=True)
+            for one in ended:
+                if isinstance(one, Passage):
+                    one.close()
+
+
+# Standing back.
+
+
+async def test_calls_without_a_first_token_come_back_and_no_others() -> None:
+    async with sea() as at:
+        early = at.send(SHORT_BYTES)
+        await at.arrived(1)
+        await eventually(lambda: not at.tide._awaiting_tokens, "its first token, by the estimate")
+        late = [at.send(LONG_BYTES, hand_backs=count) for count in (0, 1)]
+        spared = at.send(LONG_BYTES, hand_backs=2)
+        await at.arrived(4)
+        user = at.open()
+        for task in late:
+            with pytest.raises(HandedBack):
+                await task
+        await eventually(lambda: len(at.model.flying) == 2, "the server to see them gone")
+        assert not early.done()
+        assert not spared.done(), "twice is enough for any item"
+        assert at.router._lanes["one"].in_flight == 2
+        at.model.first_token.set()
+        at.model.batch.set()
+        assert [(await task).status for task in (early, spared)] == [200, 200]
+        await user
+        assert at.router.status()[0].failures == {}
+
+
+async def test_nothing_begins_while_a_user_waits_and_it_goes_on_at_once_afterwards() -> None:
+    """Its pool timeout is far longer than the test waits: the calls are woken."""
+    async with sea() as at:
+        user = at.open()
+        await at.arrived(1)
+        waiting = [at.send() for _ in range(3)]
+        for _ in range(3):
+            await at.turned()
+        assert (len(at.server.posts), at.router.free_slots("m")) == (1, 0)
+        assert at.router.closed("m") == Reason.TIDE_CLOSED
+        at.model.first_token.set()
+        passage = await user
+        await at.arrived(2)
+        for _ in range(3):
+            await at.turned()
+        assert len(at.model.flying) == 1, "one at a time beside a user"
+        at.model.batch.set()
+        assert [(await task).status for task in waiting] == [200] * 3
+        at.model.end.set()
+        while await passage.read():
+            pass
+        await eventually(lambda: at.router.free_slots("m") > 1, "the lull")
+
+
+async def test_a_user_who_leaves_lets_batch_go_on() -> None:
+    async with sea() as at:
+        user = at.open()
+        await at.arrived(1)
+        waiting = at.send()
+        await at.turned()
+        user.cancel()
+        at.model.batch.set()
+        assert (await waiting).status == 200
+
+
+async def test_a_hosted_provider_hands_nothing_back() -> None:
+    """It may have billed the call, and users do not feel it."""
+    async with sea(engine=Engine.GENERIC, is_capacity_known=False) as at:
+        flying = at.send(LONG_BYTES)
+        await at.arrived(1)
+        at.open()
+        await at.arrived(2)
+        more = at.send(LONG_BYTES)
+        await at.arrived(3)
+        at.model.batch.set()
+        assert [(await task).status for task in (flying, more)] == [200, 200]
+        assert at.model.scrapes == 0
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+async def test_switched_off_it_leaves_the_ceiling_alone(engine: Engine) -> None:
+    async with sea(engine=engine, tide=TideMode.OFF, max_in_flight=40, batch_fraction=0.5) as at:
+        assert at.router._lanes["one"].tide is None
+        flying = [at.send(LONG_BYTES) for _ in range(3)]
+        await at.arrived(3)
+        at.open()
+        await at.arrived(4)
+        assert at.router.free_slots("m") == 20 - 3
+        assert not any(task.done() for task in flying)
+        assert at.model.scrapes == 0
+
+
+# Cancelled from outside.
+
+
+@pytest.mark.parametrize("first", ["tide", "outside"])
+async def test_a_call_that_is_cancelled_while_it_comes_back_is_cancelled(first: str) -> None:
+    async with sea() as at:
+        task = at.send(LONG_BYTES)
+        await at.arrived(1)
+        if first == "outside":
+            task.cancel()
+        at.tide.interactive_is(1, 1)
+        if first == "tide":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert (at.router._lanes["one"].in_flight, at.tide.present().calls) == (0, 0)
+
+
+async def test_whoever_made_the_call_goes_on_after_it_came_back() -> None:
+    async with sea() as at:
+
+        async def caller() -> tuple[int, int]:
+            with pytest.raises(HandedBack):
+                await at.router.send(at.call(LONG_BYTES))
+            answer = await at.router.send(at.call(SHORT_BYTES))
+            task = asyncio.current_task()
+            assert task is not None
+            return answer.status, task.cancelling()
+
+        task = asyncio.create_task(caller())
+        await at.arrived(1)
+        at.tide.interactive_is(1, 1)
+        at.model.batch.set()
+        at.tide.interactive_is(0, 0)
+        assert await task == (200, 0)
+
+
+# Long prompts.
+
+
+async def test_a_prompt_that_is_too_long_beside_users_waits_and_goes_some_day() -> None:
+    """Short ones never stop coming, and would take its room each time."""
+    async with sea() as at:
+        user = at.open()
+        at.model.first_token.set()
+        await user
+        long = at.send(MIDDLE_BYTES)
+        at.model.batch.set()
+        for _ in range(3):
+            assert (await at.send()).status == 200
+            await at.turned()
+        assert not any(len(request.body) > MIDDLE_BYTES for request in at.server.posts)
+
+        async def short() -> None:
+            while not long.done():
+                await at.router.send(at.call(SHORT_BYTES))
+
+        at.world.clock.advance(61_000)
+        at.tasks += [asyncio.create_task(short()) for _ in range(4)]
+        async with asyncio.timeout(30):
+            assert (await long).status == 200
+
+
+async def test_a_prompt_that_went_elsewhere_or_was_given_up_is_not_waited_for() -> None:
+    async with sea() as at:
+        user = at.open()
+        at.model.first_token.set()
+        await user
+        given_up = at.send(MIDDLE_BYTES)
+        await eventually(lambda: at.tide._held, "it to be held")
+        at.world.clock.advance(61_000)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert not at.tide._held
+        at.model.batch.set()
+        assert (await at.send()).status == 200
+
+
+async def test_of_a_call_that_never_came_again_nothing_is_kept() -> None:
+    async with sea() as at:
+        at.tide.interactive_is(1, 0)
+        at.tide.stands("ghost", b"x" * MIDDLE_BYTES)
+        at.tide.leaves("ghost")
+        await at.turned()
+        assert not at.tide.is_idle
+        at.world.clock.advance(31_000)
+        await at.turned()
+        assert not at.tide._held
+
+
+# What the engine says.
+
+
+async def test_metrics_are_read_though_every_connection_of_the_pool_is_taken() -> None:
+    limits = HttpLimits(pool_timeout_s=300, connections_max=1, kept_alive_max=1)
+    async with sea(limits=limits) as at:
+        at.model.page = gauges(1, 0)
+        at.send()
+        await at.arrived(1)
+        await eventually(lambda: at.tide._sample is not None, "a sample")
+        at.model.page = gauges(6, 2)
+        await at.until(lambda: at.router.closed("m") == Reason.TIDE_CLOSED, "to stand back for users it cannot see")
+        at.model.page = gauges(1, 0)
+        await at.until(lambda: at.tide.calls > 1, "to go on")
+
+
+async def test_an_engine_without_metrics_is_learned_and_asked_rarely() -> None:
+    async with sea() as at:
+        at.send()
+        await at.arrived(1)
+        await eventually(lambda: at.model.scrapes == 1, "a look")
+        for _ in range(5):
+            await at.turned()
+        assert (at.model.scrapes, at.tide.calls) == (1, 64)
+        assert at.tide.decision.why == "learned: 64 calls"
+        at.model.page = gauges(1, 0)
+        at.world.clock.advance(5_000)
+        await eventually(lambda: at.tide._sample is not None, "a later look")
+        at.model.page = None
+        await eventually(lambda: at.tide._reading is None, "the end of metrics")
+        at.world.clock.advance(4_000)
+        await at.turned()
+        assert at.tide.decision.why.startswith("unseen")
+        assert at.tide.calls == 16
+
+
+HOSTILE = [
+    b"",
+    b"\x00\xff\xfe" * 1000,
+    b"<html>",
+    b"vllm:num_requests_running{",
+    b"vllm:num_requests_running nan\nvllm:num_requests_waiting -1",
+    b"vllm:num_requests_running 1e400\nvllm:num_requests_waiting 1e308",
+    b"vllm:num_requests_running " + b"9" * 5_000,
+    gauges(0, 0) + b'vllm:time_to_first_token_seconds_sum{model_name="m"} 1e300\n'
+    b'vllm:time_to_first_token_seconds_count{model_name="m"} 1e-300\n',
+    b'vllm:num_requests_running{a="}",b=} 3 # {} 4\n' * 100,
+    b"#" * 3_000_000,
+    b"\n" * 900_000,
+]
+
+
+async def test_no_page_of_metrics_stops_the_tide() -> None:
+    async with sea() as at:
+        flying = at.send()
+        await at.arrived(1)
+        for page in HOSTILE:
+            at.model.page = page
+            scrapes = at.model.scrapes
+            at.world.clock.advance(6_000)
+            await eventually(partial(at.model.scraped_since, scrapes), f"a look at {page[:30]!r}")
+            await at.turned()
+            assert at.tide.calls >= 1, page[:80]
+        at.model.page = gauges(1, 0)
+        at.world.clock.advance(6_000)
+        now_ms = at.world.clock.monotonic
+        await eventually(lambda: at.tide._sample is not None and at.tide._sample.at_ms >= now_ms, "a good page")
+        at.model.batch.set()
+        assert (await flying).status == 200
+
+
+# Capacity that nobody knows.
+
+
+async def test_unknown_capacity_begins_safe_grows_while_calls_succeed_and_halves_on_a_refusal() -> None:
+    async with sea(engine=Engine.GENERIC, is_capacity_known=False, max_in_flight=40) as at:
+        seen = [at.router.free_slots("m")]
+        while seen[-1] < 40:
+            at.model.batch.clear()
+            before = len(at.server.posts)
+            round_of_calls = [at.send() for _ in range(seen[-1])]
+            await at.arrived(before + seen[-1])
+            assert at.router.free_slots("m") == 0
+            await at.turned()
+            at.model.batch.set()
+            await asyncio.gather(*round_of_calls)
+            await at.turned()
+            seen.append(at.router.free_slots("m"))
+            assert seen[-1] > seen[-2]
+        assert (seen[0], seen[-1]) == (16, 40)
+        at.model.status = 429
+        for allowed in (20, 10, 5, 2, 1, 1, 1):
+            with pytest.raises(Throttled):
+                await at.send()
+            at.world.clock.advance(120_000)
+            assert at.router.free_slots("m") == allowed
+        at.model.status = 200
+        assert (await at.send()).status == 200
+
+
+async def test_calls_that_wait_for_a_limit_that_grows_are_woken() -> None:
+    async with sea(engine=Engine.GENERIC, is_capacity_known=False) as at:
+        calls = [at.send() for _ in range(60)]
+        await at.arrived(16)
+        await at.turned()
+        assert len(at.server.posts) == 16
+        at.model.batch.set()
+        assert {(await task).status for task in calls} == {200}
+
+
+# Other processes.
+
+
+class Ocean:
+    """The presence of other processes in a real store, which may be away."""
+
+    def __init__(self, clock: HandClock) -> None:
+        self.store = Store(SqliteDriver(None, clock.now_ms))
+        self.away = False
+        self.told: list[Present] = []
+
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, Present]:
+        if self.away:
+            raise StoreUnavailable("away")
+        self.told += mine.values()
+        return await self.store.tell_presence(worker_id, mine)
+
+    async def other(self, present: Present) -> None:
+        await self.store.tell_presence("worker_other", {"one": present})
+
+
+@asynccontextmanager
+async def shared() -> AsyncIterator[tuple[Sea, Ocean]]:
+    clock = HandClock()
+    ocean = Ocean(clock)
+    await ocean.store.migrate()
+    capacity = Capacity(fleet=ocean, worker_id=lambda: "worker_me")
+    try:
+        async with sea(capacity=capacity, clock=clock) as at:
+            yield at, ocean
+    finally:
+        await ocean.store.close()
+
+
+async def test_users_of_other_processes_count_and_are_heard_of_when_they_go() -> None:
+    async with shared() as (at, ocean):
+        await ocean.other(Present(1, 3, 1, 1, True))
+        at.world.clock.advance(1_000)
+        at.send(LONG_BYTES, hand_backs=2)
+        await eventually(lambda: at.router.closed("m") == Reason.TIDE_CLOSED, "another's user to count")
+        await ocean.other(Present(1, 3, 0, 0, True))
+        at.world.clock.advance(600)
+        await eventually(lambda: at.router.free_slots("m") > 0, "to hear that they are gone")
+        assert at.tide.others.workers == 1
+        await eventually(lambda: any(one.calls for one in ocean.told), "others to hear of our call")
+
+
+@pytest.mark.parametrize("end", ["silent", "away"])
+async def test_a_process_with_nothing_to_do_is_not_closed_for_ever_by_what_it_heard_last(end: str) -> None:
+    async with shared() as (at, ocean):
+        await ocean.other(Present(1, 3, 1, 1, True))
+        await eventually(lambda: at.router.closed("m") == Reason.TIDE_CLOSED, "another's user to count")
+        ocean.away = end == "away"
+        at.world.clock.advance(4_000)
+        await eventually(lambda: at.router.free_slots("m") > 0, "to go on without word of them")
+        at.model.batch.set()
+        assert (await at.send()).status == 200
+
+
+async def test_calls_that_other_processes_know_are_not_taken_for_strangers() -> None:
+    async with shared() as (at, ocean):
+        at.model.page = gauges(6, 0)
+        at.send()
+        await at.arrived(1)
+        await at.until(lambda: at.tide._tide._outside == 5, "five strangers")
+        await ocean.other(Present(1, 3, 2, 0, True))
+        at.world.clock.advance(600)
+        await at.until(lambda: at.tide._tide._outside == 0, "them to be known")
