@@ -33,6 +33,15 @@ def test_a_begin_by_is_a_deadline_for_the_first_slice_until_it_has_passed() -> N
     assert deadline.urgent([replace(hurried, begin_by=9_000)], MODEL, 0, pace) == []
 
 
+def test_the_last_slice_hurries_while_there_is_time_for_its_turn() -> None:
+    busy = replace(MODEL, in_flight_units=300)
+    pace = deadline.pace(busy, 1.0, Policy())
+    last = replace(VIEW, left_units=100, rate=100.0, expires_at=6_500)
+    assert deadline.slack_ms(last, MODEL, 0, pace) == 5_500
+    assert deadline.slack_ms(last, busy, 0, pace) == -500
+    assert deadline.urgent([last], busy, 0, pace) == [last]
+
+
 def test_a_hopeless_job_is_not_urgent() -> None:
     pace = deadline.pace(MODEL, 0.1, Policy(urgent_share=0.5))
     late = replace(VIEW, left_units=5_000, expires_at=60_000)

@@ -1,7 +1,8 @@
 """Deadlines: who is urgent, and in which order. It reads slack from measured rates and bounds nothing: shares do that.
 
-A job's slack is its time left less its remaining work over the rate it can expect: its measured rate, or its flow's fair share while it
-has none. Below zero it is urgent. One that would miss even with all that urgent work may take is hopeless, and leaves the rest its place.
+A job's slack is its time left less its remaining work over the rate it can expect (its measured rate, or its flow's fair share while it
+has none) and less the turn of its last slice: who hurries only when that should be out already is late. Below zero it is urgent. One that
+would miss even with all that urgent work may take is hopeless, and leaves the rest its place.
 """
 
 from collections.abc import Iterable
@@ -35,10 +36,16 @@ def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> floa
     return job.begin_by - now - 1_000 * (model.in_flight_units + 2 * job.slice_units) / pace.model
 
 
+def last_turn_ms(model: ModelView, pace: Pace) -> float:
+    """What the last slice takes from when it hurries: until a slot is free, and until its own answer is there. What is out over the rate is
+    how long one of them stays out on average (Little's law)."""
+    return 2_000 * model.in_flight_units / pace.model
+
+
 def slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float:
     """Time to spare, negative when there is none."""
     rate = pace.fair if job.rate is None else job.rate
-    slack = eta.slack_ms(job.expires_at - now, job.left_units, rate)
+    slack = eta.slack_ms(job.expires_at - now - int(last_turn_ms(model, pace)), job.left_units, rate)
     begin = begin_slack_ms(job, model, now, pace)
     assert slack is not None, "there is always some rate to expect"
     return slack if begin is None else min(slack, begin)
@@ -58,11 +65,12 @@ def is_hopeless(job: JobView, now: int, pace: Pace) -> bool:
 def urgent(jobs: Iterable[JobView], model: ModelView, now: int, pace: Pace) -> list[JobView]:
     """The urgent jobs of one flow, earliest deadline first."""
     fair, best = pace.fair, pace.best
+    last_turn = int(last_turn_ms(model, pace))
     found = []
     for job in jobs:
         # This loop sees every job of a look, so it multiplies where `slack_ms` divides, and calls nothing for a job with time to spare.
         left_ms, work = job.expires_at - now, 1_000 * job.left_units
-        late = work > left_ms * (fair if job.rate is None else job.rate) and work <= left_ms * best
+        late = work > (left_ms - last_turn) * (fair if job.rate is None else job.rate) and work <= left_ms * best
         if not late and job.begin_by is not None:
             begin = begin_slack_ms(job, model, now, pace)
             late = begin is not None and begin < 0
