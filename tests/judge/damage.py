@@ -242,13 +242,20 @@ SLICE = (
     "insert into slices (job_id, first, count, model, state, ready_at, lease_count, lost_count, read_first, work_at, work_bytes, "
     "work_units) values ($job, 0, 1, 'm', 'ready', 0, 0, 0, 0, 0, 1, 1)"
 )
-ATTEMPT = "insert into attempts (job_id, number, count, not_before, reason) select id, {}, {}, {}, '{}' from jobs where id = $job"
+ATTEMPT = (
+    "insert into attempts (job_id, number, count, not_before, reason, hand_backs) "
+    "select id, {}, {}, {}, '{}', {} from jobs where id = $job"
+)
 
 
 def attempt(
-    number: int = 0, count: int = 1, not_before: str = "in_progress_at", reason: str = "upstream_ambiguous"
+    number: int = 0,
+    count: int = 1,
+    not_before: str = "in_progress_at",
+    reason: str = "upstream_ambiguous",
+    hand_backs: int = 0,
 ) -> Harm:
-    return sql(ATTEMPT.format(number, count, not_before, reason))
+    return sql(ATTEMPT.format(number, count, not_before, reason, hand_backs))
 
 
 def damages(job_name: str, rules: Sequence[str], harms: dict[str, Harm], **more: Any) -> list[Damage]:

@@ -180,6 +180,8 @@ RECORDS = [
             "attempts_without_end": attempt(count=3),
             "attempts_for_no_reason": attempt(reason="felt_like_it"),
             "attempts_uncounted": attempt(count=0),
+            "handed_back_once_too_often": attempt(count=0, reason="handed_back", hand_backs=3),
+            "handed_back_uncounted": attempt(count=0, reason="handed_back"),
             "attempts_of_nobody": attempt(number=25),
             "attempts_too_late": attempt(not_before="expires_at + 60001"),
         },

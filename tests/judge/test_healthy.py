@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.judge.damage import add_call, attempt, calls_of, later
 from tests.judge.world import MIXED, World, create, has_ended, line, on_postgres_and_s3, run_to_end, settings, until
 from tests.support.engine import Engine
 from tests.support.s3 import S3Server
 from tidegate import judge, service
+from tidegate.core import ids
 from tidegate.judge.report import Verdict
 
 JOBS = ("plain", "mixed", "ordered", "lenient", "refused", "expired", "cancelled", "running", "early")
@@ -41,6 +43,18 @@ def test_without_faults_every_rule_but_those_of_special_jobs_is_applied(judged_w
     report = judged_world.judged_now("plain", witness=True, expect_no_repeats=True)
     assert report.ok, report.to_text()
     assert {rule.id for rule in judge.RULES} - applied(report) == {"item_order", "refusal"}
+
+
+def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world: World, tmp_path: Path) -> None:
+    world = judged_world.copy(tmp_path / "copy")
+    job_id = world.jobs["plain"]
+    first = calls_of(world, job_id)[0]
+    add_call(later(0.01), lambda call: call == first)(world, job_id)
+    assert not world.judged_now("plain", witness=True).ok
+    number = next(n for n in range(25) if first["idempotency_key"].startswith(ids.item_id(job_id, n)))
+    attempt(number, 0, reason="handed_back", hand_backs=1)(world, job_id)
+    report = world.judged_now("plain", witness=True)
+    assert report.ok, report.to_text()
 
 
 def test_rules_of_special_jobs_are_applied_to_those(judged_world: World) -> None:

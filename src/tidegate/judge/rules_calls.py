@@ -56,7 +56,7 @@ def _statuses(calls: list[Seen]) -> str:
     "A call is repeated after one that may have been billed only with a reason on record",
 )
 def repeats_have_reasons(case: Case, found: Finding) -> None:
-    counted = {row["number"]: row["count"] for row in case.attempts}
+    counted = {row["number"]: row["count"] + row["hand_backs"] for row in case.attempts}
     leased, lost = _slices_of_items(case)
     for number, calls in _calls(case, found).items():
         if number in leased:
@@ -146,7 +146,7 @@ def answers_kept(case: Case, found: Finding) -> None:
     if case.job["closing"] != "completed" or not case.ended:
         found.skip("calls may still be on their way, or came after the job closed")
         return
-    counted = {row["number"] for row in case.attempts if row["count"]}
+    counted = {row["number"] for row in case.attempts if row["count"] or row["hand_backs"]}
     lines = case.by_number()
     for number, seen in calls.items():
         answered = [call for call in seen if call.clean]

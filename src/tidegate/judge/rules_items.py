@@ -13,8 +13,17 @@ NEVER_RAN = {
 STATE_OF_CODE = {code: state for state, (code, _) in NEVER_RAN.items()}
 BILLED_REASONS = frozenset({"upstream_ambiguous", "invalid_upstream_response"})
 FREE_REASONS = frozenset(
-    {"upstream_throttled", "upstream_unavailable", "upstream_key_rejected", "upstream_pool_timeout", "owner_lost"}
+    {
+        "upstream_throttled",
+        "upstream_unavailable",
+        "upstream_key_rejected",
+        "upstream_pool_timeout",
+        "owner_lost",
+        "handed_back",
+        "budget_spent",
+    }
 )
+HAND_BACKS_MAX = 2
 _OUTCOMES = ("answered", "failed", "expired", "cancelled")
 _NOT_BEFORE_SLACK_MS = 60_000
 
@@ -168,6 +177,8 @@ def attempts(case: Case, found: Finding) -> None:
             found.wrong(f"{item} has the unknown reason {shown(row['reason'])}")
         elif row["reason"] in BILLED_REASONS and not row["count"]:
             found.wrong(f"{item} has the reason {row['reason']} and no counted attempt")
+        if not (row["reason"] == "handed_back") <= row["hand_backs"] <= HAND_BACKS_MAX:
+            found.wrong(f"{item} was handed back {row['hand_backs']} times, and its reason is {row['reason']}")
         if not job["in_progress_at"] <= row["not_before"] <= job["expires_at"] + _NOT_BEFORE_SLACK_MS:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
