@@ -91,11 +91,13 @@ class Delivery:
         return status, line, usage
 
     def _hold_to_the_lease(self, leave: Leave, call: Call) -> None:
-        """Leave may have been waited for: nothing begins when the lease that covers the call may be over."""
+        """Leave may have been waited for: nothing begins when the lease that covers the call may be over, or after its job's window."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= call.begin_by_ms:
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
-        leave.dies_ms = min(leave.dies_ms, call.begin_by_ms)
+        if now_ms >= call.deadline_ms:
+            raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
+        leave.dies_ms = min(leave.dies_ms, call.begin_by_ms, call.deadline_ms)
 
     def hear(self, lane: Lane, headers: Mapping[str, str]) -> None:
         """The answer tells of its deployment's limits."""
