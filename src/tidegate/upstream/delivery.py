@@ -4,6 +4,7 @@ It takes leave, has the call sent under it, and settles what it took: unsent lea
 what may have been done keeps its reserve. It neither chooses a deployment nor judges one.
 """
 
+import math
 from collections.abc import Mapping
 
 import structlog
@@ -61,10 +62,13 @@ class Delivery:
         self, terms: Terms, lane: Lane, call: Call, body: bytes, tokens: int, total_s: float
     ) -> tuple[int, bytes, Usage]:
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
-        leave = await self._purse.take(terms, tokens, is_bound=is_bound) if terms.budgets else None
+        is_granted = bool(terms.budgets)
+        if is_granted:
+            leave = await self._purse.take(terms, tokens, is_bound=is_bound)
+        else:
+            leave = Leave(self._clock, (), "", 0, math.inf)
         try:
-            if leave is not None:
-                self._hold_to_the_lease(leave, call)
+            self._hold_to_the_lease(leave, call)
             more = (
                 b""
                 if lane.hinter.is_silent
@@ -77,16 +81,16 @@ class Delivery:
                 self.hear(lane, headers)
             line, usage = classify.accept(call.endpoint, status, headers, answer, self._clock.now_ms)
         except BaseException as wrong:
-            if leave is not None and not leave.begun:
+            if is_granted and not leave.begun:
                 self._purse.give_back(leave)
-            elif leave is not None and isinstance(wrong, Throttled | Refused | KeyRejected):
+            elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected):
                 # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
                 self._purse.used(leave, 0)
             raise
         spent = usage.input_tokens + usage.output_tokens
         if spent:
             self._reserve.learn(call.model, usage)
-            if leave is not None:
+            if is_granted:
                 self._purse.used(leave, spent)
         return status, line, usage
 

@@ -36,12 +36,12 @@ from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
-from tidegate.upstream.purse import EXCEEDS_LIMIT, Purse
+from tidegate.upstream.purse import EXCEEDS_LIMIT, Leave, LeaveDied, Purse
 from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.routes import Route, routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
 from tidegate.upstream.tides import READY_MAX, TideLoop, tide_of
-from tidegate.upstream.transport import AiohttpTransport, Transport
+from tidegate.upstream.transport import AiohttpTransport, Reply, Transport
 from tidegate.upstream.waiters import Missing, Waiters
 
 log = structlog.get_logger(__name__)
@@ -320,9 +320,7 @@ class Router:
                 await knock(lane)
             total_s = min(left_s + call.grace_ms / 1000, lane.total_s)
             if lane.is_plain and route.is_plain and not call.budgets:
-                status, headers, body = await lane.line.post(
-                    lane.url(call.endpoint), call.idempotency_key, call.body, total_s
-                )
+                status, headers, body = await self._post(lane, call, total_s)
                 by_requests, by_tokens = lane.tells_by
                 if by_requests in headers or by_tokens in headers:
                     self._delivery.hear(lane, headers)
@@ -352,6 +350,17 @@ class Router:
                 lane.breaker.end_probe()
             self._waiters.wake()
         raise failed
+
+    async def _post(self, lane: Lane, call: Call, total_s: float) -> Reply:
+        """A probe or a connection may take a while: nothing begins when the lease may be over by then, or after the job's window."""
+        leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+        try:
+            return await lane.line.post(lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave)
+        except LeaveDied:
+            until_ms = self._clock.monotonic_ms()
+        raise Withheld(
+            "the lease or the window may be over before the call was sent", until_ms=until_ms, code="lease_over"
+        )
 
     async def _after_withheld(self, route: Route, lane: Lane, call: Call, error: Withheld, give_up_ms: float) -> Lane:
         """Where this call goes instead, or goes again when its budget frees in a moment; raises the error when neither."""
