@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from tidegate.core.budgets import Bound, Budget, with_limits
-from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable
+from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
@@ -312,12 +312,15 @@ class Worker:
             held.left -= 1
         elif isinstance(verdict, Again):
             was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
-            if was_sent or verdict.wait_ms > SHORT_WAIT_MS:
+            waits_for_budget = verdict.reason == Withheld.reason and not was_sent
+            if was_sent or (verdict.wait_ms > SHORT_WAIT_MS and not waits_for_budget):
                 note = Attempts(item.number, verdict.count, verdict.wait_ms, verdict.reason, verdict.hand_backs)
                 self._recorder.tried(piece.job_id, piece.token, note)
             item.attempt_count, item.hand_backs = verdict.count, verdict.hand_backs
             if verdict.wait_ms <= SHORT_WAIT_MS:
                 self._hand.put_back(held, item, verdict.wait_ms)
+            elif waits_for_budget:
+                self._hand.defer_for_budget(held, verdict.wait_ms)
             else:
                 self._hand.defer(held, verdict.wait_ms)
             if held.budgets:

@@ -5,6 +5,7 @@ lease surely alive, is the job still open, and does the model have a free slot.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Held:
     in_flight: int = 0
     deferred: int = 0
     deferred_until_ms: float = 0.0
+    worth_at_ms: float = math.inf
     reading: bool = False
     dropped: bool = False
     settled: bool = False
@@ -191,6 +193,11 @@ class Hand:
         """This item waits longer than a worker should hold it: it goes back with its slice."""
         self._defer(held, self._clock.monotonic_ms() + wait_ms)
 
+    def defer_for_budget(self, held: Held, wait_ms: float) -> None:
+        """The same for an item that waits for a budget: nobody asked for that rest, so the first of a slice to be worth a try wakes it."""
+        held.deferred += 1
+        held.worth_at_ms = min(held.worth_at_ms, self._clock.monotonic_ms() + wait_ms)
+
     def _defer(self, held: Held, until_ms: float) -> None:
         held.deferred += 1
         held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
@@ -233,7 +240,10 @@ class Hand:
 
     def release_wait_ms(self, held: Held) -> int:
         """How long a slice that is given back should rest."""
-        return max(0, int(held.deferred_until_ms - self._clock.monotonic_ms()))
+        until_ms = held.deferred_until_ms
+        if held.worth_at_ms < math.inf:
+            until_ms = max(until_ms, held.worth_at_ms)
+        return max(0, int(until_ms - self._clock.monotonic_ms()))
 
     def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
         """Hold the store's word against ours. Drops what we lost; returns what the store thinks is ours and we know nothing of."""
