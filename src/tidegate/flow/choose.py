@@ -3,6 +3,7 @@
 It takes nothing. What it remembers between two decisions (whose turn was last, how fast models went) may be forgotten at any time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -29,6 +30,24 @@ _FAULTS_LOGGED_MAX = 3
 
 # How many more items of a model this worker could hold, and why none where it could not.
 Room = Callable[[str], tuple[int, str | None]]
+
+
+def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick], flows_each: int) -> list[schedule.Pick]:
+    """Where a look may not have shown all flows of a model, none of those it showed gets more than a slice from it: others that it did not
+    show may be next by then. The next look follows at once."""
+    shown = Counter(flow.model for flow in snapshot.flows)
+    scopes = {(job.job_id, job.model): job.scope for job in snapshot.jobs}
+    taken: set[tuple[str, str]] = set()
+    kept = []
+    for pick in picks:
+        if pick.why is not schedule.Why.FAIR or shown[pick.model] < flows_each:
+            kept.append(pick)
+            continue
+        flow = (pick.model, scopes[pick.job_id, pick.model])
+        if flow not in taken:
+            taken.add(flow)
+            kept.append(replace(pick, slice_count=1))
+    return kept
 
 
 class Chooser:
@@ -94,6 +113,8 @@ class Chooser:
             bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
         )
         choice = schedule.choose(snapshot, policy)
+        wanted = sum(items > 0 for items, _ in rooms.values())
+        choice = replace(choice, picks=within_sight(snapshot, choice.picks, policy.flows_per_decision_max // wanted))
         self._turns = {model: turn for model, turn in (self._turns | dict(choice.turns)).items() if model in rooms}
         self._say(snapshot, choice, self._clock.monotonic_ms() - begun_ms)
         if policy.shadow_mode is not None:
