@@ -261,6 +261,110 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
         assert (await live.look(limited)).answered_count == 0
         assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
         script.spent_until = 0.0
+        await until(lambda: _cleared(live, limited), "the job that waited")
+
+
+async def _cleared(world: World, job: Any) -> bool:
+    """What was told to rest before may still be on its way to the store, so nothing rests at each look."""
+    await world.rows("update job_models set rests_until = 0")
+    await world.rows("update slices set ready_at = 0")
+    return bool(await ended(world, job)())
+
+
+async def rests() -> bool:
+            rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
+            return rows == [("ready", 1)]
+
+        await until(rests, "a slice that rests in the store")
+
+
+async def _defer(world: World, job_id: str, number: int, for_ms: int) -> None:
+    note = ("t", Attempts(number, 1, for_ms, "upstream_throttled"))
+    await world.store.record_outcomes([JobFlush(job_id, attempts=[note])], [], [])
+
+
+async def test_names_of_models_do_not_pile_up_in_the_hand(live: World) -> None:
+    names = [f"model-{number}" for number in range(30)]
+    script = Script(live, *names)
+    lines = [line for number, name in enumerate(names) for line in chat_lines(1, name, number)]
+    job = await live.started(lines)
+    async with working(live, script) as bench:
+        await until(ended(live, job), "the job")
+        hand = bench.worker._hand
+        await until(lambda: _is(len(hand._queues) + len(hand._in_flight) <= 1), "an empty hand")
+
+
+async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> None:
+    """While a worker held one suspect, a job that had only suspects left took all the room of its model and gave nothing for it."""
+    script = Script(live, "m")
+    gate = asyncio.Event()
+    suspects = await live.started(chat_lines(4))
+    for _ in range(2):
+        dying = await live.worker()
+        assert await live.store.lease_slices(dying, suspects.id, "m", 1, dying)
+        assert await live.store.declare_gone(dying, leaving=True)
+        assert await live.store.reclaim_slices(dying, 2) == 1
+
+    async def slow(call: Call) -> Answer:
+        if call.job_id == suspects.id:
+            await gate.wait()
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = slow
+    async with working(live, script, in_flight_max=2):
+        await until(lambda: _is(len(script.calls) == 1), "the first suspect")
+        other = await live.started(chat_lines(3))
+        await until(ended(live, other), "the other job")
+        assert [call.job_id for call in script.calls].count(suspects.id) == 1
+        gate.set()
+        await until(ended(live, suspects), "the suspects")
+
+
+async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live: World) -> None:
+    """Expiry, cancel and publishing took turns in one loop, so a blob store that answered slowly held up what needs no blobs."""
+    script = Script(live, "m")
+    held = asyncio.Event()
+
+    class Hanging(AwayToRead):
+        async def create(self, blob_id: str) -> Any:
+            await held.wait()
+            return await self._inner.create(blob_id)
+
+        async def read(self, blob_id: str, at: int, count: int) -> bytes:
+            return bytes(await self._inner.read(blob_id, at, count))
+
+    script.shut.add("m")
+    stuck, waiting = await live.started(chat_lines(3)), await live.job(chat_lines(2))
+    await live.store.take_step(waiting.id, JobState.VALIDATING, await live.worker(1), "t")
+    async with working(live, script, Hanging(live)):
+        await live.store.cancel_job(stuck.tenant_id, stuck.id)
+        await until(ended(live, stuck, JobState.FINALIZING), "the job whose files cannot be written")
+        await live.store.cancel_job(waiting.tenant_id, waiting.id)
+        await until(ended(live, waiting, JobState.CANCELLED), "the job that was never begun")
+        held.set()
+        await until(ended(live, stuck, JobState.CANCELLED), "the first job")
+
+
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
+    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
+    script = Script(live, "m")
+    budget = Budget(Bound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
+
+    async def spent(call: Call) -> Answer:
+        if call.budgets and script.spent_until:
+            raise Withheld("spent", until_ms=script.spent_until, retry_after_ms=30_000)
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = spent
+    limited = await live.started(chat_lines(8, "m"))
+    script.spent_until = live.clock.monotonic_ms() + 3_600_000
+    async with working(live, script, budgets_of=lambda piece: (budget,) if piece.job_id == limited.id else ()):
+        await until(lambda: rests(live, limited), "the job at rest")
+        free = await live.started(chat_lines(8, "m"))
+        await until(ended(live, free), "the job without a budget")
+        assert (await live.look(limited)).answered_count == 0
+        assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
+        script.spent_until = 0.0
         await live.rows("update job_models set rests_until = 0")
         await live.rows("update slices set ready_at = 0")
         await live.rows("update attempts set not_before = 0")
