@@ -18,9 +18,9 @@ from tests.support.processes import Proc, wait_until
 class Serving:
     """`tidegate serve` on this desk, and a caller of its API."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, *more: str) -> None:
         self.desk = desk
-        self.proc: Proc = desk.start("serve", "--upstream", desk.engine.url, "--port", "0")
+        self.proc: Proc = desk.start("serve", "--upstream", desk.engine.url, "--port", "0", *more)
         self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
 
     def call(
@@ -225,6 +225,23 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     assert "nobody knows whether the deadline will be met" in desk.done("explain", batch).stdout()
     shown = serving.call("GET", f"/v1/batches/{batch}")[1]["tidegate"]
     assert (shown["eta"], shown["slack_seconds"]) == (None, None)
+
+
+def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
+    """In the words of the process that runs the batch, for the deployments of its own model and no others."""
+    place = f"deployments: [{{url: '{desk.engine.url}', engine: vllm, name"
+    (desk.here / "c.yaml").write_text(f"models: {{m: {{{place}: gpu}}]}}, other: {{{place}: elsewhere}}]}}}}")
+    serving = Serving(desk, "--config", "c.yaml")
+    batch = serving.submit([chat(f"slow{number}", behaving("slow=60000")) for number in range(400)])
+
+    def told() -> str:
+        return desk.done("explain", batch, "--config", "c.yaml").stdout()
+
+    wait_until(lambda: "m: the tide of gpu lets batch have " in told(), 60, "word of the tide")
+    said = json.loads(desk.done("explain", batch, "--config", "c.yaml", "--json").stdout())
+    (prospect,) = said["standing"]["prospects"]
+    assert [f"m: {note}" for note in prospect["notes"]] == [one for one in said["why"] if "the tide of" in one]
+    assert not any("elsewhere" in one for one in said["why"])
 
 
 def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> None:

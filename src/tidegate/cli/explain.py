@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Wider than a worker's own look, so that a batch far behind is found too.
 FLOWS_MAX = 1_000
 JOBS_MAX = 2_000
+# So many words on tides are read; more processes say the like.
+TIDES_MAX = 8
 _MINUTE_MS = 60_000
 
 
@@ -62,10 +64,13 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
             return job, standing
         spent = await _spent(parts, job, [one.model for one in outlook.models])
         prospects = await _prospects(parts, job, outlook)
+        tides = tide_notes(settings, await parts.store.tides(), [one.model for one in prospects])
         return job, dataclasses.replace(
             standing,
             prospects=tuple(
-                dataclasses.replace(one, rule=None, reason=schedule.Reason.BUDGET_SPENT) if one.model in spent else one
+                dataclasses.replace(one, notes=tides[one.model], rule=None, reason=schedule.Reason.BUDGET_SPENT)
+                if one.model in spent
+                else dataclasses.replace(one, notes=tides[one.model])
                 for one in prospects
             ),
             notes=tuple(spent.values()),
@@ -95,6 +100,24 @@ async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, s
             when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"
             spent[model] = f"{model}: nothing of it is sent now: {soonest.spent} is used up, and bears more {when}."
     return spent
+
+
+def tide_notes(
+    settings: Settings, told: Sequence[tuple[str, str]], models: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """What the running processes said lately of the tides of the deployments that serve each model, as sentences."""
+    aims = {one.name: one.model for one in resources(settings)}
+    places = deployments(settings)
+    notes = {}
+    for model in models:
+        name = aims.get(model, model)
+        serving = {one.name for one in places if name in one.models} or {one.name for one in places if not one.models}
+        said = dict.fromkeys(f"the tide of {place} lets batch have {why}." for place, why in told if place in serving)
+        notes[model] = (
+            *list(said)[:TIDES_MAX],
+            *([f"and {len(said) - TIDES_MAX} more."] if len(said) > TIDES_MAX else []),
+        )
+    return notes
 
 
 async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedule.Prospect, ...]:

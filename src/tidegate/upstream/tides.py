@@ -265,7 +265,7 @@ class LaneTide:
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
-        why = f"{self.decision.calls} calls ({self.decision.why})"
+        why = f"{self.calls} calls ({self.decision.why})"
         return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
 
     @property
