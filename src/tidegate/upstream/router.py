@@ -151,7 +151,7 @@ class Router:
         now_ms = self._clock.monotonic_ms()
         route = self._route(model)
         free = 0
-        for lane in route.lanes:
+        for lane in route.lanes if self._has_slots() else ():
             if (lane.budgets or route.own_budgets) and self._opens_at_ms(route, lane) > now_ms:
                 continue
             # Where calls are let in one by one, a few stand ready: not all that there are.
@@ -164,6 +164,9 @@ class Router:
             if not free:
                 self._hurry()
         return min(free, self._transport.free_slots()) if free else 0
+
+    def _has_slots(self) -> bool:
+        return self._shared is None or self._shared.is_current
 
     def rests_until_ms(self, model: str) -> float:
         route = self._route(model)
@@ -265,7 +268,7 @@ class Router:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
         """
-        if self._caps is not None and self._caps.room(route.model_of(call.model)) < 1:
+        if not self._has_slots() or (self._caps is not None and self._caps.room(route.model_of(call.model)) < 1):
             for lane in route.lanes:
                 lane.is_asked = True
             return None

@@ -104,10 +104,16 @@ class SharedSlots:
         self._hurry = asyncio.Event()
         self._reached = True
         self._holds = False
+        self._given_to = ""
         for lane in lanes:
             lane.share(0)
         caps.slots = dict.fromkeys(caps.caps, 0)
         self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
+        return self._given_to == self._worker_id()
 
     def hurry(self) -> None:
         """Somebody was short of a slot."""
@@ -170,7 +176,9 @@ class SharedSlots:
             return True
         held = self._held()
         self._holds = True
-        shares = await self._limits.share_slots(self._worker_id(), wanted, in_use, caps)
+        me = self._worker_id()
+        shares = await self._limits.share_slots(me, wanted, in_use, caps)
+        self._given_to = me
         self._holds = any(shares.values()) or any(in_use.values())
         for lane in self._lanes:
             lane.share(shares.get(lane.deployment.name, 0))
