@@ -308,8 +308,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 class Finished(msgspec.Struct, frozen=True, gc=False):
     """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log.
 
-    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left. `cost_nano` is what
-    its input, cached and output tokens cost at the deployment that answered."""
+    `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left.
+    `cost_nano` is what its input, cached and output tokens cost at the deployment that answered."""
 
     number: int
     outcome: Outcome
