@@ -68,7 +68,7 @@ class Delivery:
         else:
             leave = Leave(self._clock, (), "", 0, math.inf)
         try:
-            self._hold_to_the_lease(leave, call)
+            self._look_again(lane, leave, call)
             more = (
                 b""
                 if lane.hinter.is_silent
@@ -94,9 +94,12 @@ class Delivery:
                 self._purse.used(leave, spent)
         return status, line, usage
 
-    def _hold_to_the_lease(self, leave: Leave, call: Call) -> None:
-        """Leave may have been waited for: nothing begins when the lease that covers the call may be over, or after its job's window."""
+    def _look_again(self, lane: Lane, leave: Leave, call: Call) -> None:
+        """Leave may have been waited for: nothing begins when the lease that covers the call may be over, after its job's window, or at a
+        deployment that asked for a rest meanwhile."""
         now_ms = self._clock.monotonic_ms()
+        if lane.rests_until_ms > now_ms:
+            raise Withheld("the deployment asked for a rest", until_ms=lane.rests_until_ms, code="upstream_rests")
         if now_ms >= call.begin_by_ms:
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
         if now_ms >= call.deadline_ms:
