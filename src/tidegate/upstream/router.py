@@ -8,7 +8,7 @@ goes on to another deployment only when the first can neither have done nor bill
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
@@ -244,11 +244,14 @@ class Router:
             now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
         tried: list[Lane] = []
+        put_off: list[Lane] = []
         while True:
             try:
                 return await self._send_to(route, lane, call, now_ms)
             except Withheld as error:
-                lane = await self._after_withheld(route, lane, call, error, give_up_ms)
+                # Each deployment at most once without a wait: what is wrong with the call itself is wrong with it everywhere.
+                put_off.append(lane)
+                lane = await self._after_withheld(route, put_off, call, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
             except (Throttled, Unavailable, KeyRejected) as error:
                 tried.append(lane)
@@ -365,13 +368,17 @@ class Router:
             "the lease or the window may be over before the call was sent", until_ms=until_ms, code="lease_over"
         )
 
-    async def _after_withheld(self, route: Route, lane: Lane, call: Call, error: Withheld, give_up_ms: float) -> Lane:
-        """Where this call goes instead, or goes again when its budget frees in a moment; raises the error when neither."""
+    async def _after_withheld(
+        self, route: Route, put_off: Sequence[Lane], call: Call, error: Withheld, give_up_ms: float
+    ) -> Lane:
+        """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
+        neither."""
         now_ms = self._clock.monotonic_ms()
+        lane = put_off[-1]
         is_spent = error.code == "budget_spent"
         is_lanes_own = self._purse.spent_until_ms(route.budgets(lane)) > now_ms
         if len(route.lanes) > 1 and (is_lanes_own or not is_spent):
-            other = self._choose(route, call, (lane,), now_ms)
+            other = self._choose(route, call, put_off, now_ms)
             if other is not None and self._purse.spent_until_ms(route.budgets(other)) <= now_ms:
                 return other
         too_many = not is_lanes_own and self._budget_waiters[error.spent] >= BUDGET_WAITERS_MAX
