@@ -2,24 +2,28 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from tidegate.core import ids
 from tidegate.core.budgets import Limit
 from tidegate.core.errors import ApiProblem
+from tidegate.core.estimate import work_units
 from tidegate.core.nouns import Caller, JobRequest, Usage
 from tidegate.core.scope import scope_of
 from tidegate.simulate.world.disk import Disk
-from tidegate.simulate.world.estate import UNKNOWN_MODEL
+from tidegate.simulate.world.estate import RACE_SLOTS, UNKNOWN_MODEL, Shape
 from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.provider import usage_of
 from tidegate.simulate.world.trace import Trace
+from tidegate.store.charges import real_cost
 from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"
 LONG_WINDOW_MS = 3_600_000
 _USER_COUNT = 2
+_KEY_COUNT = 2
 
 
 @dataclass(slots=True)
@@ -44,6 +48,18 @@ class Order:
     bodies: list[bytes] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     usages: dict[str, Usage] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+
+    def sizes(self) -> list[tuple[int, int, str]]:
+        """Real cost, estimated units and model of every request."""
+        return [(real_cost(usage), self.units[tag], self.asked[tag]) for tag, usage in self.usages.items()]
+
+
+def race_window_ms(plan: Plan) -> int:
+    """Twice what it takes with the share of the model that urgent work may have, and too short with one fair share of eight."""
+    items_per_s = RACE_SLOTS / (plan.call_s_max / 2)
+    urgent_s = plan.item_count_max / (items_per_s * plan.estate.policy.urgent_share)
+    return int(1_000 * (5 + 2 * urgent_s))
 
 
 class Customers:
@@ -62,6 +78,10 @@ class Customers:
         tenant_ids = []
         for number in range(len(self._plan.estate.tenants)):
             tenant_ids.append(await self._store.put_tenant(self._id("tenant"), f"tenant-{number}"))
+            for key in range(_KEY_COUNT):
+                name = f"key-{number}-{key}"
+                none: dict[str, Any] = {"label": name, "team": None, "user": None, "expires_at": None}
+                await self._store.put_key(name, tenant_ids[number], name.encode(), scopes="", models="", **none)
         for number in range(self._plan.job_count):
             tenant = number % len(tenant_ids)
             await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
@@ -76,6 +96,8 @@ class Customers:
         dice, plan = self._dice, self._plan
         # Sizes are very unequal: many are tiny, some are as large as they come.
         count = dice.choice((1, 2, dice.randint(1, plan.item_count_max), plan.item_count_max))
+        if plan.shape is not Shape.ANY:
+            count = plan.item_count_max
         odd = dice.random() < plan.strength("odd_input")
         short = dice.random() < plan.strength("expire")
         cancelled = dice.random() < plan.strength("cancel")
@@ -83,7 +105,9 @@ class Customers:
         lenient = dice.random() < 0.5
         order = Order(
             name=name,
-            caller=Caller(tenant_id, f"key-{tenant}-{dice.randrange(2)}", user=f"user-{dice.randrange(_USER_COUNT)}"),
+            caller=Caller(
+                tenant_id, f"key-{tenant}-{dice.randrange(_KEY_COUNT)}", user=f"user-{dice.randrange(_USER_COUNT)}"
+            ),
             tenant=tenant,
             limits=dice.choice(plan.estate.job_limits),
             file_id=self._id("file"),
@@ -97,6 +121,8 @@ class Customers:
             refused=odd and not lenient,
             cancel_s=begin_s + dice.uniform(0, 10) if cancelled else None,
         )
+        if plan.shape is Shape.RACE and not self.orders:
+            order.begin_s, order.window_ms, order.ordered = 0.0, race_window_ms(plan), False
         for number in range(count):
             self._add_line(order, number, odd=odd and number == count - 1)
         return order
@@ -113,6 +139,7 @@ class Customers:
         max_tokens = dice.choice((2, 8, 40))
         body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
         order.asked[tag] = model
+        order.units[tag] = work_units(len(msgspec.json.encode(body["messages"])), max_tokens)
         order.usages[tag] = usage_of(content, max_tokens, estate.usage_factor)
         order.custom_ids.append(f"id-{tag}")
         order.tags.append(tag)

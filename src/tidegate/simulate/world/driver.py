@@ -64,7 +64,7 @@ class ProcessDriver:
         with self._rules.acting(self._process):
             result = now(self._inner.write(body))
             self._trace.note(self._process.name, _verb(body), result)
-            self._rules.after_commit()
+            self._rules.after_commit(_verb(body))
         return result
 
     async def schema_version(self) -> int:

@@ -5,7 +5,8 @@ No limit is so small that the run's work would not be through in time.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from tidegate.core.budgets import Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, Resource
@@ -48,8 +49,65 @@ class Estate:
         return [deployment for deployment in self.deployments if model in deployment.models]
 
 
-def draw_estate(seed: int, kinds: dict[str, float]) -> Estate:
+class Shape(StrEnum):
+    """What a run is for: anything at all, many who want the same model at once, or one of these with a deadline that only urgency meets."""
+
+    ANY = "any"
+    CONTENDED = "contended"
+    RACE = "race"
+
+
+def draw_estate(seed: int, kinds: dict[str, float], shape: Shape) -> Estate:
     dice = random.Random(f"estate/{seed}")
+    match shape:
+        case Shape.ANY:
+            return _any(dice, kinds)
+        case Shape.CONTENDED:
+            return _contended(dice, kinds)
+        case Shape.RACE:
+            return _race()
+
+
+def _contended(dice: random.Random, kinds: dict[str, float]) -> Estate:
+    """Nothing but fair share decides between flows: no lane that goes before it, no cap or budget of somebody's own."""
+    drawn = _any(dice, kinds)
+    mode = dice.choice((Mode.FAIR_SHARE, Mode.SMART))
+    tenants = [
+        TenantPolicy(dice.choice((1.0, 1.0, 2.0, 0.5)), 0, 0, (), (), ()) for _ in range(dice.choice((2, 2, 3, 6)))
+    ]
+    return replace(
+        drawn,
+        models=drawn.models[:2],
+        deployments=tuple(one for one in drawn.deployments if set(one.models) & set(drawn.models[:2])),
+        tenants=tuple(tenants),
+        job_limits=((),),
+        policy=replace(drawn.policy, mode=mode, in_flight_units_max=0, fast_lane=False),
+        switch_to=dice.choice((None, None, Mode.FAIR_SHARE, Mode.SMART)),
+    )
+
+
+RACE_SLOTS = 6
+RACE_TENANTS = 8
+
+
+def _race() -> Estate:
+    return Estate(
+        models=_NAMES[:1],
+        deployments=(Deployment("alpha-0", "http://alpha-0/v1", _NAMES[:1], max_in_flight=RACE_SLOTS),),
+        resources=(),
+        tenants=tuple(TenantPolicy(1.0, 0, 0, (), (), ()) for _ in range(RACE_TENANTS)),
+        job_limits=((),),
+        model_in_flight_max={},
+        in_flight_max_global=0,
+        policy=Policy(rate_units_per_s_default=100.0),
+        switch_to=None,
+        scope_preference=("organization",),
+        uses_redis=False,
+        usage_factor=1,
+    )
+
+
+def _any(dice: random.Random, kinds: dict[str, float]) -> Estate:
     limited = dice.random() < 0.45 or any(kind in kinds for kind in _REDIS_KINDS)
     models = _NAMES[: dice.choice((1, 1, 2, 2, 3, 4))]
     deployments = tuple(_deployments(dice, models, limited=limited))

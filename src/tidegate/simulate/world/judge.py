@@ -69,13 +69,38 @@ class Judge:
             calls[call.job_id].append(call)
         for order in orders:
             self._judge_job(order, calls[order.job_id])
+        self._judge_flows(orders)
         self._judge_blobs()
+
+    # ---- flows and deadlines
+
+    def _judge_flows(self, orders: list[Order]) -> None:
+        """Each item was charged once, to the flow of its scope: what was answered by what it took, what failed by its estimate."""
+        units_max = max((units for order in orders for units in order.units.values()), default=0)
+        rows = self._rows(
+            "select f.scope, f.tokens, j.cost, j.failed from"
+            " (select scope, sum(served_tokens) as tokens from flows group by scope) f"
+            " join (select scope, sum(input_tokens + 2 * output_tokens) as cost, sum(failed_count) as failed from jobs group by scope) j"
+            " on j.scope = f.scope"
+        )
+        for row in rows:
+            rest = row["tokens"] - row["cost"]
+            if not 0 <= rest <= row["failed"] * max(units_max, 1_000):
+                self._broken(
+                    f"charge: {row['scope']} was charged {row['tokens']}; its answers cost {row['cost']}, {row['failed']} items failed"
+                )
+
+    def _judge_deadline(self, order: Order, job: Line) -> None:
+        """Without faults every job ends as it should, also one whose deadline only urgency can meet."""
+        if not self._plan.kinds and not order.refused and job["state"] != "completed":
+            self._broken(f"deadline: {order.name} with a window of {order.window_ms} ms is {job['state']}")
 
     # ---- one job
 
     def _judge_job(self, order: Order, calls: list[Witnessed]) -> None:
         job = self._rows("select * from jobs where id = ?", order.job_id)[0]
         name = order.name
+        self._judge_deadline(order, job)
         if job["in_progress_at"] is None:
             if job["output_file_id"] or job["error_file_id"] or calls:
                 self._broken(f"P2: {name} ended before ingest and has result files or calls")

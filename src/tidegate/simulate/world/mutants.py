@@ -5,49 +5,20 @@ Most change one statement of queries/*.sql; the others replace one function for 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.flow import hand, lease, record
 from tidegate.flow.steps import Steps
 from tidegate.flow.tend import lost_workers
+from tidegate.simulate.world.mutants_capacity import CAPACITY
+from tidegate.simulate.world.planting import Planting, both, patch, sql
 from tidegate.store import slices
-from tidegate.store.queries import statements
 from tidegate.worker import Worker
-
-Planting = Callable[[ExitStack], None]
-
-
-def _sql(name: str, old: str, new: str) -> Planting:
-    """Another text for a part of one statement."""
-
-    def plant(stack: ExitStack) -> None:
-        known = statements()
-        right = known[name]
-        if old not in right.sql:
-            raise ValueError(f"{name} does not say {old!r} any more: this planted bug must be planted anew")
-        known[name] = replace(right, sql=right.sql.replace(old, new))
-        stack.callback(known.__setitem__, name, right)
-
-    return plant
-
-
-def _patch(target: Any, name: str, new: Any) -> Planting:
-    return lambda stack: stack.enter_context(mock.patch.object(target, name, new)) and None
-
-
-def _both(*plantings: Planting) -> Planting:
-    def plant(stack: ExitStack) -> None:
-        for planting in plantings:
-            planting(stack)
-
-    return plant
-
 
 _TOKEN = "and lease_token = :token"
 _OPEN = "and state in ('in_progress', 'cancelling')"
@@ -125,75 +96,76 @@ async def _keep_leftovers(self: Steps) -> None:
 
 # What each stands for, and how it is planted.
 MUTANTS: dict[str, tuple[str, Planting]] = {
-    "finish_any_lease": ("slice_finish does not ask for the token", _sql("slice_finish", _TOKEN, "")),
-    "release_any_lease": ("slice_release does not ask for the token", _sql("slice_release", _TOKEN, "")),
+    "finish_any_lease": ("slice_finish does not ask for the token", sql("slice_finish", _TOKEN, "and (lease_token = :token or 1 = 1)")),
+    "release_any_lease": ("slice_release does not ask for the token", sql("slice_release", _TOKEN, "")),
     "last_result_wins": (
         "a second result replaces the first",
-        _sql("outcome_put", "do nothing", "do update set at = excluded.at, size_bytes = excluded.size_bytes"),
+        sql("outcome_put", "do nothing", "do update set at = excluded.at, size_bytes = excluded.size_bytes"),
     ),
     "lease_unrecorded": (
         "slices are handed out without being held",
-        _patch(slices.Slices, "lease_slices", _lease_and_forget),
+        patch(slices.Slices, "lease_slices", _lease_and_forget),
     ),
     "forget_before_commit": (
         "what the store did not acknowledge is forgotten",
-        _patch(record.Recorder, "_commit", _forget_unknown),
+        patch(record.Recorder, "_commit", _forget_unknown),
     ),
     "record_after_close": (
         "record does not ask whether the job is open",
-        _both(_sql("job_lock", _OPEN, ""), _sql("job_add", _OPEN, "")),
+        both(sql("job_lock", _OPEN, ""), sql("job_add", _OPEN, "")),
     ),
     "publish_without_step": (
         "publishing does not ask for the step",
-        _sql("job_publish", "and step_token = :token", ""),
+        sql("job_publish", "and step_token = :token", ""),
     ),
     "shorter_wait_wins": (
         "a shorter deferral overwrites a longer one",
-        _sql("attempt_put", "attempts.not_before > excluded.not_before", "attempts.not_before < excluded.not_before"),
+        sql("attempt_put", "attempts.not_before > excluded.not_before", "attempts.not_before < excluded.not_before"),
     ),
-    "waits_forgotten": ("a deferral does not outlive its worker", _patch(lease, "read_items", _read_without_waits)),
+    "waits_forgotten": ("a deferral does not outlive its worker", patch(lease, "read_items", _read_without_waits)),
     "losses_uncounted": (
         "a lost owner is not counted",
-        _sql("slices_reclaim", "lost_count = lost_count + 1", "lost_count = 0"),
+        sql("slices_reclaim", "lost_count = lost_count + 1", "lost_count = 0"),
     ),
-    "reclaim_before_adopt": ("slices are freed before logs are adopted", _patch(lost_workers, "tend", _reclaim_first)),
+    "reclaim_before_adopt": ("slices are freed before logs are adopted", patch(lost_workers, "tend", _reclaim_first)),
     "heartbeat_ignored": (
         "calls go on after the lease ran out",
-        _patch(hand.Hand, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+        patch(hand.Hand, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
     ),
     "close_at_once": (
         "a job closes while its calls are out",
-        _both(
-            _sql("jobs_draining", _LEASED.format("j"), "or 1 = 1"),
-            _sql("job_close", _LEASED.format("jobs"), "or 1 = 1"),
+        both(
+            sql("jobs_draining", _LEASED.format("j"), "or 1 = 1"),
+            sql("job_close", _LEASED.format("jobs"), "or 1 = 1"),
         ),
     ),
-    "garbage_ignores_uses": ("blobs in use are collected", _sql("blobs_condemn_unused", "and uses = 0", "")),
-    "deadline_ignored": ("calls go on after the window", _patch(lease, "take", _take_without_deadline)),
-    "throttling_counts": ("a 429 uses up an attempt", _patch(retry, "decide", _decide_harshly)),
+    "garbage_ignores_uses": ("blobs in use are collected", sql("blobs_condemn_unused", "and uses = 0", "")),
+    "deadline_ignored": ("calls go on after the window", patch(lease, "take", _take_without_deadline)),
+    "throttling_counts": ("a 429 uses up an attempt", patch(retry, "decide", _decide_harshly)),
     "lost_while_read": (
         "what is lost or closed while it is read is sent anyway",
-        _patch(Worker, "_begin_slice", _begin_whatever_happened),
+        patch(Worker, "_begin_slice", _begin_whatever_happened),
     ),
-    "steps_left_behind": ("a step whose end is unknown is kept", _patch(Steps, "give_back_leftovers", _keep_leftovers)),
+    "steps_left_behind": ("a step whose end is unknown is kept", patch(Steps, "give_back_leftovers", _keep_leftovers)),
     "finish_after_close": (
         "a slice is done although its outcomes were refused",
-        _sql("slice_finish", "or j.closing = 'completed'", "or 1 = 1"),
+        sql("slice_finish", "or j.closing = 'completed'", "or 1 = 1"),
     ),
     "strangers_at_once": (
         "a slice that is done but not committed is handed back",
-        _patch(record.Recorder, "is_settling", lambda self, *key: False),
+        patch(record.Recorder, "is_settling", lambda self, *key: False),
     ),
     "suspects_together": (
         "suspects are leased together",
-        _sql("slices_lease", "s.lost_count < :suspect_after", "1 = 1"),
+        sql("slices_lease", "s.lost_count < :suspect_after", "1 = 1"),
     ),
     "start_twice": (
         "ingest does not ask for its step",
-        _both(
-            _sql("job_start", "state = 'validating' and step_token = :token and closing is null", "1 = 1"),
+        both(
+            sql("job_start", "state = 'validating' and step_token = :token and closing is null", "1 = 1"),
         ),
     ),
+    **CAPACITY,
 }
 
 

@@ -5,9 +5,9 @@ faults that hide one another are thereby also met alone. Settings are tiny, so t
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tidegate.simulate.world.estate import Estate, draw_estate
+from tidegate.simulate.world.estate import Estate, Shape, draw_estate
 
 # Each kind with the strengths it may have: chances per event or per second, or how many items or jobs it touches.
 KINDS: dict[str, tuple[float, ...]] = {
@@ -46,6 +46,9 @@ KINDS: dict[str, tuple[float, ...]] = {
     "redis_slow": (0.05, 0.2),
 }
 
+# What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.
+MILD = ("error", "throttle", "reset", "slow", "refuse", "connect_slow", "redis_flush", "redis_lost")
+
 # Troubles that are worst together. Half of the seeds have one of these beside what they draw by chance.
 THEMES: tuple[dict[str, float], ...] = (
     {"kill": 0.12, "border_kill": 0.015, "slow": 0.1, "disk_read": 0.3, "store_fail": 0.15},
@@ -57,6 +60,7 @@ THEMES: tuple[dict[str, float], ...] = (
     {"poison": 1.0, "expire": 0.2},
     {"expire": 1.0, "throttle": 0.2},
     {"redis_flush": 0.3, "redis_fail_over": 0.15, "redis_lost": 0.2, "redis_slow": 0.1, "kill": 0.05},
+    {"redis_fail_over": 0.5, "connect_slow": 0.4},
     {"kill": 0.1, "pause": 0.15, "connect_slow": 0.4},
 )
 
@@ -65,6 +69,7 @@ THEMES: tuple[dict[str, float], ...] = (
 class Plan:
     seed: int
     estate: Estate
+    shape: Shape = Shape.ANY
     strengths: dict[str, float] = field(default_factory=dict)
     process_count: int = 2
     job_count: int = 2
@@ -97,18 +102,13 @@ class Plan:
 def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
     """The plan of a seed, with some kinds of fault left out."""
     dice = random.Random(f"plan/{seed}")
-    theme = dice.choice(THEMES) if dice.random() < 0.5 else {}
-    share = dice.choice((0.0, 0.0, 0.15)) if theme else dice.choice((0.0, 0.1, 0.2, 0.3, 0.5, 0.8))
-    strengths = {}
-    for kind, choices in KINDS.items():
-        on, strength = dice.random() < share, dice.choice(choices)
-        strength = theme.get(kind, strength if on else 0.0)
-        if strength:
-            strengths[kind] = strength
+    shape = dice.choices((Shape.ANY, Shape.CONTENDED, Shape.RACE), (0.85, 0.11, 0.04))[0]
+    strengths = _strengths(dice, shape)
     lease_ms = dice.choice((2_000, 4_000, 6_000))
-    return Plan(
+    plan = Plan(
         seed=seed,
-        estate=draw_estate(seed, strengths),
+        estate=draw_estate(seed, strengths, shape),
+        shape=shape,
         strengths={kind: strength for kind, strength in strengths.items() if kind not in without},
         process_count=dice.choice((1, 2, 2, 3, 3)),
         job_count=dice.choice((1, 2, 3, 3, 6)),
@@ -119,7 +119,7 @@ def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
         in_flight_max=dice.choice((1, 3, 8)),
         lease_ms=lease_ms,
         heartbeat_ms=lease_ms // 5,
-        poll_ms=dice.choice((400, 1_200)),
+        poll_ms=dice.choice((500, 1_500)),
         sweep_ms=dice.choice((800, 2_000)),
         grace_ms=dice.choice((500, 2_000)),
         flush_ms=dice.choice((5, 50, 400)),
@@ -127,6 +127,30 @@ def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
         garbage_safety_ms=dice.choice((500, 5_000, 60_000)),
         objects=dice.random() < 0.25,
         spool_reachable=dice.random() < 0.5,
-        arrival_s=dice.choice((0.5, 8.0)),
-        trouble_s=dice.choice((12.0, 30.0)),
+        arrival_s=dice.choice((0.5, 6.0)),
+        trouble_s=dice.choice((8.0, 20.0)),
     )
+    tenant_count = len(plan.estate.tenants)
+    if shape is Shape.CONTENDED:
+        return replace(plan, job_count=max(plan.job_count, tenant_count), arrival_s=0.5, item_count_max=20)
+    if shape is Shape.RACE:
+        return replace(
+            plan, job_count=tenant_count, arrival_s=0.5, item_count_max=12, slice_items=1, slice_count_max=6,
+            in_flight_max=8, call_s_max=3.0, poll_ms=400, flush_ms=50, objects=False,
+        )  # fmt: skip
+    return plan
+
+
+def _strengths(dice: random.Random, shape: Shape) -> dict[str, float]:
+    if shape is Shape.RACE:
+        return {}
+    theme = dice.choice(THEMES) if shape is Shape.ANY and dice.random() < 0.5 else {}
+    share = dice.choice((0.0, 0.0, 0.15)) if theme else dice.choice((0.0, 0.1, 0.2, 0.3, 0.5, 0.8))
+    kinds = KINDS if shape is Shape.ANY else {kind: KINDS[kind] for kind in MILD}
+    strengths = {}
+    for kind, choices in kinds.items():
+        on, strength = dice.random() < share, dice.choice(choices)
+        strength = theme.get(kind, strength if on else 0.0)
+        if strength:
+            strengths[kind] = strength
+    return strengths

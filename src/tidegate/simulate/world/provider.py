@@ -227,11 +227,13 @@ class ProcessLine:
             raise Over
         weather = process.weather
         if weather.strikes("connect_slow"):
-            await asyncio.sleep(weather.dice.uniform(0.05, 0.6))
+            await asyncio.sleep(weather.dice.uniform(0.05, 1.2))
         if leave is not None:
             leave.begin()
         reserved = leave.tokens if leave is not None else 0
         return await self._provider.meet(process, self._deployment, idempotency_key, body, total_s, reserved)
 
     async def get(self, url: URL, total_s: float) -> Reply:
-        return await self._process.ask(self._provider.knock)
+        weather = self._process.weather
+        slow_s = weather.dice.uniform(0.05, 1.2) if weather.strikes("connect_slow") else 0.0
+        return await self._process.ask(self._provider.knock, slow_s)

@@ -7,6 +7,7 @@ copy that missed the last writes. Only what `RedisLine` asks of a connection is 
 import asyncio
 import copy
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Fields = dict[str, int | str]
 
 _SCHEME = "redis://"
+_REPLICA_BEHIND_S = 0.3
 
 
 def url_of(process: Process) -> str:
@@ -36,7 +38,7 @@ class RedisServer:
         self._loop = loop
         self._weather = weather
         self._keys: dict[str, Fields] = {}
-        self._replica: dict[str, Fields] = {}
+        self._past: deque[tuple[float, dict[str, Fields]]] = deque()
         self._scripts: dict[str, Callable[[str, Sequence[Any]], list[Any]]] = {}
         self._runs = 0
         self._skew_ms = 0
@@ -50,15 +52,22 @@ class RedisServer:
         self._keys.clear()
         self._scripts.clear()
 
-    def copy_to_replica(self) -> None:
-        self._replica = copy.deepcopy(self._keys)
-
     def fail_over(self) -> None:
-        """Another server goes on with what it had copied, with a clock of its own. Connections break."""
-        self._keys = copy.deepcopy(self._replica)
+        """Another server goes on with what it had copied, a moment behind, with a clock of its own. Connections break."""
+        dice = self._weather.dice
+        seen_s = self._loop.time() - dice.uniform(0.0, _REPLICA_BEHIND_S)
+        self._keys = next((keys for at_s, keys in reversed(self._past) if at_s <= seen_s), {})
+        self._past.clear()
         self._scripts.clear()
         self._runs += 1
-        self._skew_ms = self._weather.dice.randint(-5_000, 5_000)
+        self._skew_ms += dice.choice((0, 0, -20, 20, -5_000, 5_000))
+
+    def _remember(self) -> None:
+        """What a replica may still believe in a moment."""
+        now_s = self._loop.time()
+        self._past.append((now_s, copy.deepcopy(self._keys)))
+        while self._past[0][0] < now_s - 2 * _REPLICA_BEHIND_S:
+            self._past.popleft()
 
     def run(self, run_id: str, command: Sequence[Any]) -> Any:
         if self.away or run_id != self.run_id:
@@ -71,6 +80,8 @@ class RedisServer:
             script = known
         if script not in self._scripts:
             return NoScriptError("no matching script")
+        if self._weather.plan.strength("redis_fail_over"):
+            self._remember()
         return self._scripts[script](key, words)
 
     def _now(self) -> int:

@@ -73,6 +73,12 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
      "P2: a slice was called done before all of its items had an outcome"),
     ("blob_needed", "update on blobs", "new.state = 'condemned' and new.uses > 0", "garbage: a blob in use was condemned"),
     ("blob_uses", "update on blobs", "new.uses < 0", "garbage: more was released than used"),
+    ("flow_credit", "update of state on flows",
+     "old.state = 'asleep' and new.state = 'awake' and new.served < (select min(f.served) from flows f"
+     " where f.model = new.model and f.state = 'awake' and f.scope <> new.scope)",
+     "P18: a flow woke with service saved up"),
+    ("flow_falls", "update on flows", "new.served < old.served or new.served_tokens < old.served_tokens",
+     "P18: service was taken back"),
     ("attempts_grow", "update on attempts",
      "new.count < old.count or new.not_before < old.not_before", "P17: a deferral or a count of attempts shrank"),
 ]  # fmt: skip
@@ -89,6 +95,7 @@ class Rules:
         self.owner_of: dict[str, Process] = {}
         self._callers: dict[tuple[str, int], str] = {}
         self.on_ended: Callable[[str], None] = lambda job_id: None
+        self.on_commit: Callable[[str], None] = lambda verb: None
         define: Any = connection.create_scalar_function
         define("violated", lambda text: self._broken(str(text)), 1)
         define("grace_ms", lambda: grace_ms, 0)
@@ -152,10 +159,11 @@ class Rules:
         for number in range(first, first + count):
             self.losses[job_id, number] += 1
 
-    def after_commit(self) -> None:
+    def after_commit(self, verb: str) -> None:
         touched, self._touched = sorted(self._touched), set()
         for job_id in touched:
             self._check_job(job_id)
+        self.on_commit(verb)
 
     def _one(self, sql: str, *parameters: object) -> Any:
         return self._connection.execute(sql, parameters).fetchall()[0]
@@ -178,6 +186,9 @@ class Rules:
             (held,) = self._one("select coalesce(sum(size_bytes), 0) from extents where file_id = ?", file_id)
             if held != size_bytes:
                 self._broken(f"P3: {file_id} of {job_id} has {held} bytes in extents and {size_bytes} on the job")
+        (done_count,) = self._one("select coalesce(sum(done_count), 0) from job_models where job_id = ?", job_id)
+        if done_count != answered + failed and state != "validating":
+            self._broken(f"P3: {job_id} has {answered + failed} items done, and {done_count} by its models")
         if state in states.JOB_ENDED:
             self.on_ended(job_id)
         elif state != "validating":

@@ -12,6 +12,7 @@ from tidegate.core.budgets import Period
 from tidegate.core.budgets_window import Span
 from tidegate.flow import fill, hand
 from tidegate.flow.tend import crowded_files
+from tidegate.upstream import slots
 
 PIECES_MAX = 4
 # A minute and an hour of this world.
@@ -21,7 +22,8 @@ _TINY = (
     (worker, "SHORT_WAIT_MS", 1_500),
     (fill, "SHORT_WAIT_MS", 1_500),
     (budgets_window, "_SPANS", SPANS),
-    (worker, "_UPKEEP_EVERY", 2),
+    (worker, "_UPKEEP_EVERY", 3),
+    (slots, "PERIOD_S", 0.8),
     (crowded_files, "PIECES_MAX", PIECES_MAX),
 )
 

@@ -21,6 +21,7 @@ from tidegate.simulate.world.customers import Customers, Order
 from tidegate.simulate.world.disk import Disk
 from tidegate.simulate.world.driver import ProcessDriver, now
 from tidegate.simulate.world.engine import build_road, build_worker
+from tidegate.simulate.world.fairness import Fairness
 from tidegate.simulate.world.judge import Judge
 from tidegate.simulate.world.loop import Stuck, VirtualLoop
 from tidegate.simulate.world.meter import Meter, Rests
@@ -38,6 +39,8 @@ from tidegate.store.store import Store
 CHAOS_S = 0.3
 # Longest wait that is still healthy: a Retry-After, a hung call, three lost owners, and room.
 LIVELY_S = 240.0
+# After this nobody waits for a worker that was lost any more, nor for a store that was slow.
+SETTLED_S = 15.0
 LEAVE_S = 60.0
 JANITOR_S = 90.0
 
@@ -85,6 +88,7 @@ class World:
         self.customers = Customers(plan, self._store, self.disk, self.trace)
         self.judge: Judge | None = None
         self.meter: Meter | None = None
+        self.fairness: Fairness | None = None
         self.rests = Rests(self.breaks)
         self._visits: list[asyncio.Task[None]] = []
         self._published: dict[str, str] = {}
@@ -107,6 +111,8 @@ class World:
         self.judge = Judge(
             self.plan, self.connection, self.disk, self.rules, self.provider.calls, self.customers.poison, self.breaks
         )
+        self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.orders, self.breaks)
+        self.rules.on_commit = self.fairness.after_commit
         self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
         for order in self.customers.orders:
             self._visits.append(self.loop.create_task(self._serve(order)))
@@ -132,7 +138,9 @@ class World:
         assert self.meter is not None
         self.rules.check_call(call)
         self.meter.check(call)
-        self.rests.check(call)
+        if not self.plan.strength("connect_slow"):
+            # A connection that is being made does not hear what another one is told.
+            self.rests.check(call)
 
     def _all_done(self) -> bool:
         """Whether every customer has come and every job has ended: what follows would be idle."""
@@ -179,8 +187,6 @@ class World:
 
     def _redis_chaos(self) -> None:
         weather, redis = self.weather, self.redis
-        if weather.dice.random() < 0.3:
-            redis.copy_to_replica()
         if weather.strikes("redis_flush"):
             redis.flush()
         if weather.strikes("redis_fail_over"):
@@ -206,8 +212,12 @@ class World:
             process.go_on()
 
     async def _until_all_ended(self) -> None:
+        assert self.fairness is not None
         deadline_s = self.loop.time() + LIVELY_S
+        settled_s = self.loop.time() + SETTLED_S
         while open_jobs := self._open_jobs():
+            if self.loop.time() > settled_s:
+                self.fairness.tick(self.loop.time())
             if self.loop.time() > deadline_s:
                 self.breaks(f"P7: {LIVELY_S:.0f} s after all faults ended these are still open: {open_jobs}")
             await asyncio.sleep(1)
@@ -229,7 +239,7 @@ class World:
 
     async def _sweep(self) -> None:
         """One last worker, with nothing to do but to clean up."""
-        janitor = self._spawn(replace(self.plan, garbage_safety_ms=0, sweep_ms=300, poll_ms=5_000))
+        janitor = self._spawn(replace(self.plan, garbage_safety_ms=0, sweep_ms=300, poll_ms=10_000))
         deadline_s = self.loop.time() + JANITOR_S
         await self._until(lambda: self._is_clean() or self.loop.time() > deadline_s)
         janitor.ending.set()
