@@ -13,12 +13,12 @@ from typing import Any
 from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.flow import hand, lease, record
+from tidegate.flow.fill import Filler
 from tidegate.flow.steps import Steps
 from tidegate.flow.tend import lost_workers
 from tidegate.simulate.world.mutants_capacity import CAPACITY
 from tidegate.simulate.world.planting import Planting, both, patch, sql
 from tidegate.store import slices
-from tidegate.worker import Worker
 
 _TOKEN = "and lease_token = :token"
 _OPEN = "and state in ('in_progress', 'cancelling')"
@@ -83,11 +83,12 @@ async def _read_without_waits(blobs: Any, piece: Any) -> Any:
     return items
 
 
-async def _begin_whatever_happened(self: Worker, held: Any) -> None:
+async def _begin_whatever_happened(self: Filler, held: Any) -> bool:
     self._hand.forget(held)
     items = await lease.read_items(self._blobs, held.slice)
     self._hand.add(held, items)
     self._settle(held)
+    return True
 
 
 async def _keep_leftovers(self: Steps) -> None:
@@ -96,7 +97,10 @@ async def _keep_leftovers(self: Steps) -> None:
 
 # What each stands for, and how it is planted.
 MUTANTS: dict[str, tuple[str, Planting]] = {
-    "finish_any_lease": ("slice_finish does not ask for the token", sql("slice_finish", _TOKEN, "and (lease_token = :token or 1 = 1)")),
+    "finish_any_lease": (
+        "slice_finish does not ask for the token",
+        sql("slice_finish", _TOKEN, "and (lease_token = :token or 1 = 1)"),
+    ),
     "release_any_lease": ("slice_release does not ask for the token", sql("slice_release", _TOKEN, "")),
     "last_result_wins": (
         "a second result replaces the first",
@@ -144,7 +148,7 @@ MUTANTS: dict[str, tuple[str, Planting]] = {
     "throttling_counts": ("a 429 uses up an attempt", patch(retry, "decide", _decide_harshly)),
     "lost_while_read": (
         "what is lost or closed while it is read is sent anyway",
-        patch(Worker, "_begin_slice", _begin_whatever_happened),
+        patch(Filler, "_begin_slice", _begin_whatever_happened),
     ),
     "steps_left_behind": ("a step whose end is unknown is kept", patch(Steps, "give_back_leftovers", _keep_leftovers)),
     "finish_after_close": (

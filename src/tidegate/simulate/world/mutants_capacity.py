@@ -17,10 +17,6 @@ _settle = StoreLimits.settle
 _budgets = TenantPolicy.budgets
 
 
-def _counters_of_done_work(flows: Any, ratio: float, workers: int) -> dict[str, float]:
-    return {flow.scope: float(flow.served) for flow in flows}
-
-
 def _begin_whenever(self: Leave) -> None:
     self.begun = True
 
@@ -69,10 +65,6 @@ CAPACITY: dict[str, tuple[str, Planting]] = {
     "rest_ignored": (
         "a deployment that asks for a rest gets none",
         patch(lane.Lane, "_rest", lambda self, wait_ms, now_ms: None),
-    ),
-    "in_flight_is_free": (
-        "what is in flight does not count for a flow",
-        patch(fair, "counters", _counters_of_done_work),
     ),
     "most_served_first": (
         "the flow that was served most goes next",
