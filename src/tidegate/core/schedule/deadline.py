@@ -13,6 +13,10 @@ from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.snapshot import JobView, ModelView
 
 
+# A rate next to nothing makes a turn next to endless; no deadline lies further ahead than this.
+LAST_TURN_MS_MAX = 1e15
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """What one flow of a model can expect, in units a second: ordinarily, at best with the whole urgent share, and the model in all."""
@@ -45,7 +49,7 @@ def last_turn_ms(model: ModelView, pace: Pace) -> float:
 def slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float:
     """Time to spare, negative when there is none."""
     rate = pace.fair if job.rate is None else job.rate
-    slack = eta.slack_ms(job.expires_at - now - int(last_turn_ms(model, pace)), job.left_units, rate)
+    slack = eta.slack_ms(job.expires_at - now - int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX)), job.left_units, rate)
     begin = begin_slack_ms(job, model, now, pace)
     assert slack is not None, "there is always some rate to expect"
     return slack if begin is None else min(slack, begin)
@@ -65,7 +69,7 @@ def is_hopeless(job: JobView, now: int, pace: Pace) -> bool:
 def urgent(jobs: Iterable[JobView], model: ModelView, now: int, pace: Pace) -> list[JobView]:
     """The urgent jobs of one flow, earliest deadline first."""
     fair, best = pace.fair, pace.best
-    last_turn = int(last_turn_ms(model, pace))
+    last_turn = int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX))
     found = []
     for job in jobs:
         # This loop sees every job of a look, so it multiplies where `slack_ms` divides, and calls nothing for a job with time to spare.
