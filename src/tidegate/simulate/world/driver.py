@@ -63,7 +63,7 @@ class ProcessDriver:
     def _commit(self, body: Body[T]) -> T:
         with self._rules.acting(self._process):
             result = now(self._inner.write(body))
-            self._trace.note(self._process.name, _verb(body), result)
+            self._trace.note(self._process.name, _verb(body), _steady(result))
             self._rules.after_commit(_verb(body))
         return result
 
@@ -84,6 +84,13 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("the in-memory store suspended")
+
+
+def _steady(result: Any) -> Any:
+    """The same words in every process: the order of a set differs from one to the next."""
+    if isinstance(result, tuple):
+        return tuple(_steady(part) for part in result)
+    return sorted(result) if isinstance(result, set) else result
 
 
 def _verb(body: Callable[..., Any]) -> str:
