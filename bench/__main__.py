@@ -3,7 +3,10 @@
 import argparse
 import importlib
 
-NAMES = ("ingest", "prefix", "engine", "harvest", "transport", "gateway", "throughput", "cluster", "publish", "memory")
+NAMES = (
+    "ingest", "prefix", "engine", "harvest", "fairness", "decision", "contention", "transport", "gateway", "policy",
+    "throughput", "cluster", "publish", "memory",
+)  # fmt: skip
 
 
 def main() -> None:

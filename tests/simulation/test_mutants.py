@@ -10,7 +10,7 @@ from tidegate.simulate.world.report import report
 from tidegate.simulate.world.trace import SHOWN_MAX
 from tidegate.simulate.world.world import Verdict, simulate
 
-SEEDS_MAX = 500
+SEEDS_MAX = 600
 
 
 def hunt(name: str) -> Verdict | None:
@@ -24,8 +24,12 @@ def hunt(name: str) -> Verdict | None:
     return None
 
 
+# One whose seed is not known has to be hunted for, which may take minutes: that is for the soak.
+HUNTED = [pytest.param(name, marks=[] if name in ONCE_BROKEN else pytest.mark.soak) for name in MUTANTS]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", HUNTED)
 def test_a_planted_bug_is_caught(name: str) -> None:
     verdict = hunt(name)
     assert verdict is not None, f"{SEEDS_MAX} seeds did not notice that {MUTANTS[name][0]}"
@@ -33,18 +37,18 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(MUTANTS) >= 20
+    assert len(MUTANTS) >= 35
 
 
 def test_a_broken_run_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with planted("strangers_at_once"):
-        verdict = hunt("strangers_at_once")
+    with planted("given_back_though_sent"):
+        verdict = hunt("given_back_though_sent")
         assert verdict is not None
         text = report(verdict)
     assert f"seed {verdict.plan.seed} broke a promise" in text
     assert f"replay: python -m tidegate.simulate.world {verdict.plan.seed}" in text
     assert all(kind in text for kind in verdict.plan.kinds)
     assert len(verdict.last) <= SHOWN_MAX
-    assert main([str(verdict.plan.seed), "--mutant", "strangers_at_once", "--shrink"]) == 1
+    assert main([str(verdict.plan.seed), "--mutant", "given_back_though_sent", "--shrink"]) == 1
     assert "broke a promise" in capsys.readouterr().out
     assert main([str(verdict.plan.seed)]) == 0

@@ -7,8 +7,11 @@ import sys
 import pytest
 
 from tests.simulation.seeds import CHUNK, FIXED_COUNT, ONCE_BROKEN
+from tidegate.core.schedule import Mode
+from tidegate.simulate.world.estate import Shape
 from tidegate.simulate.world.plan import KINDS, draw
 from tidegate.simulate.world.report import report, shrink
+from tidegate.simulate.world.settings import SPANS
 from tidegate.simulate.world.world import Verdict, simulate
 
 SOAK_FROM = 1_000_000
@@ -54,6 +57,23 @@ def test_the_runs_meet_what_they_are_for() -> None:
     assert {kind for verdict in verdicts for kind in verdict.plan.kinds} == set(KINDS)
     assert any(not verdict.plan.kinds for verdict in verdicts), "some runs are quiet"
     assert sum(verdict.loss_count for verdict in verdicts) > 200
+
+
+def test_the_seeds_mean_every_shape_and_mode() -> None:
+    """What is drawn is drawn often enough: shapes, modes, switches, limits of every kind, slots, Redis, weights."""
+    estates = [draw(seed).estate for seed in range(FIXED_COUNT)]
+    assert {draw(seed).shape for seed in range(FIXED_COUNT)} == set(Shape)
+    assert {estate.policy.mode for estate in estates} == set(Mode)
+    assert {estate.switch_to for estate in estates} == {None, *Mode}
+    tenants = [tenant for estate in estates for tenant in estate.tenants]
+    for limits in ("limits", "user_limits", "key_limits"):
+        assert any(getattr(tenant, limits) for tenant in tenants)
+    assert any(estate.resources for estate in estates)
+    assert any(limits for estate in estates for limits in estate.job_limits)
+    assert {limit.period for estate in estates for one in estate.deployments for limit in one.limits} == set(SPANS)
+    assert {len(estate.tenants) for estate in estates} >= {1, 2, 3, 6}
+    assert {len(estate.models) for estate in estates} == {1, 2, 3, 4}
+    assert sum(estate.uses_redis for estate in estates) > 30
 
 
 def test_a_seed_replays_to_the_same_trace() -> None:

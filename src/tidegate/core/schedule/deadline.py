@@ -12,7 +12,6 @@ from tidegate.core import eta
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.snapshot import JobView, ModelView
 
-
 # A rate next to nothing makes a turn next to endless; no deadline lies further ahead than this.
 LAST_TURN_MS_MAX = 1e15
 
@@ -49,7 +48,9 @@ def last_turn_ms(model: ModelView, pace: Pace) -> float:
 def slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float:
     """Time to spare, negative when there is none."""
     rate = pace.fair if job.rate is None else job.rate
-    slack = eta.slack_ms(job.expires_at - now - int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX)), job.left_units, rate)
+    slack = eta.slack_ms(
+        job.expires_at - now - int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX)), job.left_units, rate
+    )
     begin = begin_slack_ms(job, model, now, pace)
     assert slack is not None, "there is always some rate to expect"
     return slack if begin is None else min(slack, begin)

@@ -58,10 +58,6 @@ CAPACITY: dict[str, tuple[str, Planting]] = {
         "slots are dealt without regard to who holds them",
         patch(budgets, "next_holding", lambda cap, held_by_others, fair, in_use: (cap, max(cap, in_use))),
     ),
-    "slots_given_back_unseen": (
-        "slots are given back before anybody could look at them",
-        patch(lane, "UNSEEN_ROUNDS_MAX", 0),
-    ),
     "rest_ignored": (
         "a deployment that asks for a rest gets none",
         patch(lane.Lane, "_rest", lambda self, wait_ms, now_ms: None),
