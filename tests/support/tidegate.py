@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -257,15 +257,18 @@ class Site:
         keys = Counter(call["idempotency_key"] for call in self.calls() if call["status"] not in (401, 403, 429))
         return Counter({key.partition("-")[0]: count - 1 for key, count in keys.items() if count > 1})
 
-    def durable(self) -> set[str]:
-        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not."""
-        found = set()
+    def durable(self) -> dict[str, int]:
+        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not, with how often they were called again so far.
+
+        One that died with its worker and was called again by the next is durable only since then."""
+        found: set[str] = set()
         for directory in (self.data / "blobs", self.data / "spool"):
             for path in directory.rglob("blob_*"):
                 whole, _, _ = path.read_bytes().rpartition(b"\n")
                 lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"id":"batch_req_')]
                 found |= {str(line["id"]) for line in lines}
-        return found
+        repeated = self.repeated()
+        return {item_id: repeated[item_id] for item_id in found}
 
     # ---- the store, seen from outside
 
@@ -343,11 +346,11 @@ class Site:
         lines: Sequence[str],
         status: str = "completed",
         repeats_max: int = 0,
-        kept: Set[str] = frozenset(),
+        kept: Mapping[str, int] | None = None,
     ) -> Results:
         """Wait for the end; then nothing may be lost or twice, the counts must be right and the repeats within bounds.
 
-        `kept` are items whose answers were durable before the fault: none of them may have been called again."""
+        `kept` are items whose answers were durable before the fault: none of them may have been called again since."""
         results = self.ended(batch_id)
         batch = results.batch
         assert batch["status"] == status, batch
@@ -362,7 +365,7 @@ class Site:
             assert counts["failed"] == len(results.errors), results.errors[:3]
         repeated = self.repeated()
         assert repeated.total() <= repeats_max, f"{repeated} were called again, at most {repeats_max} calls may be"
-        twice = kept & set(repeated)
+        twice = {item_id for item_id, before in (kept or {}).items() if repeated[item_id] > before}
         assert not twice, f"{twice} were called again although their answers were durable"
         self.verify(batch_id)
         return results

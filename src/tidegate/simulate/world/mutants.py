@@ -151,10 +151,6 @@ MUTANTS: dict[str, tuple[str, Planting]] = {
         patch(Filler, "_begin_slice", _begin_whatever_happened),
     ),
     "steps_left_behind": ("a step whose end is unknown is kept", patch(Steps, "give_back_leftovers", _keep_leftovers)),
-    "finish_after_close": (
-        "a slice is done although its outcomes were refused",
-        sql("slice_finish", "or j.closing = 'completed'", "or 1 = 1"),
-    ),
     "strangers_at_once": (
         "a slice that is done but not committed is handed back",
         patch(record.Recorder, "is_settling", lambda self, *key: False),

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tidegate.backends.redis_line import RedisLine
 from tidegate.core.budgets_window import Span
 from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
@@ -19,10 +18,6 @@ _budgets = TenantPolicy.budgets
 
 def _begin_whenever(self: Leave) -> None:
     self.begun = True
-
-
-async def _any_run(self: RedisLine) -> str:
-    return ""
 
 
 async def _settle_twice(self: StoreLimits, settlements: Any) -> None:
@@ -45,7 +40,6 @@ CAPACITY: dict[str, tuple[str, Planting]] = {
         patch(Purse, "used", lambda self, leave, _: self.give_back(leave)),
     ),
     "settled_twice": ("a settlement is said twice", patch(StoreLimits, "settle", _settle_twice)),
-    "redis_of_any_run": ("a block is looked for in any server's memory", patch(RedisLine, "run_id", _any_run)),
     "resource_unlimited": (
         "a resource's own limits are not asked",
         patch(Route, "budgets", lambda self, one: one.budgets),

@@ -174,6 +174,8 @@ class Connection:
 
         def act() -> list[Any]:
             answers = [self._server.run(self._run_id, command) for command in commands]
+            if self._process.weather.strikes("redis_fail_over"):
+                self._server.fail_over()
             if loses:
                 raise RedisConnectionError("the connection broke before the answer came")
             return answers

@@ -189,8 +189,6 @@ class World:
         weather, redis = self.weather, self.redis
         if weather.strikes("redis_flush"):
             redis.flush()
-        if weather.strikes("redis_fail_over"):
-            redis.fail_over()
         if weather.strikes("redis_away"):
             redis.away = True
             outside(self.loop, weather.dice.uniform(0.2, 4), self._redis_back)
