@@ -258,7 +258,7 @@ class Site:
         return Counter({key.partition("-")[0]: count - 1 for key, count in keys.items() if count > 1})
 
     def durable(self) -> dict[str, int]:
-        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not, with how often they were called again so far.
+        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not, and how often each was called again so far.
 
         One that died with its worker and was called again by the next is durable only since then."""
         found: set[str] = set()
