@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
-import pytest
 
 from tests.acceptance.conftest import MakeCrew
 from tests.support.crew import Crew, deployment, items_of, per_minute
@@ -147,7 +146,6 @@ def test_a_workers_metrics_tell_of_fairness_and_limits(make_crew: MakeCrew) -> N
     assert not [name for name in ("large", "small") if name in text], "no label names a tenant"
 
 
-@pytest.mark.soak
 def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     crew = make_crew(
         lambda url: {

@@ -67,6 +67,19 @@ def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
     assert get(web, None, "/readyz").status_code == 200
 
 
+def test_the_first_key_is_heard_at_once(web: WebServer) -> None:
+    """That there is no key is believed for a while; but who shows one would otherwise make things as somebody else."""
+    assert get(web, None).status_code == 200
+    key = web.make_key("acme")
+    web.clock.ahead_ms -= 2_001
+    with web.client(key) as client:
+        file_id = upload(client)
+        web.clock.ahead_ms += 2_001
+        assert client.get(f"/v1/files/{file_id}").status_code == 200
+    owners = "select t.name from files f join tenants t on t.id = f.tenant_id"
+    assert web.statement(owners) == [("acme",)]
+
+
 def test_a_wrong_secret_under_a_right_name(web: WebServer) -> None:
     key = web.make_key("acme")
     body = key[: len(keys.PREFIX) + keys.PUBLIC_LENGTH] + "0" * keys.SECRET_LENGTH

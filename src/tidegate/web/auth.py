@@ -56,10 +56,11 @@ class Authenticator:
         client = request.client.host if request.client else ""
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
-        if not await self._any_key_exists():
+        text = _bearer(request)
+        if not await self._any_key_exists(text):
             refuse_strangers(client, request.headers)
             return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
-        caller = await self._key_holder(_bearer(request), client)
+        caller = await self._key_holder(text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):
             raise ApiProblem(
                 403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
@@ -111,10 +112,12 @@ class Authenticator:
             self._rows.popitem(last=False)
         return row, 0.0
 
-    async def _any_key_exists(self) -> bool:
-        """Once there was a key there is no way back; that there is none yet is believed for two seconds."""
+    async def _any_key_exists(self, text: str) -> bool:
+        """Once there was a key there is no way back; that there is none yet is believed for two seconds. Whoever shows a key knows better:
+        taken for anyone, they would make things that they could never find again."""
         now_ms = self._clock.monotonic_ms()
-        if not self._any_key and now_ms >= self._keyless_until_ms:
+        is_shown = not self._any_key and keys.public_id_of(text) is not None
+        if not self._any_key and (is_shown or now_ms >= self._keyless_until_ms):
             self._any_key = await self._store.any_key()
             self._keyless_until_ms = now_ms + BELIEVED_MS
         return self._any_key
