@@ -48,13 +48,15 @@ docs: venv  ## write what is generated in docs/ anew, and check what the docs cl
 	$(BIN)/pytest tests/docs
 
 # The resolver gets an environment of its own, so that it is never among what it locks.
-lock:  ## resolve pyproject.toml anew into the two hashed locks
+lock:  ## resolve pyproject.toml anew into the hashed locks
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet --disable-pip-version-check uv
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --upgrade --output-file requirements-dev.lock
 	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --constraint requirements-dev.lock --output-file requirements.lock
+	echo 'litellm[proxy]' | build/lock/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --upgrade --output-file bench/litellm.lock
 
 clean:  ## remove everything that was made here, the environment too
 	rm -rf $(VENV) build dist .tidegate-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,5 @@
-"""What the gateway adds to an interactive call: the same calls to the bare engine and through `tidegate serve`, turn by turn, in one run.
+"""What the gateway adds to an interactive call: the same calls to the bare engine, through `tidegate serve` and through LiteLLM's proxy,
+turn by turn, in one run.
 
 Streamed and not, one at a time and eight at once. The engine answers at once, so that its own time does not hide ours; the figure is the
 difference of the medians and of the 99th percentiles. Streams are measured to their first byte and to their end.
@@ -18,6 +19,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
+from bench.litellm_proxy import litellm_proxy
 from bench.machinery import simulated_engine, table
 
 BUDGET_MEDIAN_MS, BUDGET_P99_MS = 2.0, 10.0
@@ -25,6 +27,8 @@ WARM_CALLS = 200
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Tell me about the sea. " * 20}], "max_tokens": 64}
 
 Took = tuple[float, float]
+# An address, and the headers that it wants.
+Place = tuple[str, dict[str, str]]
 
 
 @contextlib.contextmanager
@@ -68,22 +72,27 @@ async def _calls(session: aiohttp.ClientSession, url: str, body: bytes, count: i
 
 
 @contextlib.asynccontextmanager
-async def _session(in_flight: int) -> AsyncIterator[aiohttp.ClientSession]:
+async def _session(in_flight: int, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=in_flight)
-    async with aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"}) as session:
+    json_headers = {"Content-Type": "application/json", **headers}
+    async with aiohttp.ClientSession(connector=connector, headers=json_headers) as session:
         yield session
 
 
-async def _measure(urls: tuple[str, str], *, stream: bool, in_flight: int, count: int, rounds: int) -> list[list[Took]]:
-    """What each call took, bare and through the gateway, in rounds that take turns."""
+async def _measure(
+    places: list[Place], *, stream: bool, in_flight: int, count: int, rounds: int, slow_count: int
+) -> list[list[Took]]:
+    """What each call took at each place, in rounds that take turns; the last place gets fewer calls."""
     body = json.dumps({**ASK, "stream": stream}).encode()
-    took: list[list[Took]] = [[], []]
-    async with _session(in_flight) as bare, _session(in_flight) as through:
-        for session, url in zip((bare, through), urls, strict=True):
+    took: list[list[Took]] = [[] for _ in places]
+    async with contextlib.AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(_session(in_flight, headers)) for _, headers in places]
+        for session, (url, _) in zip(sessions, places, strict=True):
             await _calls(session, url, body, WARM_CALLS, in_flight)
         for _ in range(rounds):
-            for number, (session, url) in enumerate(zip((bare, through), urls, strict=True)):
-                took[number] += await _calls(session, url, body, count // rounds, in_flight)
+            for number, (session, (url, _)) in enumerate(zip(sessions, places, strict=True)):
+                calls = (slow_count if number == 2 else count) // rounds
+                took[number] += await _calls(session, url, body, calls, in_flight)
     return took
 
 
@@ -92,22 +101,35 @@ def _at(values: list[float], share: float) -> float:
 
 
 def main(quick: bool = False) -> dict[str, float]:
-    count, rounds = (1_000, 5) if quick else (10_000, 20)
+    count, slow_count, rounds = (1_000, 100, 5) if quick else (10_000, 2_000, 20)
     found: dict[str, float] = {}
     rows = []
-    with simulated_engine("--mode", "instant") as engine, gateway(engine) as ours:
+    with (
+        simulated_engine("--mode", "instant") as engine,
+        gateway(engine) as ours,
+        litellm_proxy(engine) as theirs,
+    ):
+        places: list[Place] = [(engine, {}), (ours, {}), theirs]
         for stream, part, place in ((False, "whole", 1), (True, "first byte", 0), (True, "stream", 1)):
             for in_flight in (1, 8):
                 took = uvloop.run(
-                    _measure((engine, ours), stream=stream, in_flight=in_flight, count=count, rounds=rounds)
+                    _measure(
+                        places, stream=stream, in_flight=in_flight, count=count, rounds=rounds, slow_count=slow_count
+                    )
                 )
-                bare, through = ([one[place] for one in side] for side in took)
+                bare, through, beside = ([one[place] for one in side] for side in took)
                 median, p99 = (_at(through, share) - _at(bare, share) for share in (0.5, 0.99))
+                other_median, other_p99 = (_at(beside, share) - _at(bare, share) for share in (0.5, 0.99))
                 name = f"{part}, {in_flight} at once"
-                found |= {f"{name}, median": median, f"{name}, p99": p99}
+                found |= {
+                    f"{name}, median": median,
+                    f"{name}, p99": p99,
+                    f"{name}, of LiteLLM's": median / other_median,
+                }
                 figure = f"{median:.2f} ms median, {p99:.2f} ms p99 (bare {_at(bare, 0.5):.2f}, {_at(bare, 0.99):.2f})"
                 budget = f"at most {BUDGET_MEDIAN_MS:g} and {BUDGET_P99_MS:g}" if in_flight == 1 else ""
                 rows.append((name, figure, budget))
+                rows.append((f"{name}: LiteLLM", f"{other_median:.2f} ms median, {other_p99:.2f} ms p99", ""))
     table(f"Added by the gateway to a call of the bare engine, {count:,} calls each", rows)
     return found
 
