@@ -5,7 +5,8 @@
 Everything that Redis holds was charged in the store before, so whatever Redis forgets, repeats or loses can only lose budget, never mint
 it. A block lies under the run id of the server that it was given to: after a restart or a fail-over, nobody looks at what an older server
 may still remember. Its life is measured by that server's clock from a moment before the store was asked, so it ends before the store's own
-grant does. What is left of a block goes back to the store with the next one. Without Redis every question goes to the store.
+grant does. What is left of a block goes back to the store with the next one. Without Redis every question goes to the store, and those
+about money always do.
 """
 
 import asyncio
@@ -56,6 +57,9 @@ class RedisLimits:
         return await self._store.share_slots(worker_id, wanted, in_use, caps)
 
     async def _debit(self, ask: Ask) -> Grant:
+        if any(budget.in_money for budget in ask.budgets):
+            # A block that is lost comes back with the next minute; money of a month or a lifetime would not, so nothing of it is lent.
+            return await self._ask_store(ask)
         each = -(-ask.tokens // ask.requests)
         try:
             run_id = await self._line.run_id()

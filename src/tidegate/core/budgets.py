@@ -1,11 +1,13 @@
-"""Budgets: so many requests and tokens per period, for whoever they bind.
+"""Budgets: so many requests and tokens per period, or so much money, for whoever they bind.
 
     minutes and hours slide; days, weeks and months are UTC calendar; lifetime is a total
 
-A budget is named by what it binds (a deployment, a resource, a tenant, a user, a key, a job). What is taken is taken from all of a call's
-budgets or from none. This module knows arithmetic only: who keeps the numbers is a matter of the Limits port.
+A budget is named by what it binds (a deployment, a resource, a tenant, a team, a user, a key, a job). What is taken is taken from all of
+a call's budgets or from none. Money is a budget of its own beside the one of requests and tokens, in nano-units, and it is hard: what is
+set aside for a call is the most that it can cost. This module knows arithmetic only: who keeps the numbers is a matter of the Limits port.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +33,7 @@ class Bound(StrEnum):
     DEPLOYMENT = "deployment"
     RESOURCE = "resource"
     TENANT = "tenant"
+    TEAM = "team"
     USER = "user"
     KEY = "key"
     JOB = "job"
@@ -44,28 +47,43 @@ class Limit:
     requests: int | None = None
     tokens: int | None = None
     enabled: bool = True
+    nano: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one thing may use. Two budgets with the same name are the same budget, in every process."""
+    """What one thing may use. Two budgets with the same name are the same budget, in every process. One `in_money` limits nothing else."""
 
     bound: Bound
     name: str
     limits: tuple[Limit, ...]
+    in_money: bool = False
 
     @property
     def id(self) -> str:
-        return f"{self.bound}:{self.name}"
+        # No bound is called money, so nobody's name can be taken for another budget's.
+        return f"money:{self.bound}:{self.name}" if self.in_money else f"{self.bound}:{self.name}"
+
+
+def budgets_of(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
+    """What these limits come to: one budget of requests and tokens, one of money, or neither."""
+    binding = [limit for limit in limits if limit.enabled]
+    counted = tuple(
+        Limit(one.period, one.requests, one.tokens) for one in binding if (one.requests, one.tokens) != (None, None)
+    )
+    money = tuple(Limit(one.period, nano=one.nano) for one in binding if one.nano is not None)
+    found = (Budget(bound, name, counted), Budget(bound, name, money, in_money=True))
+    return tuple(one for one in found if one.limits)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a process will send in the next moment under the same budgets. `tokens` is the sum for all of the requests."""
+    """What a process will send in the next moment under the same budgets. `tokens` and `nano` are the sums for all of the requests."""
 
     budgets: tuple[Budget, ...]
     requests: int
     tokens: int
+    nano: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,9 @@ class Grant:
 
     Fewer than asked for: `wait_ms` is when one more would fit if nobody settled before, NEVER_MS when it never will, and `spent` is the id
     of the budget; with no `wait_ms` it is worth asking for the rest at once. `id` is what settling refers to.
+
+    `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the budgets in money has left if everything in
+    flight turns out to be free, `renews_ms` is when it has more, and `tightest` is its id.
     """
 
     id: str
@@ -82,17 +103,23 @@ class Grant:
     lasts_ms: int
     wait_ms: int = 0
     spent: str = ""
+    nano: int = 0
+    left_nano: int = TOKENS_MAX
+    renews_ms: int = 0
+    tightest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What became of part of a grant: requests that were never sent, tokens that were reserved for what was, and tokens really used."""
+    """What became of part of a grant: requests that were never sent, what was reserved for it, and what was really used."""
 
     grant_id: str
     budgets: tuple[Budget, ...]
     unsent_requests: int
     reserved_tokens: int
     used_tokens: int
+    reserved_nano: int = 0
+    used_nano: int = 0
 
 
 def with_limits(budgets: tuple[Budget, ...], bound: Bound, name: str, limits: tuple[Limit, ...]) -> tuple[Budget, ...]:
@@ -100,15 +127,18 @@ def with_limits(budgets: tuple[Budget, ...], bound: Bound, name: str, limits: tu
     more = [limit for limit in limits if limit.enabled]
     if not more:
         return budgets
-    found = next((one for one in budgets if one.bound is bound and one.name == name), Budget(bound, name, ()))
-    tightest = {limit.period: limit for limit in found.limits if limit.enabled}
-    for limit in more:
+    own = [one for one in budgets if one.bound is bound and one.name == name]
+    tightest: dict[Period, Limit] = {}
+    for limit in [*(known for one in own for known in one.limits if known.enabled), *more]:
         known = tightest.get(limit.period, limit)
         tightest[limit.period] = Limit(
-            limit.period, _least(known.requests, limit.requests), _least(known.tokens, limit.tokens)
+            limit.period,
+            _least(known.requests, limit.requests),
+            _least(known.tokens, limit.tokens),
+            nano=_least(known.nano, limit.nano),
         )
-    others = tuple(one for one in budgets if one is not found)
-    return (*others, Budget(bound, name, tuple(tightest.values())))
+    others = tuple(one for one in budgets if one not in own)
+    return (*others, *budgets_of(bound, name, tightest.values()))
 
 
 def _least(one: int | None, other: int | None) -> int | None:

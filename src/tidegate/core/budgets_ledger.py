@@ -4,6 +4,8 @@ A ledger outlives its limits: a limit that changes is held against what was coun
 a version. What cannot be read counts as full for one period, because nobody knows what was granted. Where it is kept is not its business.
 """
 
+from typing import Self
+
 import msgspec
 
 from tidegate.core import budgets_window
@@ -71,17 +73,33 @@ class Ledger:
     def _rolled(self, limit: Limit, now: int) -> tuple[Window, Window]:
         windows = self._pairs.get(limit.period)
         if windows is None:
-            windows = (budgets_window.fresh(limit.period), budgets_window.fresh(limit.period))
-            self._pairs[limit.period] = windows
-            windows[0].roll(now, limit.requests)
-            windows[1].roll(now, limit.tokens)
+            windows = self._pairs[limit.period] = self._fresh(limit.period)
+            self._roll(windows, limit, now)
             if self.is_damaged:
-                windows[0].add(now, limit.requests or 0)
-                windows[1].add(now, limit.tokens or 0)
+                self._fill(windows, limit, now)
             return windows
+        self._roll(windows, limit, now)
+        return windows
+
+    # What one in money does otherwise.
+
+    @staticmethod
+    def _fresh(period: Period) -> tuple[Window, Window]:
+        return budgets_window.fresh(period), budgets_window.fresh(period)
+
+    @staticmethod
+    def _unpack(period: Period, first: list[int], second: list[int]) -> tuple[Window, Window]:
+        return budgets_window.unpack(period, first), budgets_window.unpack(period, second)
+
+    @staticmethod
+    def _roll(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
         windows[0].roll(now, limit.requests)
         windows[1].roll(now, limit.tokens)
-        return windows
+
+    @staticmethod
+    def _fill(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
+        windows[0].add(now, limit.requests or 0)
+        windows[1].add(now, limit.tokens or 0)
 
     def empty_at(self) -> int:
         """From when on this ledger may be forgotten: nothing in it counts any more. NEVER_MS: not by itself."""
@@ -96,7 +114,7 @@ class Ledger:
         return msgspec.msgpack.encode((_VERSION, pairs))
 
     @classmethod
-    def unpack(cls, packed: bytes) -> "Ledger":
+    def unpack(cls, packed: bytes) -> Self:
         """What `pack` wrote. Nothing at all is a fresh ledger; anything else that cannot be read is a damaged one, and full."""
         ledger = cls()
         if not packed:
@@ -105,12 +123,9 @@ class Ledger:
             version, pairs = _decoder.decode(packed)
             if version != _VERSION:
                 raise ValueError("written by another version")
-            for number, requests, tokens in pairs:
+            for number, first, second in pairs:
                 period = _PERIODS[number]
-                ledger._pairs[period] = (
-                    budgets_window.unpack(period, requests),
-                    budgets_window.unpack(period, tokens),
-                )
+                ledger._pairs[period] = cls._unpack(period, first, second)
         except (msgspec.DecodeError, ValueError, IndexError):
             ledger = cls()
             ledger.is_damaged = True

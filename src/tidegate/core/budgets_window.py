@@ -40,6 +40,9 @@ class Window(Protocol):
     def room(self, now: int, limit: int) -> int:
         """How much more may be taken now."""
 
+    def taken(self) -> int:
+        """How much counts against the limit, debts too."""
+
     def add(self, now: int, count: int) -> None:
         """Take this much now."""
 
@@ -140,6 +143,9 @@ class Sliding:
     def room(self, now: int, limit: int) -> int:
         return max(0, limit - self.total)
 
+    def taken(self) -> int:
+        return self.total + self.debt
+
     def add(self, now: int, count: int) -> None:
         if count:
             self._put(now // self._span.bucket_ms, count)
@@ -236,6 +242,9 @@ class Calendar:
             return 0
         return max(0, limit - self.used)
 
+    def taken(self) -> int:
+        return self.used + self.debt
+
     def add(self, now: int, count: int) -> None:
         self.used += count
 
@@ -288,6 +297,9 @@ class Total:
 
     def room(self, now: int, limit: int) -> int:
         return max(0, limit - self.used)
+
+    def taken(self) -> int:
+        return self.used
 
     def add(self, now: int, count: int) -> None:
         self.used += count

@@ -18,6 +18,7 @@ TidegateError
 │   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, nobody's health is harmed
 │   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
 │   ├── Refused               4xx: this request will never work
+│   │   └── Overspent         a budget in money has too little left for it: nothing was sent
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
@@ -124,6 +125,8 @@ class Withheld(Throttled):
     """`spent` names the budget, and `until_ms` is the monotonic moment at which it is worth asking again."""
 
     reason = "budget_spent"
+    # What frees by itself within a moment is worth a wait where the call stands.
+    BRIEF = frozenset({"budget_spent", "budget_reserved", "max_parallel_requests_exceeded"})
 
     def __init__(
         self,
@@ -145,6 +148,10 @@ class Unavailable(UpstreamError):
 
 class Refused(UpstreamError):
     reason = "upstream_refused"
+
+
+class Overspent(Refused):
+    reason = "budget_exceeded"
 
 
 class Ambiguous(UpstreamError):

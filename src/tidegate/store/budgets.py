@@ -12,6 +12,7 @@ import structlog
 from tidegate.core.budgets import Ask, Budget, Grant, Limit, Period, Settlement
 from tidegate.core.budgets_deal import deal, settle
 from tidegate.core.budgets_ledger import Ledger
+from tidegate.core.budgets_money import MoneyLedger
 from tidegate.core.budgets_slots import fair_shares, next_holding
 from tidegate.core.errors import StoreUnavailable
 from tidegate.store.driver import Row, Tx
@@ -51,7 +52,7 @@ class Budgets(Table):
             row = await tx.one("now")
             assert row is not None
             return [
-                deal([ask], {one.id: Ledger.unpack(packed.get(one.id, b"")) for one in ask.budgets}, row[0])[0]
+                deal([ask], {one.id: _ledger(one, packed.get(one.id, b"")) for one in ask.budgets}, row[0])[0]
                 for ask in asks
             ]
 
@@ -77,7 +78,7 @@ class Budgets(Table):
             now = 0
             for ids in _few_at_a_time(budgets):
                 for id, packed, at in await tx.all("budgets_lock", **ids):
-                    ledgers[id] = Ledger.unpack(bytes(packed))
+                    ledgers[id] = _ledger(budgets[id], bytes(packed))
                     now = max(now, at)
             if len(ledgers) < len(budgets):
                 return None
@@ -181,6 +182,10 @@ class Budgets(Table):
             return str(row[0])
 
         return await self._driver.write(body)
+
+
+def _ledger(budget: Budget, packed: bytes) -> Ledger:
+    return (MoneyLedger if budget.in_money else Ledger).unpack(packed)
 
 
 def _few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:

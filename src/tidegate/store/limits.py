@@ -81,7 +81,9 @@ class StoreLimits:
 
     def _keep_debts(self, settlements: Sequence[Settlement]) -> None:
         owed = [
-            replace(one, unsent_requests=0) for one in settlements if one.used_tokens > one.reserved_tokens
+            replace(one, unsent_requests=0)
+            for one in map(_debts, settlements)
+            if one.used_tokens > one.reserved_tokens or one.used_nano > 0
         ] + self._to_settle
         self._to_settle = owed[-_SETTLEMENTS_MAX:]
 
@@ -92,6 +94,12 @@ class StoreLimits:
             return await self._store.share_slots(worker_id, wanted, in_use, caps)
         except StoreUnavailable as error:
             raise _explained(error) from error
+
+
+def _debts(one: Settlement) -> Settlement:
+    """What of it may be said a second time: a side that would give something back is left out."""
+    tokens = (one.reserved_tokens, one.used_tokens) if one.used_tokens > one.reserved_tokens else (0, 0)
+    return Settlement(one.grant_id, one.budgets, one.unsent_requests, *tokens, 0, one.used_nano - one.reserved_nano)
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -25,6 +25,8 @@ class _Bill:
     unsent: int = 0
     reserved: int = 0
     used: int = 0
+    reserved_nano: int = 0
+    used_nano: int = 0
 
 
 class Bills:
@@ -38,7 +40,17 @@ class Bills:
         self._settling: asyncio.Task[None] | None = None
         self._closed = False
 
-    def add(self, grant_id: str, budgets: Budgets, *, unsent: int, reserved: int, used: int) -> None:
+    def add(
+        self,
+        grant_id: str,
+        budgets: Budgets,
+        *,
+        unsent: int,
+        reserved: int,
+        used: int,
+        reserved_nano: int = 0,
+        used_nano: int = 0,
+    ) -> None:
         if len(self._bills) >= SETTLEMENTS_MAX:
             # What is never settled stays reserved until it leaves its window: that errs on the side of the limit.
             return
@@ -46,6 +58,8 @@ class Bills:
         bill.unsent += unsent
         bill.reserved += reserved
         bill.used += used
+        bill.reserved_nano += reserved_nano
+        bill.used_nano += used_nano
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle_while_any_is_open())
 
@@ -56,7 +70,9 @@ class Bills:
                     await asyncio.sleep(SETTLE_S)
                 bills, self._bills = self._bills, {}
                 settlements = [
-                    Settlement(grant_id, budgets, bill.unsent, bill.reserved, bill.used)
+                    Settlement(
+                        grant_id, budgets, bill.unsent, bill.reserved, bill.used, bill.reserved_nano, bill.used_nano
+                    )
                     for (grant_id, budgets), bill in bills.items()
                 ]
                 assert self._limits is not None
@@ -67,7 +83,7 @@ class Bills:
                     log.warning("settling_failed", kind=type(error).__name__, why=str(error))
                     continue
                 for (_, budgets), bill in bills.items():
-                    if bill.unsent or bill.used < bill.reserved:
+                    if bill.unsent or bill.used < bill.reserved or bill.used_nano < bill.reserved_nano:
                         self._freed(budgets)
         finally:
             self._settling = None

@@ -4,18 +4,25 @@ Every call that a budget binds takes leave here, right before it is sent. All ca
 port, and only one question is out at a time, so a thousand calls cost a handful of questions. Leave is short-lived: what was not sent goes
 back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
 named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
+
+Money is hard: a call takes the most that it can cost. One that would pass a budget even if all that is in flight were free is refused for
+good, unless the budget renews while the call may wait; one that would not is put off until calls in flight have settled.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets import Ask, Budget, Grant
-from tidegate.core.errors import LimitsUnavailable, Refused, Withheld
+from tidegate.core.budgets import Ask, Bound, Budget, Grant
+from tidegate.core.budgets_money import RESERVED_MS
+from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
+from tidegate.core.policy_rules import STATUSES, Code
 from tidegate.core.ports import Clock, Limits
+from tidegate.core.prices import units_text
 from tidegate.upstream.bills import Bills
 
 log = structlog.get_logger(__name__)
@@ -41,6 +48,9 @@ Budgets = tuple[Budget, ...]
 
 EXCEEDS_LIMIT = "request_exceeds_limit"
 
+# What callers call those who pay.
+PAYERS = {Bound.TENANT: "organization", Bound.JOB: "batch"}
+
 
 class LeaveDied(Exception):
     """The leave ran out before the first byte was written: nothing was sent, and the call takes a new one."""
@@ -49,14 +59,17 @@ class LeaveDied(Exception):
 class Leave:
     """Leave to send one call until a moment. `begun` says that it was sent under it."""
 
-    __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "tokens")
+    __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
 
-    def __init__(self, clock: Clock, budgets: Budgets, grant_id: str, tokens: int, dies_ms: float) -> None:
+    def __init__(
+        self, clock: Clock, budgets: Budgets, grant_id: str, tokens: int, dies_ms: float, nano: int = 0
+    ) -> None:
         self._clock = clock
         self.budgets = budgets
         self.grant_id = grant_id
         self.tokens = tokens
         self.dies_ms = dies_ms
+        self.nano = nano
         self.begun = False
 
     def begin(self) -> None:
@@ -68,19 +81,24 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a call's budgets come to: those that bind at all, and the most tokens that one call can ever be granted."""
+    """What a call's budgets come to: those that bind at all, and the most tokens and money that one call can ever be granted."""
 
     budgets: Budgets
     counts_tokens: bool
     tokens_max: int
+    counts_money: bool = False
+    nano_max: int = 0
+    poorest: Budget | None = None
 
 
 class _Waiter:
-    __slots__ = ("answer", "tokens")
+    __slots__ = ("answer", "give_up_ms", "nano", "tokens")
 
-    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int) -> None:
+    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int, nano: int, give_up_ms: float) -> None:
         self.answer = answer
         self.tokens = tokens
+        self.nano = nano
+        self.give_up_ms = give_up_ms
 
 
 class Purse:
@@ -117,10 +135,13 @@ class Purse:
         self._forget_what_passed(self._clock.monotonic_ms())
         return {budget.id: until_ms for budget, until_ms in self._spent.items()}
 
-    async def take(self, terms: Terms, tokens: int, *, is_bound: bool) -> Leave:
+    async def take(
+        self, terms: Terms, tokens: int, *, is_bound: bool, nano: int = 0, give_up_ms: float = math.inf
+    ) -> Leave:
         """Leave to send one call that may take so many tokens; Withheld when there is none now.
 
-        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent.
+        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `nano` is the
+        most that it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.
         """
         if self._limits is None or self._closed:
             raise self._unreachable("nothing keeps the shared budgets here: check the store's settings")
@@ -136,7 +157,9 @@ class Purse:
                     code=EXCEEDS_LIMIT,
                 )
             tokens = terms.tokens_max
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens)
+        if nano > terms.nano_max and terms.poorest is not None:
+            raise overspent(terms.poorest, nano, terms.nano_max)
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, nano, give_up_ms)
         self._waiting.setdefault(terms.budgets, []).append(waiter)
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
@@ -149,12 +172,22 @@ class Purse:
 
     def give_back(self, leave: Leave) -> None:
         """Nothing was sent under this leave."""
-        self._bills.add(leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0)
+        self._bills.add(
+            leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0, reserved_nano=leave.nano
+        )
 
-    def used(self, leave: Leave, tokens: int) -> None:
-        """What was sent under this leave really took so many tokens."""
-        if leave.tokens != tokens and self.terms(leave.budgets).counts_tokens:
-            self._bills.add(leave.grant_id, leave.budgets, unsent=0, reserved=leave.tokens, used=tokens)
+    def used(self, leave: Leave, tokens: int, nano: int | None = None) -> None:
+        """What was sent under this leave really took so many tokens, and so much money: without a number, all that was set aside."""
+        if leave.nano or nano or (leave.tokens != tokens and self.terms(leave.budgets).counts_tokens):
+            self._bills.add(
+                leave.grant_id,
+                leave.budgets,
+                unsent=0,
+                reserved=leave.tokens,
+                used=tokens,
+                reserved_nano=leave.nano,
+                used_nano=leave.nano if nano is None else nano,
+            )
 
     def _freed(self, budgets: Budgets) -> None:
         """The moment that a spent budget named is too late once something was given back: it is asked again soon, and not at once,
@@ -185,7 +218,10 @@ class Purse:
         now_ms = self._clock.monotonic_ms()
         parts = [(budgets, self._next_part(budgets, now_ms)) for budgets in list(self._waiting)]
         parts = [(budgets, part) for budgets, part in parts if part]
-        asks = [Ask(budgets, len(part), sum(waiter.tokens for waiter in part)) for budgets, part in parts]
+        asks = [
+            Ask(budgets, len(part), sum(waiter.tokens for waiter in part), sum(waiter.nano for waiter in part))
+            for budgets, part in parts
+        ]
         if not asks:
             return
         assert self._limits is not None
@@ -236,20 +272,25 @@ class Purse:
         for budget in budgets:
             metrics.limits_granted_requests.of(budget.bound).inc(grant.requests)
             metrics.limits_granted_tokens.of(budget.bound).inc(grant.tokens)
-        requests, tokens = grant.requests, grant.tokens
+        requests, tokens, nano = grant.requests, grant.tokens, grant.nano
         counts_tokens = self.terms(budgets).counts_tokens
         left: list[_Waiter] = []
         for waiter in part:
             if waiter.answer.done():
                 continue
-            if requests and (not counts_tokens or waiter.tokens <= tokens):
+            if requests and (not counts_tokens or waiter.tokens <= tokens) and waiter.nano <= nano:
                 requests -= 1
                 tokens -= waiter.tokens
-                waiter.answer.set_result(Leave(self._clock, budgets, grant.id, waiter.tokens, dies_ms))
+                nano -= waiter.nano
+                waiter.answer.set_result(Leave(self._clock, budgets, grant.id, waiter.tokens, dies_ms, waiter.nano))
             else:
                 left.append(waiter)
-        if requests or (counts_tokens and tokens > 0):
-            self._bills.add(grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0)
+        if requests or (counts_tokens and tokens > 0) or nano > 0:
+            self._bills.add(
+                grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0, reserved_nano=max(nano, 0)
+            )
+        if grant.tightest and left:
+            left = self._without_the_poor(budgets, grant, left)
         if not left:
             return
         if grant.requests and not grant.wait_ms:
@@ -257,7 +298,49 @@ class Purse:
                 self._one_by_one.add(budgets)
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
-        self._say_spent(budgets, grant, left)
+        lacking = next((budget for budget in budgets if budget.in_money and budget.id == grant.spent), None)
+        if lacking is None:
+            self._say_spent(budgets, grant, left)
+        elif len(part) > 1:
+            # They were asked for as if each cost the same: alone, some of them may fit.
+            self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
+        else:
+            self._say_reserved(budgets, lacking, left[0])
+
+    def _without_the_poor(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> list[_Waiter]:
+        """Turn away those who would pass a budget in money even if all that is in flight were free; gives the others."""
+        now_ms = self._clock.monotonic_ms()
+        tightest = next(budget for budget in budgets if budget.id == grant.tightest)
+        others = []
+        for waiter in left:
+            if waiter.nano <= grant.left_nano:
+                others.append(waiter)
+            elif now_ms + grant.renews_ms > waiter.give_up_ms:
+                waiter.answer.set_exception(overspent(tightest, waiter.nano, grant.left_nano))
+            else:
+                until_ms = now_ms + min(max(grant.renews_ms, SPENT_MS_MIN), SPENT_MS_MAX)
+                waiter.answer.set_exception(_spent(tightest.id, until_ms))
+        metrics.limits_spent.of(tightest.bound).inc(len(left) - len(others))
+        return others
+
+    def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
+        """Calls in flight have the rest of a budget in money set aside: whoever needs as much as this one, or more, hears the same."""
+        until_ms = self._clock.monotonic_ms() + RESERVED_MS
+        waiting = self._waiting.pop(budgets, [])
+        smaller = [waiter for waiter in waiting if waiter.nano < first.nano]
+        if smaller:
+            self._waiting[budgets] = smaller
+        for waiter in [first, *(waiter for waiter in waiting if waiter.nano >= first.nano)]:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(
+                    Withheld(
+                        f"the rest of the budget of {lacking.id} is set aside for calls in flight",
+                        until_ms=until_ms,
+                        spent=lacking.id,
+                        code=Code.BUDGET_RESERVED,
+                    )
+                )
 
     def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -317,12 +400,28 @@ def _terms(budgets: Budgets) -> Terms:
     binding = tuple(
         budget
         for budget in budgets
-        if any(limit.enabled and (limit.requests, limit.tokens) != (None, None) for limit in budget.limits)
+        if any(
+            limit.enabled and (limit.requests, limit.tokens, limit.nano) != (None, None, None)
+            for limit in budget.limits
+        )
     )
-    allowed = [
-        limit.tokens for budget in binding for limit in budget.limits if limit.enabled and limit.tokens is not None
-    ]
-    return Terms(binding, bool(allowed), min(allowed, default=0))
+    limits = [(limit, budget) for budget in binding for limit in budget.limits if limit.enabled]
+    tokens = [limit.tokens for limit, _ in limits if limit.tokens is not None]
+    money = [(limit.nano, budget) for limit, budget in limits if limit.nano is not None]
+    nano_max, poorest = min(money, key=lambda one: one[0], default=(0, None))
+    return Terms(binding, bool(tokens), min(tokens, default=0), bool(money), nano_max, poorest)
+
+
+def overspent(budget: Budget, nano: int, left_nano: int) -> Overspent:
+    whose = PAYERS.get(budget.bound, budget.bound.value)
+    if left_nano <= 0:
+        message = f"the budget of this {whose} is spent: have it raised, or wait until it renews"
+    else:
+        message = (
+            f"this may cost up to {units_text(nano)}, and the budget of this {whose} has {units_text(left_nano)} left: "
+            "lower max_tokens, or have the budget raised"
+        )
+    return Overspent(message, status=STATUSES[Code.BUDGET_EXCEEDED], code=Code.BUDGET_EXCEEDED)
 
 
 def _spent(name: str, until_ms: float) -> Withheld:

@@ -1,0 +1,76 @@
+"""What is counted of one budget in money: what was spent or is set aside in each period, and which part of it is still in flight.
+
+It is hard: nothing goes that could pass the limit, and there is no going alone with a debt. A call's leave sets aside the most that it can
+cost; settling replaces that by what it did cost. What was never settled (its process died) counts as spent for good, and as in flight for
+an hour: for so long one who finds no room is told to wait, not that the budget is gone. Amounts are nano-units; whose, nobody here knows.
+"""
+
+from tidegate.core import budgets_window
+from tidegate.core.budgets import TOKENS_MAX, Limit, Period
+from tidegate.core.budgets_ledger import Ledger
+from tidegate.core.budgets_window import Window
+
+# When it is worth asking again while calls in flight have the rest of a budget set aside.
+RESERVED_MS = 250
+
+
+class MoneyLedger(Ledger):
+    """Of each pair, the first window is what is in flight, the second what counts against the limit."""
+
+    __slots__ = ()
+
+    def fits(self, limit: Limit, now: int, requests: int, each: int) -> int:
+        if limit.nano is None or each <= 0:
+            return requests
+        return min(requests, self._rolled(limit, now)[1].room(now, limit.nano) // each)
+
+    def take(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
+        in_flight, taken = self._rolled(limit, now)
+        in_flight.add(now, tokens)
+        taken.add(now, tokens)
+
+    def left(self, limit: Limit, now: int) -> int:
+        """What there is left if all that is in flight costs nothing."""
+        if limit.nano is None:
+            return TOKENS_MAX
+        in_flight, taken = self._rolled(limit, now)
+        return min(limit.nano, max(0, limit.nano - taken.taken() + in_flight.taken()))
+
+    def wait(self, limit: Limit, now: int, each: int) -> int:
+        if limit.nano is None or self.fits(limit, now, 1, each):
+            return 0
+        if self.left(limit, now) >= each:
+            return RESERVED_MS
+        return self.renews(limit, now, each)
+
+    def renews(self, limit: Limit, now: int, each: int) -> int:
+        """How long until the limit has room for this much by the calendar alone."""
+        if limit.nano is None:
+            return 0
+        return self._rolled(limit, now)[1].wait(now, limit.nano, each)
+
+    def settle(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
+        in_flight, taken = self._rolled(limit, now)
+        in_flight.give_back(granted_at, reserved, owed=False)
+        if used > reserved:
+            taken.owe(min(used - reserved, TOKENS_MAX))
+        elif used < reserved:
+            taken.give_back(granted_at, reserved - used, owed=False)
+        taken.roll(now, limit.nano)
+
+    @staticmethod
+    def _fresh(period: Period) -> tuple[Window, Window]:
+        return budgets_window.fresh(Period.HOUR), budgets_window.fresh(period)
+
+    @staticmethod
+    def _unpack(period: Period, first: list[int], second: list[int]) -> tuple[Window, Window]:
+        return budgets_window.unpack(Period.HOUR, first), budgets_window.unpack(period, second)
+
+    @staticmethod
+    def _roll(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
+        windows[0].roll(now, None)
+        windows[1].roll(now, limit.nano)
+
+    @staticmethod
+    def _fill(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
+        windows[1].add(now, limit.nano or 0)
