@@ -343,3 +343,13 @@ create table usage (
     primary key (day, job_id, model, deployment)
 );
 create index usage_by_tenant on usage (tenant_id, day);
+
+-- Deployments and resources that an operator added at run time, beside those in the settings; `routing_number` in meta counts the changes.
+create table routing (
+    kind text not null check (kind in ('deployment', 'resource')),
+    name text not null,
+    document text not null,
+    revision bigint not null,
+    changed_at bigint not null,
+    primary key (kind, name)
+);

@@ -16,17 +16,31 @@ from tidegate.store.outcomes import Outcomes
 from tidegate.store.presence import Presence
 from tidegate.store.prospects import Prospects
 from tidegate.store.queries import schema_for
+from tidegate.store.routing import Routing
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
 from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class Store(
-    Budgets, Files, Flows, Jobs, Keys, Outcomes, Presence, Prospects, Slices, Snapshots, Switches, UsageBook, Workers
+    Budgets,
+    Files,
+    Flows,
+    Jobs,
+    Keys,
+    Outcomes,
+    Presence,
+    Prospects,
+    Routing,
+    Slices,
+    Snapshots,
+    Switches,
+    UsageBook,
+    Workers,
 ):
     """One Store over one driver."""
 

@@ -1,0 +1,97 @@
+"""Verbs about the deployments and resources that an operator adds while everything runs.
+
+What such an entry says is a document that the settings understand; here it is text. Each change has a number, and an entry's last one is
+its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen.
+"""
+
+from dataclasses import dataclass
+
+from tidegate.core.errors import LostRace
+from tidegate.store.driver import Tx
+from tidegate.store.table import Table
+
+ENTRIES_MAX = 10_000
+DEPLOYMENT = "deployment"
+RESOURCE = "resource"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingEntry:
+    """One deployment or resource as it was last written."""
+
+    kind: str
+    name: str
+    document: str
+    revision: int
+    changed_at: int
+
+
+class RoutingFull(LostRace):
+    """There are as many entries as there may be."""
+
+
+class Routing(Table):
+    async def routing_number(self) -> int:
+        """The number of the last change; 0 while there was none."""
+
+        async def body(tx: Tx) -> int:
+            row = await tx.one("routing_number")
+            return 0 if row is None else int(row[0])
+
+        return await self._driver.read(body)
+
+    async def routing(self) -> tuple[int, list[RoutingEntry]]:
+        """Every entry, and the number of the last change that they show."""
+
+        async def body(tx: Tx) -> tuple[int, list[RoutingEntry]]:
+            row = await tx.one("routing_number")
+            entries = [RoutingEntry(*found) for found in await tx.all("routing_all")]
+            return (0 if row is None else int(row[0])), entries
+
+        return await self._driver.read(body)
+
+    async def put_routing(self, kind: str, name: str, document: str, seen: int) -> int:
+        """Write an entry whose revision is still the one that was seen, 0 for one that was not there. Gives the new one.
+
+        What already says the same stays as it is, so a repeat does no harm. Raises LostRace where someone else was first.
+        """
+
+        async def body(tx: Tx) -> int | None:
+            number = await tx.one("routing_number_next")
+            assert number is not None
+            row = await tx.one("routing_one", kind=kind, name=name)
+            if row is not None and row[0] == document:
+                return int(row[1])
+            if (0 if row is None else int(row[1])) != seen:
+                return None
+            if row is None:
+                count = await tx.one("routing_count")
+                if count is not None and int(count[0]) >= ENTRIES_MAX:
+                    return 0
+            await tx.all("routing_put", kind=kind, name=name, document=document, revision=number[0])
+            return int(number[0])
+
+        revision = await self._driver.write(body)
+        if revision is None:
+            raise LostRace(f"the {kind} {name!r} was changed meanwhile")
+        if not revision:
+            raise RoutingFull(f"there are {ENTRIES_MAX:,} deployments and resources already; remove some first")
+        return revision
+
+    async def drop_routing(self, kind: str, name: str, seen: int) -> bool:
+        """Remove an entry whose revision is still the one that was seen. False when there is none; LostRace when it is another."""
+
+        async def body(tx: Tx) -> bool | None:
+            await tx.one("routing_number_next")
+            row = await tx.one("routing_one", kind=kind, name=name)
+            if row is None:
+                return False
+            if int(row[1]) != seen:
+                return None
+            await tx.all("routing_drop", kind=kind, name=name)
+            return True
+
+        dropped = await self._driver.write(body)
+        if dropped is None:
+            raise LostRace(f"the {kind} {name!r} was changed meanwhile")
+        return dropped

@@ -1,0 +1,79 @@
+"""What every store does with deployments and resources that are added at run time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.contracts.store_world import World
+from tidegate.core.errors import LostRace
+from tidegate.store import routing
+from tidegate.store.routing import RoutingFull
+
+pytestmark = pytest.mark.anyio
+
+ONE, TWO = '{"url": "http://one"}', '{"url": "http://two"}'
+
+
+async def test_every_process_sees_each_change_by_its_number(world: World) -> None:
+    other = await world.open_another()
+    before = await other.routing_number()
+    first = await world.store.put_routing("deployment", "a/1", ONE, 0)
+    assert await other.routing_number() == first > before
+    second = await world.store.put_routing("deployment", "a/1", TWO, first)
+    number, entries = await other.routing()
+    assert number == second > first
+    assert [(one.kind, one.name, one.document, one.revision) for one in entries] == [("deployment", "a/1", TWO, second)]
+    assert await world.store.drop_routing("deployment", "a/1", second)
+    number, entries = await other.routing()
+    assert number > second
+    assert entries == []
+    assert not await world.store.drop_routing("deployment", "a/1", second)
+
+
+async def test_a_deployment_and_a_resource_may_have_one_name(world: World) -> None:
+    await world.store.put_routing("deployment", "chat", ONE, 0)
+    await world.store.put_routing("resource", "chat", "{}", 0)
+    _, entries = await world.store.routing()
+    assert [(one.kind, one.name) for one in entries] == [("deployment", "chat"), ("resource", "chat")]
+
+
+async def test_of_two_operators_the_second_is_told(world: World) -> None:
+    other = await world.open_another()
+    seen = await world.store.put_routing("deployment", "a", ONE, 0)
+    with pytest.raises(LostRace):
+        await other.put_routing("deployment", "a", TWO, 0)
+    await world.store.put_routing("deployment", "a", TWO, seen)
+    with pytest.raises(LostRace):
+        await other.put_routing("deployment", "a", '{"url": "http://three"}', seen)
+    with pytest.raises(LostRace):
+        await other.drop_routing("deployment", "a", seen)
+    _, entries = await world.store.routing()
+    assert [one.document for one in entries] == [TWO]
+
+
+async def test_of_many_at_once_exactly_one_is_first(world: World) -> None:
+    stores = [world.store, await world.open_another()]
+    tries = [
+        store.put_routing("deployment", "a", f'{{"url": "http://{index}-{turn}"}}', 0)
+        for turn in range(4)
+        for index, store in enumerate(stores)
+    ]
+    ends = await asyncio.gather(*tries, return_exceptions=True)
+    assert sum(isinstance(end, int) for end in ends) == 1
+    assert sum(isinstance(end, LostRace) for end in ends) == len(tries) - 1
+
+
+async def test_a_repeat_changes_nothing(world: World) -> None:
+    first = await world.store.put_routing("resource", "chat", ONE, 0)
+    assert await world.store.put_routing("resource", "chat", ONE, 0) == first
+    assert await world.store.put_routing("resource", "chat", ONE, 12345) == first
+
+
+async def test_there_are_only_so_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "ENTRIES_MAX", 2)
+    await world.store.put_routing("deployment", "a", ONE, 0)
+    await world.store.put_routing("resource", "b", ONE, 0)
+    with pytest.raises(RoutingFull, match="remove some first"):
+        await world.store.put_routing("deployment", "c", ONE, 0)
