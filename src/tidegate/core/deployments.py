@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from tidegate.core.budgets import Limit
 from tidegate.core.errors import SettingsError
+from tidegate.core.prices import Price
 
 
 class Engine(StrEnum):
@@ -158,7 +159,7 @@ class Deployment:
 
     Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it bears is learned from a safe beginning.
     `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
-    its own, where it is neither vLLM nor SGLang.
+    its own, where it is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0: nobody knows.
     """
 
     name: str
@@ -181,6 +182,8 @@ class Deployment:
     metrics_names: Mapping[str, str] = field(default_factory=dict)
     hints: Hints = Hints()
     serves: Serves = Serves.BOTH
+    price: Price | None = None
+    output_tokens_max: int = 0
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"
@@ -216,6 +219,10 @@ class Deployment:
         """The most calls that batch work ever has in flight here, over all processes."""
         return max(1, int(self.max_in_flight * self.batch_fraction))
 
+    def is_same_server(self, other: "Deployment") -> bool:
+        """Whether calls to both reach the same server as the same caller: then what was learned of one holds for the other."""
+        return (self.url, self.engine, self.api_key, self.tls) == (other.url, other.engine, other.api_key, other.tls)
+
     def url_of(self, endpoint: str) -> str:
         """Where an endpoint lies: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
         base = self.url.rstrip("/")
@@ -249,11 +256,15 @@ def _check_url(where: str, url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name."""
+    """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name.
+
+    `fallbacks` name other resources or models, in order: a call goes on to them when it can be neither done nor billed yet.
+    """
 
     name: str
     model: str
     limits: tuple[Limit, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

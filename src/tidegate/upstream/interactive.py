@@ -8,7 +8,7 @@ it, and never after its first byte. A flex call takes batch's places instead and
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +37,6 @@ from tidegate.upstream.purse import LeaveDied, Purse
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
-from tidegate.upstream.transport import OpenLine
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +78,6 @@ class BatchSide:
 class Interactive:
     def __init__(
         self,
-        lanes: Sequence[Lane],
         batch: BatchSide,
         purse: Purse,
         reserve: Reserve,
@@ -89,9 +87,6 @@ class Interactive:
         pool_timeout_s: float,
         patience_ms: float,
     ) -> None:
-        self._lines: dict[str, OpenLine] = {
-            lane.deployment.name: lane.line for lane in lanes if isinstance(lane.line, OpenLine)
-        }
         self._batch = batch
         self._purse = purse
         self._reserve = reserve
@@ -246,13 +241,14 @@ class Interactive:
         model = ask.call.model
         place = Place(
             lane,
+            ask.call,
             is_flex=bool(ask.flex_wait_s),
             counted=lambda more: self._batch.count(route, model, more),
             changed=self._changed,
         )
 
         def closed(error: UpstreamError | None, came_whole: bool) -> UpstreamError | None:
-            place.leave()
+            place.leave(refused=error is not None and error.status in (429, 503))
             if is_probe:
                 lane.breaker.end_probe()
             learned = None
@@ -285,7 +281,8 @@ class Interactive:
     ) -> Passage:
         call = ask.call
         body = route.body(shaped.body)
-        line = self._lines[lane.deployment.name]
+        line = lane.open_line
+        assert line is not None
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if terms.counts_tokens else 0
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET

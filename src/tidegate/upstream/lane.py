@@ -26,7 +26,7 @@ from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
 from tidegate.upstream.tides import LaneTide
-from tidegate.upstream.transport import Line
+from tidegate.upstream.transport import Line, OpenLine
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
@@ -71,9 +71,6 @@ class DeploymentStatus:
 
 class Lane:
     def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
-        self.deployment = deployment
-        self.line = line
-        self.control = control
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget)
         self.in_flight = 0
@@ -88,15 +85,7 @@ class Lane:
         self._unseen_rounds = 0
         self.highest = 0
         self.tokens_in_flight = 0
-        self.tokens_max = deployment.tokens_in_flight_max
         self.discovered: Limit | None = None
-        self.budgets = self._budgets()
-        self.hinter = Hinter(deployment)
-        self.is_plain = self._is_plain()
-        is_anthropic = deployment.engine is Engine.ANTHROPIC
-        self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
-        self.weight = deployment.weight
-        self.total_s = deployment.total_timeout_s
         self.rests_until_ms = 0.0
         self.answered = 0
         self.failures: Counter[str] = Counter()
@@ -107,6 +96,24 @@ class Lane:
         self._throttled_in_a_row = 0
         self._forbidden_in_a_row = 0
         self._forbidden: OrderedDict[str, int] = OrderedDict()
+        self.become(deployment, line, control)
+
+    def become(self, deployment: Deployment, line: Line, control: Line) -> None:
+        """The same server under another agreement: what is in flight and what was learned stay."""
+        self.deployment = deployment
+        self.line = line
+        self.open_line = line if isinstance(line, OpenLine) else None
+        self.control = control
+        self.slots = min(self.slots, deployment.batch_in_flight_max)
+        self.tokens_max = deployment.tokens_in_flight_max
+        self.budgets = self._budgets()
+        self.hinter = Hinter(deployment)
+        self.is_plain = self._is_plain()
+        is_anthropic = deployment.engine is Engine.ANTHROPIC
+        self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
+        self.weight = deployment.weight
+        self.total_s = deployment.total_timeout_s
+        self._urls.clear()
 
     def url(self, endpoint: str) -> URL:
         url = self._urls.get(endpoint)

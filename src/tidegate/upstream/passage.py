@@ -16,6 +16,7 @@ from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import Leave, Purse
 from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.streams import Stream
+from tidegate.upstream.tides import Flight
 
 # The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
 UNSEEN_FIRST_TOKEN_S = 1.0
@@ -26,15 +27,17 @@ Closed = Callable[[UpstreamError | None, bool], UpstreamError | None]
 
 
 class Place:
-    """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's."""
+    """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's: in the tide too, which
+    never takes it back, for somebody waits for it."""
 
-    __slots__ = ("_changed", "_counted", "_timer", "_waits", "is_flex", "lane")
+    __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "lane")
 
     def __init__(
-        self, lane: Lane, *, is_flex: bool, counted: Callable[[int], None], changed: Callable[[Lane], None]
+        self, lane: Lane, call: Call, *, is_flex: bool, counted: Callable[[int], None], changed: Callable[[Lane], None]
     ) -> None:
         self.lane = lane
         self.is_flex = is_flex
+        self._flight: Flight | None = None
         self._counted = counted
         self._changed = changed
         self._waits = not is_flex
@@ -43,13 +46,16 @@ class Place:
             lane.in_flight += 1
             lane.highest = max(lane.highest, lane.in_flight)
             counted(1)
+            if lane.tide is not None:
+                self._flight = lane.tide.begin(call.idempotency_key, call.body)
         else:
             lane.interactive_in_flight += 1
             lane.interactive_awaiting += 1
             changed(lane)
 
     def is_not_streamed(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(UNSEEN_FIRST_TOKEN_S, self.first_token)
+        if self._waits:
+            self._timer = asyncio.get_running_loop().call_later(UNSEEN_FIRST_TOKEN_S, self.first_token)
 
     def first_token(self) -> None:
         """The prompt is done with."""
@@ -57,13 +63,17 @@ class Place:
             self._waits = False
             self.lane.interactive_awaiting -= 1
             self._changed(self.lane)
+        elif self._flight is not None and self.lane.tide is not None:
+            self.lane.tide.first_token(self._flight)
 
-    def leave(self) -> None:
+    def leave(self, *, refused: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self.is_flex:
             self.lane.in_flight -= 1
             self._counted(-1)
+            if self._flight is not None and self.lane.tide is not None:
+                self.lane.tide.end(self._flight, None, refused=refused)
             return
         if self._waits:
             self._waits = False

@@ -8,7 +8,8 @@ goes on to another deployment only when the first can neither have done nor bill
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -17,6 +18,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import (
     HandedBack,
     KeyRejected,
+    Overspent,
     PoolExhausted,
     Refused,
     SettingsError,
@@ -27,24 +29,27 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
-from tidegate.core.schedule import Reason
+from tidegate.core.prices import Price
 from tidegate.upstream import classify
-from tidegate.upstream.breaker import BreakerState
 from tidegate.upstream.delivery import Delivery
 from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
+from tidegate.upstream.lanes import Lanes
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.purse import EXCEEDS_LIMIT, Leave, LeaveDied, Purse
-from tidegate.upstream.reserve import Reserve
-from tidegate.upstream.routes import Route, routes, stick
+from tidegate.upstream.reserve import UNBOUNDED, Reserve
+from tidegate.upstream.room import Room
+from tidegate.upstream.routes import Route, Routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
-from tidegate.upstream.tides import READY_MAX, TideLoop, tide_of
+from tidegate.upstream.tides import TideLoop, tide_of
 from tidegate.upstream.transport import AiohttpTransport, Reply, Transport
 from tidegate.upstream.waiters import Missing, Waiters
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 # Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look ill.
 CONTROL_LIMITS = HttpLimits(
@@ -56,8 +61,6 @@ CONTROL_LIMITS = HttpLimits(
     kept_alive_max=4,
     response_bytes_max=1024 * 1024,
 )
-
-PROBE_ANSWER_MS = 1_000
 
 # Calls of one tenant that wait for its budget must not take the place of everyone else's.
 BUDGET_WAITERS_MAX = 16
@@ -81,35 +84,37 @@ class Router:
         self._clock = clock
         self._entropy = entropy
         capacity = capacity or Capacity()
-        self._patience_ms = (policy or LanePolicy()).patience_ms
-        self._lanes: dict[str, Lane] = {}
+        policy = policy or LanePolicy()
+        self._patience_ms = policy.patience_ms
+        self._routes = Routes()
         self._budget_waiters: Counter[str] = Counter()
-        for deployment in deployments:
-            if deployment.name in self._lanes:
-                raise SettingsError(f"two deployments are named {deployment.name!r}: give each a name of its own")
-            lane = Lane(deployment, transport.line(deployment), control.line(deployment), policy or LanePolicy())
-            self._lanes[deployment.name] = lane
         self._purse = Purse(capacity.limits, clock)
-        missing = Missing(self._purse, clock, self._ready_at_ms, self._wait_ms)
-        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._hurry)
+        caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
+        self._caps = caps if caps.caps else None
+        self._room = Room(self._purse, clock, self._patience_ms, self._caps, transport.free_slots)
+        missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms)
+        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
         self._room_heard: list[Callable[[], None]] = []
-        for lane in self._lanes.values():
-            lane.tide = tide_of(lane.deployment, lane.control, clock, self._has_room, self._waiters.wake)
-        tides = [lane.tide for lane in self._lanes.values() if lane.tide is not None]
-        self._tides = TideLoop(tides, clock, capacity.fleet, capacity.worker_id)
-        self._routes, self._any = routes(self._lanes.values(), resources)
+        self._lanes = Lanes(
+            transport,
+            control,
+            policy,
+            lambda one, line: tide_of(one, line, clock, self._has_room, self._waiters.wake),
+        )
+        self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id)
+        self._shared: SharedSlots | None = None
+        for why in self.replace(deployments, resources).values():
+            raise SettingsError(why)
         self._reserve = Reserve()
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
         self._rests = capacity.rests
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, capacity.rests)
-        caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
-        self._caps = caps if caps.caps else None
-        self._shared: SharedSlots | None = None
         if capacity.worker_id is not None and capacity.limits is not None:
-            lanes = [lane for lane in self._lanes.values() if lane.deployment.takes_batch]
-            self._shared = SharedSlots(capacity.limits, capacity.worker_id, lanes, caps, capacity.rests, self._has_room)
+            self._shared = SharedSlots(
+                capacity.limits, capacity.worker_id, self._lanes.for_batch(), caps, capacity.rests, self._has_room
+            )
+            self._room.shared = self._shared
         self._interactive = Interactive(
-            list(self._lanes.values()),
             BatchSide(self._choose, self._waiters.wait, self._learn, self._count, self._waiters.wake),
             self._purse,
             self._reserve,
@@ -120,14 +125,36 @@ class Router:
         )
         self._interactive.watch(self._interactive_changed)
 
+    # Where calls may go.
+
+    def replace(self, deployments: Iterable[Deployment], resources: Iterable[Resource]) -> dict[str, str]:
+        """Serve these from now on, and say which of them cannot be used and why: those are left out.
+
+        What is in flight at a deployment that is gone, or now is another server, ends there; who waits looks again. A deployment that only
+        has other terms keeps its calls, its health and what was learned of it.
+        """
+        refused = self._lanes.serve(deployments, is_alone=self._shared is None)
+        refused |= self._routes.lead(self._lanes.values(), resources)
+        self._tides.serve(self._lanes.tides())
+        if self._shared is not None:
+            self._shared.serve(self._lanes.for_batch())
+        self._has_room()
+        return refused
+
+    def names(self) -> list[str]:
+        """Every model and resource that leads to a deployment; one that serves any model adds none."""
+        return self._routes.names()
+
     # Interactive calls.
 
     def takes_interactive(self, model: str) -> bool:
-        return bool(self._route(model).interactive_lanes)
+        route = self._route(model)
+        return any(one.interactive_lanes for one in (route, *route.fallbacks))
 
     async def open(self, ask: Ask) -> Passage:
         """Begin an interactive call: its answer, whole or from its first byte on."""
-        return await self._interactive.open(self._route(ask.call.model), ask)
+        route = self._route(ask.call.model)
+        return await self._along(route, ask.call, lambda one: self._interactive.open(one, ask))
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
@@ -145,55 +172,25 @@ class Router:
     # What the engine asks before it sends.
 
     def knows(self, model: str) -> bool:
-        return bool(self._route(model).lanes)
+        route = self._route(model)
+        return bool(route.lanes) or any(one.lanes for one in route.fallbacks)
 
     def free_slots(self, model: str) -> int:
-        now_ms = self._clock.monotonic_ms()
-        route = self._route(model)
-        free = 0
-        for lane in route.lanes if self._has_slots() else ():
-            if (lane.budgets or route.own_budgets) and self._opens_at_ms(route, lane) > now_ms:
-                continue
-            # Where calls are let in one by one, a few stand ready: not all that there are.
-            free += max(0, lane.free_slots(now_ms) - max(0, lane.standing - READY_MAX))
-        if self._caps is not None and free:
-            free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
-        if self._shared is not None:
-            for lane in route.lanes:
-                lane.is_asked = True
-            if not free:
-                self._hurry()
-        return min(free, self._transport.free_slots()) if free else 0
-
-    def _has_slots(self) -> bool:
-        return self._shared is None or self._shared.is_current
+        return self._room.free(self._route(model), model)
 
     def rests_until_ms(self, model: str) -> float:
-        route = self._route(model)
-        if not route.lanes:
-            return 0.0
-        now_ms = self._clock.monotonic_ms()
-        at_ms = min(self._rest_ends_ms(route, lane, now_ms) for lane in route.lanes)
-        return at_ms if at_ms > now_ms else 0.0
+        return self._room.rests_until_ms(self._route(model))
 
     def closed(self, model: str) -> str:
         """Why nothing may be sent to this model now; empty while something may."""
-        route, now_ms = self._route(model), self._clock.monotonic_ms()
-        if not route.lanes or self.free_slots(model):
-            return ""
-        lanes = [lane for lane in route.lanes if lane.ready_at_ms() <= now_ms]
-        if not lanes:
-            return Reason.UNHEALTHY if all(lane.breaker.is_open for lane in route.lanes) else Reason.RESTING
-        if all(self._opens_at_ms(route, lane) > now_ms for lane in lanes):
-            return Reason.BUDGET_SPENT
-        if all(lane.tide is not None and lane.slots > lane.in_flight >= lane.tide.calls for lane in lanes):
-            return Reason.TIDE_CLOSED
-        return Reason.NO_AVAILABLE_SLOTS
+        return self._room.closed(self._route(model), model)
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
         """What binds calls for this name, for each deployment that could take them."""
-        route = self._route(model)
-        return [route.budgets(lane) for lane in route.lanes]
+        return self._room.budgets(self._route(model))
+
+    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
+        return self._room.spent_until_ms(budgets)
 
     def on_room(self, tell: Callable[[], None]) -> None:
         self._room_heard.append(tell)
@@ -204,39 +201,34 @@ class Router:
         for tell in self._room_heard:
             tell()
 
-    def _hurry(self) -> None:
-        if self._shared is not None:
-            self._shared.hurry()
-
     def _interactive_changed(self, deployment: str) -> None:
-        lane = self._lanes[deployment]
-        if lane.tide is not None:
+        lane = self._lanes.get(deployment)
+        if lane is not None and lane.tide is not None:
             lane.tide.interactive_is(lane.interactive_in_flight, lane.interactive_awaiting)
-
-    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
-        at_ms = self._purse.spent_until_ms(budgets) - self._patience_ms
-        return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
-
-    def _opens_at_ms(self, route: Route, lane: Lane) -> float:
-        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
-        budgets = route.budgets(lane)
-        if not budgets:
-            return 0.0
-        return max(self._purse.spent_until_ms(budgets) - self._patience_ms, self._purse.unreachable_until_ms)
-
-    def _ready_at_ms(self, route: Route, lane: Lane) -> float:
-        return max(lane.ready_at_ms(), self._opens_at_ms(route, lane))
-
-    def _rest_ends_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
-        """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
-        at_ms = self._ready_at_ms(route, lane)
-        return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
     # The call itself.
 
     async def send(self, call: Call) -> Answer:
         route = self._route(call.model)
+        if not route.fallbacks:
+            return await self._send_by(route, call)
+        return await self._along(route, call, lambda one: self._send_by(one, call))
+
+    async def _along(self, route: Route, call: Call, go: Callable[[Route], Awaitable[T]]) -> T:
+        """The name's own deployments, then its fallbacks: each only when those before can neither have done nor billed the call."""
+        failed: UpstreamError | None = None
+        for one in (route, *route.fallbacks):
+            try:
+                return await go(one)
+            except (Throttled, Unavailable, KeyRejected, PoolExhausted) as error:
+                if not route.fallbacks or error.code in ("deadline_passed", "lease_over"):
+                    raise
+                log.info("upstream_fallback", model=call.model, failed=one.model_of(call.model), why=error.code)
+                failed = failed or error
+        assert failed is not None
+        raise failed
+
+    async def _send_by(self, route: Route, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
         lane = self._choose(route, call, (), now_ms)
         if lane is None:
@@ -253,7 +245,8 @@ class Router:
                 put_off.append(lane)
                 lane = await self._after_withheld(route, put_off, call, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
-            except (Throttled, Unavailable, KeyRejected) as error:
+            except (Throttled, Unavailable, KeyRejected, Overspent) as error:
+                # What cannot be paid for there may be cheaper elsewhere.
                 tried.append(lane)
                 now_ms = self._clock.monotonic_ms()
                 other = self._choose(route, call, tried, now_ms) if len(route.lanes) > len(tried) else None
@@ -265,13 +258,13 @@ class Router:
                 lane = other
 
     def _route(self, model: str) -> Route:
-        return self._routes.get(model) or self._any
+        return self._routes.of(model)
 
     def _choose(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
         """
-        if not self._has_slots() or (self._caps is not None and self._caps.room(route.model_of(call.model)) < 1):
+        if not self._room.has_slots() or (self._caps is not None and self._caps.room(route.model_of(call.model)) < 1):
             for lane in route.lanes:
                 lane.is_asked = True
             return None
@@ -288,7 +281,7 @@ class Router:
             if lane.tokens_max and not lane.bears(self._reserve.tokens(call, lane.deployment.estimate)):
                 continue
             if lane.budgets or route.own_budgets:
-                if self._opens_at_ms(route, lane) > now_ms:
+                if self._room.opens_at_ms(route, lane) > now_ms:
                     continue
                 if self._purse.spent_until_ms(route.budgets(lane)) > now_ms:
                     spent = lane
@@ -318,7 +311,8 @@ class Router:
             lane.highest = lane.in_flight
         if self._caps is not None:
             self._caps.count(route.model_of(call.model), 1)
-        flight = lane.tide.begin(call.idempotency_key, call.body, call.hand_backs) if lane.tide is not None else None
+        tide = lane.tide
+        flight = tide.begin(call.idempotency_key, call.body, call.hand_backs) if tide is not None else None
         answered: int | None = None
         refused = False
         try:
@@ -332,7 +326,7 @@ class Router:
                     self._delivery.hear(lane, headers)
                 line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
             else:
-                status, line, usage = await self._delivery.send(route, lane, call, total_s)
+                status, line, usage = await self._delivery.send(route, lane, call, total_s, flight)
         except UpstreamError as error:
             failed = self._learn(lane, call, error, bucket)
             refused = error.status in (429, 503)
@@ -348,8 +342,8 @@ class Router:
             return Answer(status, line, usage, lane.deployment.name)
         finally:
             lane.in_flight -= 1
-            if flight is not None and lane.tide is not None:
-                lane.tide.end(flight, answered, refused=refused)
+            if flight is not None and tide is not None:
+                tide.end(flight, answered, refused=refused)
             if self._caps is not None:
                 self._caps.count(route.model_of(call.model), -1)
             if is_probe:
@@ -375,7 +369,7 @@ class Router:
         neither."""
         now_ms = self._clock.monotonic_ms()
         lane = put_off[-1]
-        is_spent = error.code == "budget_spent"
+        is_spent = error.code in Withheld.BRIEF
         is_lanes_own = self._purse.spent_until_ms(route.budgets(lane)) > now_ms
         if len(route.lanes) > 1 and (is_lanes_own or not is_spent):
             other = self._choose(route, call, put_off, now_ms)
@@ -404,7 +398,7 @@ class Router:
     def _learn(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
-        was_withheld = isinstance(error, Withheld) or error.code == EXCEEDS_LIMIT
+        was_withheld = isinstance(error, Withheld | Overspent) or error.code in (EXCEEDS_LIMIT, UNBOUNDED)
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
             (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
@@ -426,7 +420,7 @@ class Router:
         if key is not None and error.body:
             error.body = error.body.replace(key.reveal().encode(), b"***")
         if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._wait_ms(self._route(call.model), now_ms)
+            error.retry_after_ms = self._room.wait_ms(self._route(call.model), now_ms)
         return error
 
     def _say_shut(self, lane: Lane, error: UpstreamError) -> None:
@@ -438,12 +432,6 @@ class Router:
         else:
             log.warning("upstream_shut", deployment=name, why=error.message)
 
-    def _wait_ms(self, route: Route, now_ms: float) -> int | None:
-        wait_ms = math.ceil(
-            min(self._ready_at_ms(route, lane) for lane in route.lanes or route.interactive_lanes) - now_ms
-        )
-        return wait_ms if wait_ms > 0 else None
-
     # What people ask.
 
     def status(self) -> list[DeploymentStatus]:
@@ -454,6 +442,11 @@ class Router:
     def spent(self) -> dict[str, float]:
         """Until which monotonic moment which budgets are spent, as far as is known here."""
         return self._purse.spent()
+
+    def price_of(self, name: str) -> Price | None:
+        """What tokens cost at a deployment; None where they cost nothing."""
+        lane = self._lanes.get(name)
+        return None if lane is None else lane.deployment.price
 
     async def probe(self, name: str) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""

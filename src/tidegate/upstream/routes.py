@@ -2,16 +2,16 @@
 
 A name is a model's or a resource's. A resource's limit takes the place of the deployment's for the period that it names, and is then one
 budget of the resource's own over all of its deployments; what a resource leaves open it shares with everyone on the deployment. What a
-deployment said about itself binds everyone. This module sends nothing and asks nobody.
+deployment said about itself binds everyone. A resource's fallbacks are routes of their own, under their own budgets. This module sends
+nothing and asks nobody.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from tidegate.core.budgets import Bound, Budget
 from tidegate.core.deployments import Resource
-from tidegate.core.errors import SettingsError
 from tidegate.upstream.hints import renamed
 from tidegate.upstream.lane import Lane
 
@@ -20,20 +20,45 @@ STICKY_LOAD_MAX = 1.25
 
 
 class Route:
-    def __init__(self, lanes: list[Lane], resource: Resource | None = None) -> None:
-        self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
-        self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
+    """Its lanes change while calls are out: whoever waits along a route sees those that it has now. After them come its `fallbacks`."""
+
+    def __init__(self, lanes: Sequence[Lane] = (), resource: Resource | None = None) -> None:
+        self.lanes: list[Lane] = []
+        self.interactive_lanes: list[Lane] = []
         self.own_budgets: tuple[Budget, ...] = ()
+        self.fallbacks: tuple[Route, ...] = ()
+        self.is_plain = True
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
+        self._by_name: dict[str, Route] = {}
+        self.lead(lanes, resource)
+
+    def lead(self, lanes: Sequence[Lane], resource: Resource | None = None, *, is_fallback: bool = False) -> None:
+        """Lead to these from now on. A call that comes here by another name is told the model's own."""
+        self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
+        self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
+        self.own_budgets = ()
+        self._model = ""
+        self._replaced = frozenset()
+        self._made = {}
         if resource is not None:
             limits = tuple(limit for limit in resource.limits if limit.enabled)
             self._replaced = frozenset(limit.period for limit in limits)
-            self._model = resource.model if resource.model != resource.name else ""
+            self._model = resource.model if is_fallback or resource.model != resource.name else ""
             if limits:
                 self.own_budgets = (Budget(Bound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
+
+    def fall_back_to(self, found: Mapping[str, tuple[Sequence[Lane], Resource]]) -> None:
+        """After its own deployments come these, by name and in order."""
+        for name, route in self._by_name.items():
+            if name not in found:
+                route.lead(())
+        self._by_name = {name: self._by_name.get(name) or Route() for name in found}
+        for name, (lanes, resource) in found.items():
+            self._by_name[name].lead(lanes, resource, is_fallback=True)
+        self.fallbacks = tuple(self._by_name.values())
 
     def model_of(self, model: str) -> str:
         """The model itself, when this name is a resource's."""
@@ -63,25 +88,70 @@ class Route:
         yield from self.own_budgets
 
 
-def routes(lanes: Iterable[Lane], resources: Iterable[Resource]) -> tuple[dict[str, Route], Route]:
+class Routes:
     """The route of every name, and the one of all other names."""
-    by_model: dict[str, list[Lane]] = {}
-    for_any: list[Lane] = []
-    for lane in lanes:
-        for model in lane.deployment.models:
-            by_model.setdefault(model, []).append(lane)
-        if not lane.deployment.models:
-            for_any.append(lane)
-    by_name = {model: Route(found) for model, found in by_model.items()}
-    for resource in resources:
-        found = by_model.get(resource.model) or for_any
-        if not found:
-            raise SettingsError(
-                f"resource {resource.name!r} routes to model {resource.model!r}, which no deployment serves: "
-                "add it under models, or correct the resource's model"
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Route] = {}
+        self._any = Route()
+
+    def of(self, name: str) -> Route:
+        return self._by_name.get(name) or self._any
+
+    def names(self) -> list[str]:
+        """Every name that leads somewhere."""
+        return [name for name, route in self._by_name.items() if route.lanes or route.interactive_lanes]
+
+    def lead(self, lanes: Iterable[Lane], resources: Iterable[Resource]) -> dict[str, str]:
+        """From now on every name leads to these; a name that is gone leads nowhere. Says which resources do not, and why."""
+        by_model: dict[str, list[Lane]] = {}
+        for_any: list[Lane] = []
+        for lane in lanes:
+            for model in lane.deployment.models:
+                by_model.setdefault(model, []).append(lane)
+            if not lane.deployment.models:
+                for_any.append(lane)
+        by_resource = {one.name: one for one in resources}
+        wanted: dict[str, tuple[list[Lane], Resource | None]] = {
+            name: (found, None) for name, found in by_model.items()
+        }
+        lost: dict[str, str] = {}
+        for resource in by_resource.values():
+            found = by_model.get(resource.model) or for_any
+            if found:
+                wanted[resource.name] = (found, resource)
+            else:
+                lost[resource.name] = (
+                    f"resource {resource.name!r} routes to model {resource.model!r}, which no deployment serves: "
+                    "add it under models, or correct the resource's model"
+                )
+        for name in self._by_name.keys() - wanted.keys():
+            gone = self._by_name.pop(name)
+            gone.lead(())
+            gone.fall_back_to({})
+        for name, (found, own) in wanted.items():
+            route = self._by_name.setdefault(name, Route())
+            route.lead(found, own)
+            route.fall_back_to(
+                {one: (by_model.get(aim.model) or for_any, aim) for one, aim in fallbacks(own, by_resource).items()}
+                if own is not None
+                else {}
             )
-        by_name[resource.name] = Route(found, resource)
-    return by_name, Route(for_any)
+        self._any.lead(for_any)
+        return lost
+
+
+def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, Resource]:
+    """What comes after a resource's own deployments, in order: each fallback and then what that one falls back to, each once."""
+    found: dict[str, Resource] = {}
+    ahead = list(resource.fallbacks)
+    while ahead:
+        name = ahead.pop(0)
+        if name == resource.name or name in found:
+            continue
+        found[name] = by_name.get(name) or Resource(name, name)
+        ahead = [*found[name].fallbacks, *ahead]
+    return found
 
 
 def stick(fit: Sequence[Lane], group: str) -> Lane | None:

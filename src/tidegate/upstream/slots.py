@@ -97,7 +97,8 @@ class SharedSlots:
     ) -> None:
         self._limits = limits
         self._worker_id = worker_id
-        self._lanes = lanes
+        self._lanes: list[Lane] = []
+        self._leaving: list[Lane] = []
         self._caps = caps
         self._rests = rests
         self._on_more = on_more
@@ -105,8 +106,7 @@ class SharedSlots:
         self._reached = True
         self._holds = False
         self._given_to = ""
-        for lane in lanes:
-            lane.share(0)
+        self.serve(lanes)
         caps.slots = dict.fromkeys(caps.caps, 0)
         self._task = asyncio.create_task(self._run())
 
@@ -114,6 +114,14 @@ class SharedSlots:
     def is_current(self) -> bool:
         """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
         return self._given_to == self._worker_id()
+
+    def serve(self, lanes: Sequence[Lane]) -> None:
+        """Ask for slots of these from now on; those of one that is gone are held until its calls have ended."""
+        self._leaving += [lane for lane in self._lanes if lane not in lanes]
+        for lane in lanes:
+            if lane not in self._lanes:
+                lane.share(0)
+        self._lanes = list(lanes)
 
     def hurry(self) -> None:
         """Somebody was short of a slot."""
@@ -165,6 +173,12 @@ class SharedSlots:
             caps[name] = lane.deployment.batch_in_flight_max
             wanted[name] = lane.wanted_slots()
             in_use[name] = lane.let_go(wanted[name])
+        for lane in self._leaving:
+            name = lane.deployment.name
+            caps.setdefault(name, lane.deployment.batch_in_flight_max)
+            wanted.setdefault(name, 0)
+            in_use[name] = in_use.get(name, 0) + lane.in_flight
+        self._leaving = [lane for lane in self._leaving if lane.in_flight]
         for name, cap in self._caps.caps.items():
             caps[name] = cap
             served = (lane for lane in self._lanes if name == GLOBAL or _serves(lane, name.removeprefix("model:")))

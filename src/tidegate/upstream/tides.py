@@ -6,6 +6,7 @@ come back. First tokens of batch calls are estimated, for to see them every call
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from tidegate.core.deployments import Deployment, Engine, TideMode
 from tidegate.core.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.errors import UpstreamError
 from tidegate.core.ports import Clock, Fleet, Present
+from tidegate.core.schedule.reasons import Reason
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
@@ -40,6 +42,8 @@ HELD_MAX = 1_000
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 # What the other processes said counts for so long; then they may be gone, or we may have lost sight of them.
 OTHERS_MS = 3_000.0
+# Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
+UNTOLD_MS = 1_000.0
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +112,7 @@ class LaneTide:
         self.interactive = self.interactive_awaiting = 0
         self._others = Present()
         self._others_ms = 0.0
+        self._strangers: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
 
     # What the router asks.
@@ -152,7 +157,8 @@ class LaneTide:
             return False
         return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
-    def begin(self, key: str, body: bytes, hand_backs: int) -> Flight:
+    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX) -> Flight:
+        """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
         self._held.pop(key, None)
         self._awaiting_tokens += tokens
@@ -162,14 +168,16 @@ class LaneTide:
         if self.yields:
             self._ahead.append(flight.ahead_tokens)
             wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
-            flight.due = asyncio.get_running_loop().call_later(wait_s, self._first_token, flight)
+            flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
         return flight
 
     def end(self, flight: Flight, answer_tokens: int | None, *, refused: bool = False) -> None:
         """The call ended: with an answer of so many tokens, or without one."""
-        self._flights.pop(id(flight), None)
         if flight.due is not None:
             flight.due.cancel()
+        if self._flights.pop(id(flight), None) is None:
+            # It began under another tide of this deployment, which ended with that one's terms.
+            return
         self._no_longer_awaiting(flight)
         now_ms = self._clock.monotonic_ms()
         if answer_tokens is not None:
@@ -189,10 +197,18 @@ class LaneTide:
 
     # What it makes of it.
 
-    def _first_token(self, flight: Flight) -> None:
-        """By the estimate, this call has its first token now."""
+    def first_token(self, flight: Flight) -> None:
+        """This call has its first token: it was seen, or by the estimate it is there now."""
+        if flight.due is not None:
+            flight.due.cancel()
+        if not flight.awaiting or id(flight) not in self._flights:
+            return
         self._no_longer_awaiting(flight)
-        self.act()
+        if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
+            self.act()
+        elif self._held:
+            # The controller was asked a moment ago: there is room now within what it said.
+            self._wake()
 
     def _no_longer_awaiting(self, flight: Flight) -> None:
         if flight.awaiting:
@@ -222,7 +238,8 @@ class LaneTide:
         held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
-        has_gateway = seen or self.interactive > 0 or others.has_gateway
+        # Where no gateway sends users, there are none but those that the engine itself tells of.
+        has_gateway = seen or self.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
         return Signals(
             now_ms=now_ms,
             in_flight=len(self._flights),
@@ -266,6 +283,8 @@ class LaneTide:
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
         why = f"{self.calls} calls ({self.decision.why})"
+        if self.is_closed:
+            why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
         return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
 
     @property
@@ -281,6 +300,12 @@ class LaneTide:
         self._others, self._others_ms = others, self._clock.monotonic_ms()
 
     @property
+    def is_closed(self) -> bool:
+        """Because of interactive calls nothing more of batch may begin, or nothing of what is ready to."""
+        stands = any(held.stands for held in self._held.values())
+        return self.decision.has_users and (stands or len(self._flights) >= self.calls)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing of ours is out or waits or would have to, so nobody needs to know how the engine is."""
         return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
@@ -289,33 +314,53 @@ class LaneTide:
         """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
         now_ms = self._clock.monotonic_ms()
         if self.yields and self._names is not None and not self.is_idle and now_ms >= self._scrape_at_ms:
-            known = self._known()
+            known = self._known() or 0
             try:
                 status, _, text = await self._control.get(self._metrics_url, SCRAPE_S)
             except UpstreamError as error:
                 self._cannot_look(str(error))
             else:
                 if status == 200:
-                    self._learn(text, max(known, self._known()))
+                    after = self._known()
+                    self._learn(text, None if after is None else max(known, after))
                 else:
                     self._cannot_look(f"status {status}")
         self.act()
 
-    def _known(self) -> int:
-        others = self.others
+    def _known(self) -> int | None:
+        """How many of the engine's calls are ours; None while there are other processes and nobody heard of them lately."""
+        others = self._others
+        if others.workers and self._clock.monotonic_ms() - self._others_ms >= OTHERS_MS:
+            return None
         return len(self._flights) + self.interactive + others.calls + others.interactive
 
-    def _learn(self, text: bytes, known: int) -> None:
+    def _known_or_untold(self, reading: Reading, known: int) -> int:
+        """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
+        there = round((reading.running or 0.0) + (reading.waiting or 0.0))
+        self._strangers.append((reading.at_ms, max(0, there - known)))
+        since_ms = reading.at_ms - UNTOLD_MS if self._others.workers else reading.at_ms
+        while self._strangers[0][0] < since_ms:
+            self._strangers.popleft()
+        return max(known, there - min(count for _, count in self._strangers))
+
+    def _learn(self, text: bytes, known: int | None) -> None:
         assert self._names is not None
         reading = read(text, self._names, self._clock.monotonic_ms(), self.deployment.models)
         if reading.running is None:
             self._cannot_look("its page has none of the figures that we look for")
             return
+        if known is not None:
+            known = self._known_or_untold(reading, known)
         self._sample = sample(self._reading, reading, known)
         self._reading = reading
         ahead, self._ahead = self._ahead, []
-        if ahead and self._sample.ttft_ms is not None and not self.interactive:
+        if ahead and self._sample.ttft_ms is not None and self._is_ours_alone(self._sample):
+            # The engine's mean is over all first tokens: where there are users, it is not that of our prompts.
             self._prefill.learn_first_token(sum(ahead) / len(ahead), self._sample.ttft_ms)
+
+    def _is_ours_alone(self, seen: EngineSample) -> bool:
+        there = round((seen.running or 0.0) + (seen.waiting or 0.0))
+        return not self.interactive and not self.others.interactive and seen.known is not None and there <= seen.known
 
     def _cannot_look(self, why: str) -> None:
         if self._reading is not None or not self._scrape_at_ms:
@@ -337,20 +382,35 @@ class TideLoop:
         self._is_shared = worker_id is not None
         self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
         self._silent: set[str] = set()
-        self._tides = {tide.deployment.name: tide for tide in tides}
+        self._tides: dict[str, LaneTide] = {}
         self._clock = clock
         self._fleet = fleet
         self._worker_id = worker_id or (lambda: "")
         self._told_ms = 0.0
-        # Each by itself, so that an engine or a store that does not answer keeps no other tide from turning.
-        rounds = [tide.look for tide in self._tides.values()]
-        rounds += [self._tell] if rounds and fleet is not None else []
-        self._tasks = [asyncio.create_task(self._run(one)) for one in rounds]
+        self._looks: dict[LaneTide, asyncio.Task[None]] = {}
+        self._teller: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.serve(tides)
+
+    def serve(self, tides: Iterable[LaneTide]) -> None:
+        """Look at these from now on, each by itself, so that an engine or a store that does not answer keeps no other tide from turning."""
+        self._tides = {tide.deployment.name: tide for tide in tides}
+        for tide in self._looks.keys() - set(self._tides.values()):
+            gone = self._looks.pop(tide)
+            gone.cancel()
+            self._leaving.add(gone)
+            gone.add_done_callback(self._leaving.discard)
+        for tide in self._tides.values():
+            if tide not in self._looks:
+                self._looks[tide] = asyncio.create_task(self._run(tide.look))
+        if self._tides and self._teller is None and self._fleet is not None:
+            self._teller = asyncio.create_task(self._run(self._tell))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._looks.values(), *([self._teller] if self._teller else []), *self._leaving]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, once: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -385,6 +445,14 @@ def tide_of(
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
     return LaneTide(deployment, control, clock, opened, wake)
+
+
+def tide_terms(deployment: Deployment) -> tuple[object, ...]:
+    """What of a deployment its tide was made from: with other terms it needs another one."""
+    one = deployment
+    names = tuple(sorted(one.metrics_names.items()))
+    told = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
+    return (one.max_in_flight, one.is_capacity_known, one.batch_fraction, *told)
 
 
 def shares_engine(deployment: Deployment) -> bool:

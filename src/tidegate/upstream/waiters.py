@@ -100,14 +100,16 @@ class Waiters:
     async def _stand(self, route: Route, call: Call) -> None:
         place = asyncio.get_running_loop().create_future()
         self._line.append(place)
-        for lane in route.lanes:
+        # Those of this moment: a route may lead elsewhere before the place comes free.
+        lanes = route.lanes
+        for lane in lanes:
             lane.standing += 1
             if lane.tide is not None:
                 lane.tide.stands(call.idempotency_key, call.body)
         try:
             await place
         finally:
-            for lane in route.lanes:
+            for lane in lanes:
                 lane.standing -= 1
                 if lane.tide is not None:
                     lane.tide.leaves(call.idempotency_key)
