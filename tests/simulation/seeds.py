@@ -25,7 +25,7 @@ ONCE_BROKEN = {
     "never_woken": 0,
     "no_urgency": 23,
     "publish_without_step": 158,
-    "reclaim_before_adopt": 167,
+    "reclaim_before_adopt": 482,
     "record_after_close": 158,
     "release_any_lease": 21,
     "resource_unlimited": 5,

@@ -22,6 +22,7 @@ from typing import Any
 
 import obstore
 import psutil  # type: ignore[import-untyped]
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from tests.support.processes import free_port, wait_until
@@ -173,9 +174,22 @@ class S3Server:
 
         try:
             wait_until(serves, START_TIMEOUT_S, "the S3 server to serve")
-            self.delete_bucket(self.create_bucket())
+            bucket = self.create_bucket()
+            # It answers before it has found the volumes that keep what is written.
+            wait_until(lambda: self._keeps(bucket), START_TIMEOUT_S, "the S3 server to keep an object")
+            self.delete_bucket(bucket)
         except TimeoutError as failure:
             raise S3Failed(f"{failure}\n--- server log\n{self._log_tail()}") from failure
+
+    def _keeps(self, bucket: str) -> bool:
+        store = self.store(bucket)
+        try:
+            obstore.put(store, "key", b"body")
+            kept = bytes(obstore.get(store, "key").bytes()) == b"body"
+            obstore.delete(store, "key")
+        except BaseError:
+            return False
+        return kept
 
     def _command(self) -> list[str]:
         ports = self._read()["ports"]
