@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
+from tidegate.core import hooks, policy_rules
 from tidegate.core.budgets import Bound
 from tidegate.core.schedule.snapshot import Why
 
@@ -25,6 +26,7 @@ REGISTRY = CollectorRegistry()
 
 _NAMED_BY_OPERATORS = ("model", "deployment")
 _MOMENTS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_POLICY_CODES = (*policy_rules.Code, *hooks.CODES)
 _WAITS_S = (0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -171,6 +173,19 @@ limits_unavailable = _counter(
     "limits_unavailable_total", "Times that nobody could say what budgets still bear, so that nothing was sent."
 )
 budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call was told to wait for a budget.", _WAITS_S)
+
+# ---- policy
+
+policy_refusals = _counters(
+    "policy_refusals_total",
+    "Items and interactive calls that policy refused for good, by the code that they saw.",
+    reason=_POLICY_CODES,
+)
+policy_waits = _counters(
+    "policy_waits_total",
+    "Times that policy let an item or an interactive call wait, by the code.",
+    reason=_POLICY_CODES,
+)
 
 # ---- interactive calls
 

@@ -31,7 +31,7 @@ from tidegate.flow.ingest_file import run_in_child
 from tidegate.flow.record import FlushLimits
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.models import prices
-from tidegate.settings.policy import schedule_policy, switched
+from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
 from tidegate.store.limits import StoreLimits
@@ -326,6 +326,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         in_flight_caps=tenants.in_flight_caps(),
         model_of={one.name: one.model for one in resources(settings)},
         prices=prices(settings),
+        rules=call_rules(settings),
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
             piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
         ),

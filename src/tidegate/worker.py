@@ -15,6 +15,7 @@ It holds nothing that another process could not find in the store.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ import structlog
 
 from tidegate.core.budgets import Bound, Budget, with_limits
 from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld
+from tidegate.core.hooks import Rule
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
@@ -33,6 +35,7 @@ from tidegate.core.schedule.switch import Switch
 from tidegate.failpoints import hit
 from tidegate.flow.choose import Chooser
 from tidegate.flow.fill import Filler, FillLimits
+from tidegate.flow.guard import Guards
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
@@ -72,6 +75,7 @@ class WorkerOptions:
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, Price] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
 
 
 class Worker:
@@ -104,6 +108,7 @@ class Worker:
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._keys = KeyStates(store, clock, options.model_of)
+        self._guards = Guards(options.rules, options.model_of)
         self._ingest = Ingest(
             store, blobs, entropy, options.scratch, rules_for, run_pass, options.weight_of, options.model_of
         )
@@ -173,6 +178,7 @@ class Worker:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._guards.close()
 
     async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that fails in a way nobody foresaw stops new work, loudly; what runs goes on to its end."""
@@ -268,9 +274,10 @@ class Worker:
                     held.deadline_ms,
                     item,
                     options.grace_ms,
-                    min(hand.lease_until_ms, self._keys.believed_until_ms(held.slice)),
+                    functools.partial(self._begin_by_ms, held.slice),
                     self._budgets(held),
                     self._keys.denial,
+                    self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
                 )
             except asyncio.CancelledError:
                 if not held.aborted:
@@ -280,6 +287,10 @@ class Worker:
                 held.calls.discard(me)
                 hand.landed(held)
             self._note(held, item, verdict)
+
+    def _begin_by_ms(self, piece: LeasedSlice) -> float:
+        """Until when a call of this slice may begin without anybody being asked again."""
+        return min(self._hand.lease_until_ms, self._keys.believed_until_ms(piece))
 
     def _budgets(self, held: Held) -> tuple[Budget, ...]:
         """What binds a call of this slice, with the limits that its key bears now."""
@@ -307,7 +318,16 @@ class Worker:
             held.left -= 1
         elif isinstance(verdict, Failed):
             self._recorder.failed(
-                piece.job_id, item.number, verdict.line, piece.first, piece.token, piece.model, piece.item_units
+                piece.job_id,
+                item.number,
+                verdict.line,
+                piece.first,
+                piece.token,
+                piece.model,
+                piece.item_units,
+                verdict.usage,
+                verdict.deployment,
+                self._cost_nano(verdict),
             )
             held.left -= 1
         elif isinstance(verdict, Again):
@@ -334,7 +354,7 @@ class Worker:
         self._hand.wake()
         self._lease_ear.hear()
 
-    def _cost_nano(self, answered: Answered) -> tuple[int, int, int]:
+    def _cost_nano(self, answered: Answered | Failed) -> tuple[int, int, int]:
         """What its input, cached and output tokens cost."""
         price = self._options.prices.get(answered.deployment)
         if price is None:

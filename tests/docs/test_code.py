@@ -13,7 +13,7 @@ from bench import __main__ as bench
 from docs import generate
 from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate import failpoints
-from tidegate.core import errors, policy_rules, results, states
+from tidegate.core import errors, hooks, policy_rules, results, states
 from tidegate.store.queries import statements
 from tidegate.web import asks, wire
 
@@ -179,6 +179,7 @@ def codes_in_the_program() -> Iterator[str]:
                     )
     yield from (code for code, _ in results.NEVER_RAN.values())
     yield from (code.value for code in policy_rules.Code if code not in UNTOLD)
+    yield from hooks.CODES
     yield from (one.reason for one in _family(errors.UpstreamError))
 
 

@@ -21,6 +21,7 @@ from tidegate.settings.capacity import (
     ResourceEntry,
     TenantEntry,
 )
+from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
 
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
@@ -36,7 +37,7 @@ ENTRY_KEYS = {
     *ResourceEntry.__struct_fields__,
     *TenantEntry.__struct_fields__,
 }
-MAPPINGS = {"models", "tenants", "resources", "tiers"}
+MAPPINGS = {"models", "tenants", "resources", "tiers", "hooks", "guardrails"}
 # Where settings become nouns of the core: reading there counts.
 TURNED = {"models.py", "tenants.py", "policy.py"}
 # Groups that are handed on whole: their values are read from what they become.
@@ -56,6 +57,24 @@ def test_the_keys_of_limits_resources_and_tenants_are_on_the_page() -> None:
         table = re.search(rf"^\| key of a {what} \|.*\n(?:\|.*\n)+", said, re.M)
         assert table
         assert set(first_codes(table[0])) == set(entry.__struct_fields__)
+
+
+def test_the_keys_of_hooks_and_guardrails_are_on_their_page() -> None:
+    text = page("docs/guardrails.md")
+    shared = set(Bound.__struct_fields__)
+    for what, fields in (
+        ("a guardrail", set(GuardrailEntry.__struct_fields__) - shared),
+        ("a hook", set(HookEntry.__struct_fields__) - shared),
+        ("both", shared),
+    ):
+        table = re.search(rf"^\| key of {what} \|.*\n(?:\|.*\n)+", text, re.M)
+        assert table
+        assert set(first_codes(table[0])) == fields
+
+
+def test_the_example_of_a_hook_is_the_file_that_it_names() -> None:
+    shown = [block.text for block in blocks(page("docs/guardrails.md")) if block.language == "python"]
+    assert shown == [page("examples/house_rules.py")]
 
 
 @pytest.mark.parametrize("heading", OLD_NAMES)

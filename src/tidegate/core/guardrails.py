@@ -37,6 +37,7 @@ class Code(StrEnum):
     LENGTH = "guardrail_length"
     PATTERN = "guardrail_pattern"
     SCHEMA = "guardrail_schema"
+    REFUSED = "guardrail_refused"
 
 
 class Pass(msgspec.Struct, frozen=True, gc=False):

@@ -166,6 +166,11 @@ def _over(budget: SpendBudget, bound_nano: int) -> Denied:
     )
 
 
+def allows(models: frozenset[str], resources: frozenset[str], name: str, model_of: Mapping[str, str]) -> bool:
+    """Whether these two allowlists let a request name this as its model; the same as being among `names_allowed`."""
+    return (not models or model_of.get(name, name) in models) and (not resources or name in resources)
+
+
 def names_allowed(
     models: frozenset[str], resources: frozenset[str], model_of: Mapping[str, str]
 ) -> frozenset[str] | None:

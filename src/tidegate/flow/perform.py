@@ -8,14 +8,16 @@ from hashlib import blake2b
 import msgspec
 import structlog
 
-from tidegate import failpoints
+from tidegate import failpoints, metrics
 from tidegate.core import results, retry
 from tidegate.core.budgets import Budget
 from tidegate.core.errors import Ambiguous, HandedBack, Refused, UpstreamError
+from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Call, Item, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, Call, Item, LeasedSlice, Usage
 from tidegate.core.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, Upstream
+from tidegate.flow.guard import Guard
 
 log = structlog.get_logger()
 
@@ -32,8 +34,12 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
+    """`usage` is what was paid for an answer that policy did not let pass."""
+
     line: bytes
     reason: str
+    usage: Usage = Usage()
+    deployment: str = ""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
@@ -67,12 +73,68 @@ async def perform(
     deadline_ms: float,
     item: Item,
     grace_ms: int,
-    begin_by_ms: float,
+    begin_by_ms: Callable[[], float],
     budgets: tuple[Budget, ...] = (),
     denial: Callable[[LeasedSlice], Denied | None] = lambda piece: None,
+    guard: Guard | None = None,
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
-    when the lease may be over. `denial` says whether its key still allows it."""
+    when the lease may be over. `denial` says whether its key still allows it, and `guard` judges what is sent and what came back."""
+    if (unsent := _never_sent(upstream, piece, item, denial)) is not None:
+        return unsent
+    job_id, number = piece.job_id, item.number
+    key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
+    body = item.body
+    if guard is not None:
+        said = await guard.before(body, lambda: _about(piece, item))
+        if isinstance(said, Stop):
+            return _stopped(piece, item, said)
+        body = said
+        if (denied := denial(piece)) is not None:
+            # A hook may have taken its time, and a key's state is not believed for long.
+            return _stopped(piece, item, denied)
+    if failpoints.ARMED:
+        await failpoints.hit("before_send", item.custom_id)
+    count = item.attempt_count
+    try:
+        answer = await upstream.send(
+            Call(
+                job_id,
+                number,
+                piece.endpoint,
+                piece.model,
+                body,
+                key,
+                deadline_ms,
+                count,
+                grace_ms,
+                begin_by_ms(),
+                budgets,
+                scope=piece.scope,
+                prefix_group=_prefix_group(piece, body),
+                hand_backs=item.hand_backs,
+            )
+        )
+    except UpstreamError as error:
+        return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
+    except Exception as error:
+        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
+    if failpoints.ARMED:
+        await failpoints.hit("after_answer")
+    kept = answer.body
+    if guard is not None:
+        said = await guard.after(kept, lambda: _about(piece, item))
+        if isinstance(said, Stop):
+            return _stopped(piece, item, said, answer)
+        kept = said
+    line = results.response_line(job_id, number, item.custom_id, answer.status, kept)
+    return Answered(line, answer.usage, answer.deployment)
+
+
+def _never_sent(
+    upstream: Upstream, piece: LeasedSlice, item: Item, denial: Callable[[LeasedSlice], Denied | None]
+) -> Failed | Again | None:
+    """Why this item is not sent, as far as that can be known without asking anyone."""
     job_id, number = piece.job_id, item.number
     if not piece.model:
         wrong = _invalid.decode(item.body)
@@ -84,48 +146,38 @@ async def perform(
         message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
     if (denied := denial(piece)) is not None:
-        if denied.retryable:
-            return Again(denied.wait_ms, item.attempt_count, denied.code, item.hand_backs)
-        return Failed(results.error_line(job_id, number, item.custom_id, denied.code, denied.message), denied.code)
+        return _stopped(piece, item, denied)
     if not upstream.knows(piece.model):
         message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
-    key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
-    if failpoints.ARMED:
-        await failpoints.hit("before_send", item.custom_id)
-    count = item.attempt_count
-    try:
-        answer = await upstream.send(
-            Call(
-                job_id,
-                number,
-                piece.endpoint,
-                piece.model,
-                item.body,
-                key,
-                deadline_ms,
-                count,
-                grace_ms,
-                begin_by_ms,
-                budgets,
-                scope=piece.scope,
-                prefix_group=_prefix_group(piece, item),
-                hand_backs=item.hand_backs,
-            )
-        )
-    except UpstreamError as error:
-        return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
-    except Exception as error:
-        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
-    if failpoints.ARMED:
-        await failpoints.hit("after_answer")
-    line = results.response_line(job_id, number, item.custom_id, answer.status, answer.body)
-    return Answered(line, answer.usage, answer.deployment)
+    return None
 
 
-def _prefix_group(piece: LeasedSlice, item: Item) -> str:
+def _stopped(piece: LeasedSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> Failed | Again:
+    """Policy lets this item not pass: for good, or for a while that says nothing about the item."""
+    if why.retryable:
+        metrics.policy_waits.of(why.code).inc()
+        return Again(why.wait_ms, item.attempt_count, why.code, item.hand_backs)
+    metrics.policy_refusals.of(why.code).inc()
+    line = results.error_line(piece.job_id, item.number, item.custom_id, why.code, why.message)
+    return Failed(line, why.code, paid.usage, paid.deployment) if paid else Failed(line, why.code)
+
+
+def _about(piece: LeasedSlice, item: Item) -> About:
+    return About(
+        piece.endpoint,
+        piece.model,
+        piece.tenant,
+        piece.key_id or "",
+        piece.user or "",
+        piece.job_id,
+        msgspec.json.decode(item.custom_id, type=str),
+    )
+
+
+def _prefix_group(piece: LeasedSlice, body: bytes) -> str:
     """Requests of one tenant that begin alike are told by the same word: engines keep what they have read of one for the next."""
-    return blake2b(item.body[:PREFIX_BYTES], digest_size=8, salt=_salt(piece.scope)).hexdigest()
+    return blake2b(body[:PREFIX_BYTES], digest_size=8, salt=_salt(piece.scope)).hexdigest()
 
 
 @lru_cache(maxsize=1024)

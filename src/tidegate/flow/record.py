@@ -122,8 +122,14 @@ class Recorder:
         token: str,
         model: str | None = None,
         units: int = 0,
+        usage: Usage = Usage(),  # noqa: B008 - it cannot be changed
+        deployment: str = "",
+        cost_nano: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        finished = Finished(number, Outcome.FAILED, len(line), slice_first, token, Usage(), 0, model, units)
+        """`usage` is what was paid for an answer that was not let through."""
+        finished = Finished(
+            number, Outcome.FAILED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano
+        )
         self._add("errors", job_id, line, finished)
 
     def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:

@@ -6,7 +6,7 @@
 from tidegate.settings.groups import Settings
 from tidegate.settings.layers import Loaded, load
 from tidegate.settings.models import deployments, resources, slot_caps
-from tidegate.settings.policy import schedule_policy, switched
+from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.rules import local_path, redacted
 from tidegate.settings.tenants import TenantPolicy, Tenants
 
@@ -15,6 +15,7 @@ __all__ = [
     "Settings",
     "TenantPolicy",
     "Tenants",
+    "call_rules",
     "deployments",
     "load",
     "local_path",

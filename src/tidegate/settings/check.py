@@ -51,6 +51,9 @@ class Checker:
             case inspect.UnionType():
                 inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
                 return self.take(inner[0], value, path)
+            case inspect.AnyType():
+                # A JSON Schema, say: whoever reads it knows what it may be.
+                return value
             case inspect.FloatType() if type(value) is int:
                 value = float(value)
             case inspect.LiteralType() if isinstance(value, str) and value.lower() in kind.values:

@@ -15,10 +15,11 @@ from tidegate.core.deployments import HttpLimits, Secret
 from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings.capacity import Budgets, Model, ResourceEntry, TenantEntry
-from tidegate.settings.declare import DAY_S, Group, Host, Name, Text, Weight
+from tidegate.settings.declare import DAY_S, Group, Host, Name, ShortName, Text, Weight
 from tidegate.settings.declare import about as _about
 from tidegate.settings.declare import number as _num
 from tidegate.settings.declare import whole as _int
+from tidegate.settings.guards import GuardrailEntry, HookEntry
 from tidegate.settings.scheduling import Redis, Scheduler
 
 __all__ = ["Group", "Settings"]
@@ -257,7 +258,8 @@ class Metrics(Group, frozen=True):
 
 
 class Settings(Group, frozen=True):
-    """Everything that can be set. `models`, `resources`, `tenants` and `tiers` are mappings by name; every other key is a plain value."""
+    """Everything that can be set. `models`, `resources`, `tenants`, `tiers`, `hooks` and `guardrails` are mappings by name; every other
+    key is a plain value."""
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
     server: Server = Server()
@@ -299,6 +301,14 @@ class Settings(Group, frozen=True):
     tiers: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=64)], Weight],
         Meta(max_length=64, description="Weights of service tiers by name, such as {gold: 4, bronze: 0.5}."),
+    ] = msgspec.field(default_factory=dict)
+    hooks: Annotated[
+        dict[ShortName, HookEntry],
+        Meta(max_length=64, description="Functions of your own before a call and after its answer, by name."),
+    ] = msgspec.field(default_factory=dict)
+    guardrails: Annotated[
+        dict[ShortName, GuardrailEntry],
+        Meta(max_length=256, description="What requests and answers are held to, by name."),
     ] = msgspec.field(default_factory=dict)
 
     @property

@@ -1,7 +1,8 @@
-"""Plug-ins of the scheduler, named by import path: found, tried on samples and refused at start, not in the middle of a choice.
+"""Code of an operator's own, named by import path: found, tried on samples where that does no harm, and refused at start.
 
 A rank is a function of one job (a number, least first) or of two (a comparator: negative when the first goes first). An order of queues
-takes how each queue stands and gives their names, best first.
+takes how each queue stands and gives their names, best first. A hook takes a body and whose it is; it may call others and wait for them, so
+it is not tried before it is needed.
 """
 
 import functools
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidegate.core.errors import SettingsError
+from tidegate.core.hooks import Own
 from tidegate.core.schedule.policy import RankKey
 from tidegate.core.schedule.queues import QueueOrder, QueueView
 from tidegate.core.schedule.snapshot import JobView
@@ -65,7 +67,18 @@ def load_queue_order(path: str) -> QueueOrder:
     return order
 
 
-def _load(setting: str, path: str) -> Callable[..., Any]:
+def load_hook(setting: str, path: str) -> Own:
+    """The hook or guardrail at this path: a function of a body and of whose it is, plain or a coroutine."""
+    found = _load(setting, path, may_wait=True)
+    count = _parameters(setting, path, found)
+    if count != 2:
+        raise SettingsError(
+            f"{setting}: {path} takes {count} arguments; write it as hook(body, about) -> None or the changed body"
+        )
+    return found
+
+
+def _load(setting: str, path: str, *, may_wait: bool = False) -> Callable[..., Any]:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise SettingsError(f"{setting}: {path!r} is no import path; write it as package.module:name")
@@ -83,7 +96,9 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
         raise SettingsError(f"{setting}: {module_name} has no {name!r}; name a function that it defines")
     if not callable(found):
         raise SettingsError(f"{setting}: {path} is a {type(found).__name__}, not a function; name a function")
-    if inspect.iscoroutinefunction(found):
+    if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
+        raise SettingsError(f"{setting}: {path} yields; write it with return")
+    if inspect.iscoroutinefunction(found) and not may_wait:
         raise SettingsError(
             f"{setting}: {path} is a coroutine; a choice waits for nothing, so write it with a plain def"
         )

@@ -1,15 +1,19 @@
-"""Turns the scheduler's settings into its policy, plug-ins and all."""
+"""Turns the settings of the scheduler, of hooks and of guardrails into policies and rules, own code and all."""
 
 import dataclasses
 import functools
 from collections.abc import Iterator
 
 from tidegate.core.errors import SettingsError
+from tidegate.core.guardrails import Action, AnswerShape, Length, Patterns
+from tidegate.core.guardrails import Code as GuardrailCode
+from tidegate.core.hooks import Bounds, Rule
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
 from tidegate.core.schedule.switch import Switch
 from tidegate.settings.groups import Settings
-from tidegate.settings.plugins import load_queue_order, load_rank
+from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
+from tidegate.settings.plugins import load_hook, load_queue_order, load_rank
 from tidegate.settings.yaml_file import KeyPath
 
 NO_SHADOW = "none"
@@ -45,7 +49,13 @@ def switched(policy: Policy, switch: Switch) -> Policy:
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """What is wrong with the functions that the settings name."""
+    """What is wrong with the functions that the settings name, and with hooks and guardrails."""
+    for group, named in (("hooks", settings.hooks), ("guardrails", settings.guardrails)):
+        for name, entry in named.items():
+            try:
+                _rule(group, name, entry)
+            except SettingsError as error:
+                yield (group, name), f"cannot be used: {str(error).removeprefix(f'{group}.{name}: ')}"
     for name, made in (
         ("rank", lambda: _rank(settings.scheduler.rank)),
         ("queue_order", lambda: _queue_order(settings)),
@@ -54,6 +64,83 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             made()
         except SettingsError as error:
             yield ("scheduler", name), f"cannot be used: {str(error).removeprefix(f'scheduler.{name}: ')}"
+
+
+def call_rules(settings: Settings) -> tuple[Rule, ...]:
+    """Every hook and every guardrail, in the order in which a call meets them."""
+    return tuple(
+        _rule(group, name, entry)
+        for group, named in (("hooks", settings.hooks), ("guardrails", settings.guardrails))
+        for name, entry in named.items()
+    )
+
+
+def _rule(group: str, name: str, entry: HookEntry | GuardrailEntry) -> Rule:
+    if isinstance(entry, HookEntry):
+        return _hook(f"{group}.{name}", name, entry)
+    return _guardrail(f"{group}.{name}", name, entry)
+
+
+def _hook(setting: str, name: str, entry: HookEntry) -> Rule:
+    if not entry.before and not entry.after:
+        raise SettingsError("it does nothing: give it before, after or both")
+    return Rule(
+        name,
+        _bounds(entry),
+        before=load_hook(setting, entry.before) if entry.before else None,
+        after=load_hook(setting, entry.after) if entry.after else None,
+        timeout_ms=entry.timeout_ms,
+        retry_ms=entry.retry_ms,
+        passes_streams=entry.streams == "pass",
+    )
+
+
+def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
+    lengths = (entry.prompt_bytes_max, entry.prompt_tokens_max, entry.answer_bytes_max)
+    given = [
+        kind
+        for kind, is_given in (
+            ("lengths", any(lengths)),
+            ("patterns", bool(entry.patterns)),
+            ("schema", entry.schema is not None),
+            ("use", bool(entry.use)),
+        )
+        if is_given
+    ]
+    if len(given) != 1:
+        raise SettingsError(
+            f"it has {' and '.join(given) or 'nothing to check'}: give exactly one of prompt_bytes_max, prompt_tokens_max or "
+            "answer_bytes_max, patterns, schema, use"
+        )
+    on_requests, on_answers = entry.applies_to != "answers", entry.applies_to != "requests"
+    shared = Rule(
+        name,
+        _bounds(entry),
+        refusal=GuardrailCode.REFUSED,
+        timeout_ms=entry.timeout_ms,
+        retry_ms=entry.retry_ms,
+        passes_streams=entry.streams == "pass",
+    )
+    match given[0]:
+        case "lengths":
+            on_requests = bool(entry.prompt_bytes_max or entry.prompt_tokens_max)
+            on_answers = bool(entry.answer_bytes_max)
+            made = Length(*lengths)
+            return dataclasses.replace(shared, guardrail=made, on_requests=on_requests, on_answers=on_answers)
+        case "patterns":
+            patterns = Patterns(name, entry.patterns, Action(entry.action), replacement=entry.replacement)
+            return dataclasses.replace(shared, guardrail=patterns, on_requests=on_requests, on_answers=on_answers)
+        case "schema":
+            if not on_answers:
+                raise SettingsError("a schema is for answers: take applies_to away, or say answers")
+            shape = AnswerShape(name, entry.schema)
+            return dataclasses.replace(shared, guardrail=shape, on_requests=False)
+    own = load_hook(setting, entry.use)
+    return dataclasses.replace(shared, before=own if on_requests else None, after=own if on_answers else None)
+
+
+def _bounds(entry: Bound) -> Bounds:
+    return Bounds(frozenset(entry.tenants), frozenset(entry.keys), frozenset(entry.models))
 
 
 @functools.cache

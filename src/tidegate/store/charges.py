@@ -43,13 +43,15 @@ class Charges:
                 sums[0] += entry.units
                 sums[1] += cost
                 sums[2] += 1
+            if entry.outcome is Outcome.ANSWERED or entry.deployment:
+                # An answer that policy did not let through was paid for all the same.
                 self._use(job_id, model, entry)
         for model, cost in costs.items():
             self._flows[model, scope] = self._flows.get((model, scope), 0) + cost
             self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
 
     def _use(self, job_id: str, model: str, entry: Finished) -> None:
-        """What an answered item used and cost, which is added up to the token and the billionth."""
+        """What an item with an answer used and cost, which is added up to the token and the billionth."""
         sums = self._usage.setdefault((job_id, model, entry.deployment), [0] * 8)
         usage = entry.usage
         used = (1, usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)

@@ -4,19 +4,24 @@ A door checks who calls and what is wished for, and hands the rest to the router
 tenant has is never part of an answer here: a call knows its own key, and nothing else is looked up.
 """
 
+import functools
 import re
 from collections import OrderedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.core.budgets import Budget
 from tidegate.core.errors import ApiProblem
+from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
+from tidegate.core.policy_rules import allows
+from tidegate.flow.guard import Guards
+from tidegate.settings import call_rules, resources
 from tidegate.settings.tenants import Tenants
 from tidegate.upstream.interactive import Ask
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import MESSAGES, Dialect
+from tidegate.web.guarding import guarded_answer, guarded_wish
 from tidegate.web.passing import Passing
 from tidegate.web.routes import Guarded
 from tidegate.web.wishes import Wish, wish_of
@@ -43,6 +48,8 @@ class Gateway:
         self._gateway = context.settings.gateway
         self._tenants = Tenants(context.settings)
         self._names: OrderedDict[str, str] = OrderedDict()
+        self._model_of = {one.name: one.model for one in resources(context.settings)}
+        self._guards = Guards(call_rules(context.settings), self._model_of)
 
     def routes(self) -> list[Guarded]:
         return [Guarded("POST", endpoint, SCOPE, self.call) for endpoint in ENDPOINTS]
@@ -51,6 +58,11 @@ class Gateway:
         endpoint = request.url.path
         wish = await wish_of(request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max)
         self._check_model(wish, caller)
+        tenant = await self._tenant(caller)
+        guard = self._guards.of(tenant, caller.key_id, wish.model)
+        about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
+        if guard is not None:
+            wish = await guarded_wish(guard, about, wish)
         clock, router = self._context.clock, self._context.router
         request_id = str(request.scope["tidegate.request_id"])
         dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
@@ -62,14 +74,15 @@ class Gateway:
             body=wish.body,
             idempotency_key=request_id,
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
-            budgets=await self._budgets(caller),
+            budgets=self._tenants.of(tenant).budgets(caller.tenant_id, user=caller.user, key_id=caller.key_id),
             scope=f"tenant:{caller.tenant_id}",
         )
         ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0)
-        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id)
+        judged = None if guard is None else functools.partial(guarded_answer, guard, about)
+        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged)
 
     def _check_model(self, wish: Wish, caller: Caller) -> None:
-        if caller.models and wish.model not in caller.models:
+        if not allows(caller.models, caller.resources, wish.model, self._model_of):
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
@@ -77,14 +90,15 @@ class Gateway:
             message = "The model does not exist here: GET /v1/models lists those that do."
             raise ApiProblem(404, "model_not_found", message, param="model")
 
-    async def _budgets(self, caller: Caller) -> tuple[Budget, ...]:
+    async def _tenant(self, caller: Caller) -> str:
+        """The organization's name, by which settings speak of it."""
         name = self._names.get(caller.tenant_id)
         if name is None:
             name = await self._context.store.tenant_name(caller.tenant_id) or ""
             self._names[caller.tenant_id] = name
             if len(self._names) > TENANTS_MAX:
                 self._names.popitem(last=False)
-        return self._tenants.of(name).budgets(caller.tenant_id, user=caller.user, key_id=caller.key_id)
+        return name
 
 
 def _beta(request: Request) -> str:

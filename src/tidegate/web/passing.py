@@ -1,7 +1,8 @@
 """An interactive answer on its way to its client: byte for byte as it comes, as fast as the client takes it, and no longer than it stays.
 
 A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
-answer of its own; after it, an event of the client's protocol says that the stream breaks off. It chooses nothing and bills nothing.
+answer of its own; after it, an event of the client's protocol says that the stream breaks off. `judged` changes or refuses a
+whole answer. It chooses nothing and bills nothing.
 """
 
 import asyncio
@@ -36,7 +37,13 @@ class Passing(Response):
     """Opens the call when it is answered, so that one task, and one look-out for the client's leaving, cover it all."""
 
     def __init__(
-        self, opened: Callable[[], Awaitable[Passage]], dialect: Dialect, clock: Clock, model: str, request_id: str
+        self,
+        opened: Callable[[], Awaitable[Passage]],
+        dialect: Dialect,
+        clock: Clock,
+        model: str,
+        request_id: str,
+        judged: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -44,6 +51,7 @@ class Passing(Response):
         self._clock = clock
         self._model = model
         self._request_id = request_id
+        self._judged = judged
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,6 +117,8 @@ class Passing(Response):
             headers.append((b"x-tidegate-left-out", shown))
         if passage.body is not None:
             body = dialect.answer(passage.body)
+            if self._judged is not None:
+                body = await self._judged(body)
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
             await send(_part(body, more=False))

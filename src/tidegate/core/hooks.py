@@ -1,0 +1,162 @@
+"""Hooks and guardrails of an operator's own: what they are given, how they say no, and what their words come to.
+
+    def before(body, about): ...      the request as a dict: return another dict to send that instead, None to leave it as it is
+    def after(body, about): ...       the same for an answer
+    raise Refuse("why")               the call is refused for good, with these words
+    raise Later(30, "why")            not now: a batch item is tried again after so many seconds and loses no attempt
+
+Who runs such code, and how it is kept from holding up others, is not this module's affair.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tidegate.core.guardrails import Code as GuardrailCode
+from tidegate.core.guardrails import Guardrail
+
+MESSAGE_CHARS_MAX = 1_000
+BODY_BYTES_MAX = 32 << 20
+WAIT_MS_MAX = 86_400_000
+# Fields that decide where a request goes, how it is answered and who pays: they were judged before, and stay as they were.
+FIXED = ("model", "stream")
+
+
+class Refuse(Exception):
+    """Raised by a hook: this call is refused, and the caller reads this message."""
+
+
+class Later(Exception):
+    """Raised by a hook before a call is sent: try again after so many seconds."""
+
+    def __init__(self, wait_s: float, message: str = "") -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class Misunderstood(Exception):
+    """What a hook returned is nothing that can be sent or recorded."""
+
+
+class About(msgspec.Struct, frozen=True, gc=False):
+    """Whose call it is. `batch_id` and `custom_id` are empty for an interactive call, `key_id` and `user` where there is none."""
+
+    endpoint: str
+    model: str
+    tenant: str
+    key_id: str = ""
+    user: str = ""
+    batch_id: str = ""
+    custom_id: str = ""
+
+
+class Code(StrEnum):
+    """Why a hook let nothing pass, as the item's error line and the metrics say it."""
+
+    REFUSED = "hook_refused"
+    FAILED = "hook_failed"
+    UNAVAILABLE = "hook_unavailable"
+    DEFERRED = "hook_deferred"
+
+
+RETRYABLE = frozenset({Code.UNAVAILABLE, Code.DEFERRED})
+# What a front door answers an interactive call with.
+_STATUSES = {Code.FAILED: 500, Code.UNAVAILABLE: 503, Code.DEFERRED: 429}
+CODES = frozenset(str(code) for code in (*GuardrailCode, *Code))
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False):
+    """Does not go on. Retryable ones rest for `wait_ms`, and never use up an attempt."""
+
+    code: str
+    message: str
+    wait_ms: int = 0
+
+    @property
+    def retryable(self) -> bool:
+        return self.code in RETRYABLE
+
+    @property
+    def status(self) -> int:
+        return _STATUSES.get(self.code, 400)  # type: ignore[call-overload, no-any-return]
+
+
+Own = Callable[[dict[str, Any], About], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Whom a rule binds: tenants by name, keys by id, models or resources by name. Where nothing is named, all of them."""
+
+    tenants: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+
+    def bind(self, tenant: str, key_id: str, names: tuple[str, ...]) -> bool:
+        return (
+            (not self.tenants or tenant in self.tenants)
+            and (not self.keys or key_id in self.keys)
+            and (not self.models or not self.models.isdisjoint(names))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call, after it, or both."""
+
+    name: str
+    bounds: Bounds = Bounds()
+    guardrail: Guardrail | None = None
+    before: Own | None = None
+    after: Own | None = None
+    on_requests: bool = True
+    on_answers: bool = True
+    refusal: str = Code.REFUSED
+    timeout_ms: int = 1_000
+    retry_ms: int = 5_000
+    passes_streams: bool = False
+
+
+def message_of(error: Exception, otherwise: str) -> str:
+    """An author's words, short enough for an error line and without what could break it."""
+    text = str(error).strip()[:MESSAGE_CHARS_MAX]
+    return "".join(letter if letter.isprintable() else " " for letter in text) or otherwise
+
+
+def changed_request(given: dict[str, Any], body: bytes, returned: Any) -> bytes:
+    """The request as a hook wants it; what it may not change must be as it was."""
+    if returned is None:
+        return body
+    _need_object(returned)
+    for name in FIXED:
+        if returned.get(name) != given.get(name):
+            raise Misunderstood(f"it changed `{name}`, which stays as the caller wrote it")
+    return _encoded(returned)
+
+
+def changed_answer(body: bytes, returned: Any) -> bytes:
+    """The answer as a hook wants it. Its usage is the upstream's, whatever became of the rest."""
+    if returned is None:
+        return body
+    _need_object(returned)
+    paid = msgspec.json.decode(body).get("usage", msgspec.UNSET)
+    kept = {name: value for name, value in returned.items() if name != "usage"}
+    return _encoded(kept if paid is msgspec.UNSET else {**kept, "usage": paid})
+
+
+def _need_object(returned: Any) -> None:
+    if not isinstance(returned, dict):
+        raise Misunderstood(f"it returned a {type(returned).__name__}; return the body as a dict, or None to leave it")
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        said = msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
+        raise Misunderstood(f"what it returned is not JSON ({type(wrong).__name__})") from None
+    if len(said) > BODY_BYTES_MAX:
+        raise Misunderstood(f"what it returned has {len(said):,} bytes, more than {BODY_BYTES_MAX:,}")
+    return said
