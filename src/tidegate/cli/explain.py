@@ -64,12 +64,16 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
             return job, standing
         spent = await _spent(parts, job, [one.model for one in outlook.models])
         prospects = await _prospects(parts, job, outlook)
-        tides = tide_notes(settings, await parts.store.tides(), [one.model for one in prospects])
+        told = await parts.store.tides()
+        models = [one.model for one in prospects]
+        closed = dict.fromkeys(tides_closed(settings, told, models), schedule.Reason.TIDE_CLOSED)
+        closed |= dict.fromkeys(spent, schedule.Reason.BUDGET_SPENT)
+        tides = tide_notes(settings, told, models)
         return job, dataclasses.replace(
             standing,
             prospects=tuple(
-                dataclasses.replace(one, notes=tides[one.model], rule=None, reason=schedule.Reason.BUDGET_SPENT)
-                if one.model in spent
+                dataclasses.replace(one, notes=tides[one.model], rule=None, reason=closed[one.model])
+                if one.model in closed
                 else dataclasses.replace(one, notes=tides[one.model])
                 for one in prospects
             ),
@@ -106,18 +110,31 @@ def tide_notes(
     settings: Settings, told: Sequence[tuple[str, str]], models: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """What the running processes said lately of the tides of the deployments that serve each model, as sentences."""
-    aims = {one.name: one.model for one in resources(settings)}
-    places = deployments(settings)
     notes = {}
-    for model in models:
-        name = aims.get(model, model)
-        serving = {one.name for one in places if name in one.models} or {one.name for one in places if not one.models}
+    for model, serving in _serving(settings, models).items():
         said = dict.fromkeys(f"the tide of {place} lets batch have {why}." for place, why in told if place in serving)
         notes[model] = (
             *list(said)[:TIDES_MAX],
             *([f"and {len(said) - TIDES_MAX} more."] if len(said) > TIDES_MAX else []),
         )
     return notes
+
+
+def tides_closed(settings: Settings, told: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
+    """The models that interactive calls leave no room at, as somebody said lately of every deployment that serves them."""
+    shut = {place for place, why in told if schedule.Reason.TIDE_CLOSED in why}
+    return [model for model, serving in _serving(settings, models).items() if serving and serving <= shut]
+
+
+def _serving(settings: Settings, models: Sequence[str]) -> dict[str, set[str]]:
+    """The deployments that batch work for each model may go to."""
+    aims = {one.name: one.model for one in resources(settings)}
+    places = [one for one in deployments(settings) if one.takes_batch]
+    return {
+        model: {one.name for one in places if aims.get(model, model) in one.models}
+        or {one.name for one in places if not one.models}
+        for model in models
+    }
 
 
 async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedule.Prospect, ...]:

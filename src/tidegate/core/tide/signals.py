@@ -65,9 +65,10 @@ class Signals:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """How many calls batch may have in flight, how many prompt tokens may wait for their first token, how many calls
-    without one to hand back now, and why: a word and its numbers."""
+    without one to hand back now, and why: a word and its numbers. `has_users` is whether interactive calls are the reason."""
 
     calls: int
     prompt_tokens: int
     hand_back: int
     why: str
+    has_users: bool = False
