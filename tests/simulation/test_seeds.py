@@ -14,6 +14,7 @@ from tidegate.simulate.world.report import report, shrink
 from tidegate.simulate.world.settings import SPANS
 from tidegate.simulate.world.world import Verdict, simulate
 
+MEETING_COUNT = 40
 SOAK_FROM = 1_000_000
 SOAK_CHUNKS = 16
 
@@ -29,13 +30,13 @@ def run(seeds: range | list[int]) -> list[Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("first", range(0, FIXED_COUNT, CHUNK))
+@pytest.mark.parametrize("first", range(MEETING_COUNT, FIXED_COUNT, CHUNK))
 def test_every_promise_holds(first: int) -> None:
     assert len(run(range(first, first + CHUNK))) == CHUNK
 
 
 def test_seeds_that_once_showed_a_bug() -> None:
-    run(sorted(set(ONCE_BROKEN.values())))
+    run(sorted({seed for seed in ONCE_BROKEN.values() if seed >= FIXED_COUNT}))
 
 
 def test_without_faults_each_item_is_called_exactly_once() -> None:
@@ -46,8 +47,8 @@ def test_without_faults_each_item_is_called_exactly_once() -> None:
 
 
 def test_the_runs_meet_what_they_are_for() -> None:
-    """Checks that never see a fault, a loss or an end state prove nothing."""
-    verdicts = run(range(40))
+    """The first of the fixed seeds: every promise holds, and checks that never see a fault, a loss or an end state prove nothing."""
+    verdicts = run(range(MEETING_COUNT))
     assert {state for verdict in verdicts for state in verdict.states} == {
         "completed",
         "failed",
