@@ -17,11 +17,12 @@ import pytest
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import CHAT_ENDPOINT, HandClock, World, deployment
-from tidegate.core.deployments import Engine, HttpLimits, TideMode
+from tidegate.core.deployments import Engine, HttpLimits, Serves, TideMode
 from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Present
 from tidegate.core.schedule import Reason
+from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.interactive import Ask, Shaped
@@ -106,9 +107,10 @@ class Sea:
         self.tasks.append(task)
         return task
 
-    def open(self) -> asyncio.Task[Passage]:
-        shaped = Shaped(CHAT_ENDPOINT, b'{"model":"m","stream":true,"user":"interactive"}')
-        task = asyncio.create_task(self.router.open(Ask(self.world.call(), lambda engine: shaped, True)))
+    def open(self, flex_wait_s: float = 0.0, size: int = 0) -> asyncio.Task[Passage]:
+        body = b'{"model":"m","stream":true,"user":"interactive","x":"%b"}' % (b"x" * size)
+        shaped, call = Shaped(CHAT_ENDPOINT, body), self.world.call(body=body)
+        task = asyncio.create_task(self.router.open(Ask(call, lambda engine: shaped, True, flex_wait_s)))
         self.tasks.append(task)
         return task
 
@@ -512,3 +514,119 @@ async def test_calls_that_other_processes_know_are_not_taken_for_strangers() -> 
         await ocean.other(Present(1, 3, 2, 0, True))
         at.world.clock.advance(600)
         await at.until(lambda: at.tide._tide._outside == 0, "them to be known")
+
+
+async def test_calls_that_another_process_had_no_time_to_tell_of_are_nobodys_users() -> None:
+    async with shared() as (at, ocean):
+        at.model.page = gauges(1, 0)
+        at.send()
+        await at.arrived(1)
+        await ocean.other(Present(1, 0, 0, 0, False))
+        at.world.clock.advance(600)
+        await at.until(lambda: at.tide.others.workers == 1, "to hear of another")
+        await at.until(lambda: at.tide._tide._outside == 0, "a sample")
+        seen = at.tide._sample
+        at.model.page = gauges(9, 0)
+        await at.until(lambda: at.tide._sample is not seen and at.tide._reading.running == 9, "eight more to be seen")  # type: ignore[union-attr]
+        assert at.tide._tide._outside == 0, "another process may have begun them a moment ago"
+        at.world.clock.advance(1_100)
+        await at.until(lambda: at.tide._tide._outside == 8, "them to be users, for nobody owned up")
+
+
+async def test_while_the_others_are_not_heard_of_nobody_knows_whose_calls_an_engine_runs() -> None:
+    async with shared() as (at, ocean):
+        await ocean.other(Present(1, 3, 0, 0, False))
+        at.model.page = gauges(4, 0)
+        at.send()
+        await at.arrived(1)
+        await at.until(lambda: at.tide.others.calls == 3 and at.tide._tide._outside == 0, "to hear of another")
+        ocean.away = True
+        at.world.clock.advance(4_000)
+        await at.until(lambda: at.tide._sample is not None and at.tide._sample.known is None, "to lose sight")
+        await eventually(lambda: at.tide.decision.why.startswith("unseen"), "to be careful")
+
+
+async def test_first_tokens_of_other_processes_users_teach_nothing_about_our_prompts() -> None:
+    def page(count: int) -> bytes:
+        sums = f'vllm:time_to_first_token_seconds_sum{{model_name="m"}} {count * 9.0}\n'
+        return gauges(1, 0) + f'{sums}vllm:time_to_first_token_seconds_count{{model_name="m"}} {count}\n'.encode()
+
+    async with shared() as (at, ocean):
+        at.model.page = page(1)
+        at.send(hand_backs=2)
+        await at.arrived(1)
+        await at.until(lambda: at.tide._reading is not None, "a first look")
+        await ocean.other(Present(0, 0, 1, 0, True))
+        at.world.clock.advance(600)
+        await at.until(lambda: at.tide.others.interactive == 1, "to hear of a user")
+        before = at.tide._prefill.first_token_ms(1_000)
+        at.send(hand_backs=2)
+        at.tide._ahead.append(150)
+        at.model.page = page(2)
+        await at.until(lambda: at.tide._sample is not None and at.tide._sample.ttft_ms == 9_000, "a slow first token")
+        assert at.tide._prefill.first_token_ms(1_000) == before
+        await ocean.other(Present(0, 0, 0, 0, True))
+        at.world.clock.advance(600)
+        await at.until(lambda: at.tide.others.interactive == 0, "the user to be gone")
+        await at.until(lambda: at.tide._sample is not None and at.tide._sample.ttft_ms is None, "a look without news")
+        at.tide._ahead.append(150)
+        at.model.page = page(3)
+        await at.until(lambda: at.tide._prefill.first_token_ms(1_000) > before, "a lesson of our own")
+
+
+# Who is counted.
+
+
+async def test_where_no_users_are_sent_there_are_none_until_the_engine_shows_them() -> None:
+    async with sea(serves=Serves.BATCH) as at:
+        at.model.page = gauges(1, 0)
+        at.send()
+        await at.arrived(1)
+        await at.until(lambda: at.tide._sample is not None, "a look")
+        await at.turned()
+        at.world.clock.advance(9_000)
+        await at.turned()
+        assert (at.tide.decision.why.partition(":")[0], at.tide.decision.prompt_tokens) == ("quiet", 8_192)
+        at.model.page = gauges(4, 0)
+        await at.until(lambda: at.tide.decision.why.startswith("beside: 3 "), "strangers to count all the same")
+
+
+async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back() -> None:
+    async with sea() as at:
+        at.model.page = gauges(1, 0)
+        flex = at.open(flex_wait_s=30, size=LONG_BYTES)
+        await at.arrived(1)
+        assert at.tide.present().calls == 1
+        assert at.tide._awaiting_tokens > LONG_BYTES // 8
+        await at.until(lambda: at.tide._tide._outside == 0, "it to be known as ours")
+        at.tide.interactive_is(1, 1)
+        assert at.tide.decision.hand_back == 1
+        at.model.first_token.set()
+        passage = await flex
+        assert at.tide._awaiting_tokens == 0, "its first token is seen, not estimated"
+        assert at.tide.present().calls == 1
+        at.tide.interactive_is(0, 0)
+        at.model.end.set()
+        while await passage.read():
+            pass
+        assert (at.tide.present().calls, at.router._lanes["one"].in_flight) == (0, 0)
+
+
+async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_stands() -> None:
+    async with sea() as at:
+        flights = [at.tide.begin(f"k{number}", b"x" * SHORT_BYTES) for number in range(50)]
+        asked = 0
+        observe = at.tide._tide.observe
+
+        def counted(signals: Signals) -> Decision:
+            nonlocal asked
+            asked += 1
+            return observe(signals)
+
+        at.tide._tide.observe = counted  # type: ignore[method-assign]
+        at.world.clock.advance(100)
+        for flight in flights:
+            at.tide.first_token(flight)
+        assert (asked, at.tide._awaiting_tokens) == (1, 0)
+        for flight in flights:
+            at.tide.end(flight, None)
