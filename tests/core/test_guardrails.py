@@ -1,6 +1,7 @@
 """The built-in guardrails: what passes, what is changed and how little, what is refused, and patterns that could take for ever."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tidegate.core.guardrails import (
     answer_texts,
     run,
 )
-from tidegate.core.patterns import compile_pattern
+from tidegate.core.patterns import Needle, compile_pattern, needle_of
 
 
 def packed(value: Any) -> bytes:
@@ -224,3 +225,73 @@ def test_one_after_the_other_until_one_refuses() -> None:
     assert isinstance(run([rail.check_prompt for rail in reversed(rails)], chat("a secret")), Refuse)
     assert run([rail.check_prompt for rail in rails], chat("fine")) is PASS
     assert run([], b"") is PASS
+
+
+NEEDLES = [
+    ("AKIA[0-9A-Z]{16}", Needle(b"AKIA", False)),
+    (r"\b\d{3}-\d{2}\b", Needle(b"-", False)),
+    ("(?i)PASS(word)?", Needle(b"pass", True)),
+    ("(foo|fox)bar", Needle(b"bar", False)),
+    ("(?:ab){2,3}c", Needle(b"ab", False)),
+    ("(?!no)yes", Needle(b"yes", False)),
+    ("(?>ab)c", Needle(b"ab", False)),
+    ("(?i:abc)d", Needle(b"d", False)),
+    ("foo|bar", None),
+    ("(ab)?", None),
+    ("(ab){0,3}x*", None),
+    ('"', None),
+    ("/", None),
+    ("\u00fc", None),
+    (r"\n", None),
+]
+
+
+@pytest.mark.parametrize(("text", "needle"), NEEDLES)
+def test_every_match_of_a_pattern_contains_its_needle(text: str, needle: Needle | None) -> None:
+    assert needle_of(text) == needle
+
+
+SEARCHED = [text for text, _ in NEEDLES] + ["(?i)sky", "(?i)kiss", "a.b", "^ab", "ab$", "<b>"]
+# Letters that fold to plain ones, letters that JSON must or may escape, and pieces of what is searched for.
+PARTS = st.sampled_from(
+    [
+        *'ab-x<>/"\\\n\u00fc\u212a\u017f',
+        "foobar",
+        "bar",
+        "AKIA" + "Z" * 16,
+        "123-45",
+        "pass",
+        "PASS",
+        "yes",
+        "abab",
+        "abcd",
+        "sKy",
+        "k",
+    ]
+)
+
+
+def escaped(text: str, escapes: list[bool]) -> str:
+    """The same text as JSON, with any of its letters as escapes."""
+    said = [
+        f"\\u{ord(letter):04x}" if escape else json.dumps(letter)[1:-1]
+        for letter, escape in zip(text, escapes, strict=False)
+    ]
+    return '"' + "".join(said) + json.dumps(text[len(said) :], ensure_ascii=False)[1:]
+
+
+@given(
+    st.lists(st.sampled_from(SEARCHED), min_size=1, max_size=3),
+    st.lists(PARTS, max_size=6).map("".join),
+    st.one_of(st.just([]), st.lists(st.booleans(), max_size=12)),
+)
+def test_looking_for_a_needle_first_changes_nothing(patterns: list[str], text: str, escapes: list[bool]) -> None:
+    body = b'{"model":"m","input":%b}' % escaped(text, escapes).encode()
+    assert json.loads(body)["input"] == text
+    is_found = any(re.search(pattern, text) for pattern in patterns)
+    assert isinstance(Patterns("p", patterns).check_prompt(body), Refuse) is is_found
+    changed = Patterns("p", patterns, Action.REDACT, replacement="_").check_prompt(body)
+    kept = text
+    for pattern in patterns:
+        kept = re.sub(pattern, "_", kept)
+    assert json.loads(changed.body if isinstance(changed, Transformed) else body)["input"] == kept

@@ -20,13 +20,16 @@ import msgspec
 from tidegate.core.errors import SettingsError
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.json_schema import Schema
-from tidegate.core.patterns import compile_pattern
+from tidegate.core.patterns import Needle, compile_pattern, needle_of
 
 TEXT_CHARS_MAX = 100_000
 # A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
 _API_WORDS = frozenset((b'"role"', b'"type"', b'"object"', b'"finish_reason"', b'"stop_reason"', b'"model"', b'"id"'))
 _MEDIA = frozenset((b'"data"', b'"b64_json"', b'"embedding"'))
+# A plain letter that is written as an escape: nobody honest does, and a search for plain text would not see it.
+_ESCAPED_ASCII = re.compile(rb"\\u00[0-7]")
+_BACKSLASH = ord("\\")
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
@@ -97,10 +100,9 @@ class Length:
                 raise SettingsError(f"guardrail length: {name} is {getattr(self, name)}: use 0 to lift it, or more")
 
     def check_prompt(self, body: bytes) -> Verdict:
-        tokens = prompt_tokens(len(body))
         if self.prompt_bytes_max and len(body) > self.prompt_bytes_max:
             return _too_long("request", f"{len(body)} bytes", f"{self.prompt_bytes_max} bytes")
-        if self.prompt_tokens_max and tokens > self.prompt_tokens_max:
+        if self.prompt_tokens_max and (tokens := prompt_tokens(len(body))) > self.prompt_tokens_max:
             return _too_long("request", f"about {tokens} tokens", f"{self.prompt_tokens_max} tokens")
         return PASS
 
@@ -141,6 +143,11 @@ class Patterns:
         self._patterns = [
             compile_pattern(text, f"guardrail {name!r}, pattern {number + 1}") for number, text in enumerate(patterns)
         ]
+        needles = [needle_of(text) for text in patterns]
+        self._searches = [
+            (pattern, needle, needle.rarest if needle else 0)
+            for pattern, needle in zip(self._patterns, needles, strict=True)
+        ]
         self._action = action
         self._replacement = replacement
         self._prompts = prompts
@@ -153,7 +160,21 @@ class Patterns:
     def check_answer(self, body: bytes) -> Verdict:
         return self._check(body, "answer") if self._answers else PASS
 
+    def _candidates(self, body: bytes) -> list[re.Pattern[str]]:
+        """The patterns that may match something in this body: those whose needle is in it, or that have none."""
+        if len(body) > self._text_chars_max or (_BACKSLASH in body and _ESCAPED_ASCII.search(body)):
+            return self._patterns
+        return [
+            pattern
+            for pattern, needle, rarest in self._searches
+            if needle is None
+            or (_may_fold(needle, body) if needle.folded else (rarest in body and needle.text in body))
+        ]
+
     def _check(self, body: bytes, what: str) -> Verdict:
+        patterns = self._candidates(body)
+        if not patterns:
+            return PASS
         pieces: list[bytes] = []
         done = 0
         for start, end, text in _texts(body):
@@ -164,19 +185,24 @@ class Patterns:
                     f"{self._name!r} can look at: split it.",
                 )
             if self._action is Action.DENY:
-                if any(pattern.search(text) for pattern in self._patterns):
+                if any(pattern.search(text) for pattern in patterns):
                     return Refuse(
                         Code.PATTERN,
                         f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
                     )
                 continue
             redacted = text
-            for pattern in self._patterns:
+            for pattern in patterns:
                 redacted = pattern.sub(lambda _: self._replacement, redacted)
             if redacted != text:
                 pieces += [body[done:start], _encode(redacted)]
                 done = end
         return Transformed(b"".join([*pieces, body[done:]])) if pieces else PASS
+
+
+def _may_fold(needle: Needle, body: bytes) -> bool:
+    """Whether this needle may be in the body in some case. Some letters of other alphabets fold to plain ones: then nobody can say."""
+    return not body.isascii() or needle.text in body.lower() or b"\\u" in body
 
 
 def _texts(body: bytes) -> Iterator[tuple[int, int, str]]:

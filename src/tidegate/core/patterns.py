@@ -3,10 +3,16 @@
 Nothing can stop a match that has begun, so what takes exponential time is refused before it is ever tried: a repeated group that repeats
 something itself, like (a+)+, a repeated group of alternatives, and back references. What is left may still take the square or the cube of
 the text's length, which is why whoever runs a pattern also bounds the text.
+
+Most texts have nothing to find in them, and a search for a plain piece of text costs a hundredth of a pattern's: `needle_of` says which
+piece every match of a pattern must contain.
 """
 
+import importlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tidegate.core.errors import SettingsError
 
@@ -18,6 +24,11 @@ _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 _REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})([?+]?)")
 _GROUP_HEAD = re.compile(r"\?(?:P<\w+>|[:=!>]|<[=!]|[aiLmsux]*(?:-[imsx]+)?:)")
 _BACK_REFERENCE = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
+# Letters that JSON writes in one way only, unless it writes them as \uXXXX.
+_PLAIN = frozenset(chr(code) for code in range(32, 127)) - frozenset('"\\/')
+# Most common first.
+_COMMON = b" etaoinsrhldcumfpgwybvkxjqzETAOINSRHLDCUMFPGWYBVKXJQZ.,:;-_0123456789"
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
 def compile_pattern(text: str, where: str) -> re.Pattern[str]:
@@ -36,6 +47,47 @@ def compile_pattern(text: str, where: str) -> re.Pattern[str]:
             "make the inner repeat possessive (a++ for a+) or the group atomic, (?>...)"
         )
     return pattern
+
+
+class Needle(NamedTuple):
+    """Plain text that stands in every match; `folded` when its case does not matter, and then it is in lower case."""
+
+    text: bytes
+    folded: bool
+
+    @property
+    def rarest(self) -> int:
+        """The letter of it that texts have least often: to look for one letter costs next to nothing."""
+        return min(self.text, key=lambda letter: -_COMMON.find(letter) if letter in _COMMON else -1_000)
+
+
+def needle_of(text: str) -> Needle | None:
+    """The longest piece of plain text that every match of this pattern contains; None when none is sure."""
+    parsed = importlib.import_module("re._parser").parse(text)
+    found = max(_pieces(parsed), key=len, default="")
+    folded = bool(parsed.state.flags & re.IGNORECASE)
+    return Needle((found.lower() if folded else found).encode(), folded) if found else None
+
+
+def _pieces(steps: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """Runs of letters that cannot be left out. What is not understood ends a run."""
+    run = ""
+    for step, what in steps:
+        name = str(step)
+        if name == "LITERAL" and chr(what) in _PLAIN:
+            run += chr(what)
+            continue
+        if run:
+            yield run
+            run = ""
+        if name in _REPEATS and what[0] > 0:
+            yield from _pieces(what[2])
+        elif name == "SUBPATTERN" and not what[1] and not what[2]:
+            yield from _pieces(what[3])
+        elif name == "ATOMIC_GROUP":
+            yield from _pieces(what)
+    if run:
+        yield run
 
 
 @dataclass(slots=True)
