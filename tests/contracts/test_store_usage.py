@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.store_world import START_MS, World, line
 from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.prices import Price, Spend, cost
-from tidegate.core.spending import DIMENSIONS, sum_by
+from tidegate.core.spending import DIMENSIONS, Entry, sum_by
 from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio
@@ -103,3 +103,40 @@ async def test_what_failed_or_came_too_late_costs_nobody_anything(world: World) 
     assert await world.store.usage(TODAY, TODAY + 1) == []
     await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(9, 0, 9, 0))])], [], [])
     assert await world.store.usage(TODAY, TODAY + 1) == [], "the item had failed before its answer came"
+
+
+def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1") -> Entry:
+    return Entry(
+        Spend(1, usage, cost(usage, PRICES[deployment], batch=False)),
+        organization=tenant_id,
+        team="red",
+        user="ann",
+        key=key_id,
+        model="m",
+        deployment=deployment,
+    )
+
+
+async def test_interactive_calls_count_once_and_add_up_with_those_of_jobs(world: World) -> None:
+    tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    job = await world.running(Caller(tenant_id, "k1"), 4)
+    log = await world.log("answers")
+    await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(10, 5, 3, 1))])], [], [])
+    flush = [interactive(tenant_id, "a", Usage(7, 2, 1, 0)), interactive(tenant_id, "b", Usage(1, 0, 1, 0), "k2")]
+    for _ in range(3):
+        # A commit whose answer got lost is said again, and is heard once.
+        await world.store.add_interactive("w1", 1, flush)
+    await world.store.add_interactive("w1", 2, flush[:1])
+    await world.store.add_interactive("w2", 1, flush[:1])
+    await world.store.prune_usage_writers()
+    await world.store.add_interactive("w1", 2, flush[:1])
+    for by_job in (False, True):
+        entries = await world.store.usage(TODAY, TODAY + 1, by_job=by_job)
+        total = Spend.total(one.spend for one in entries)
+        assert (total.calls, total.usage) == (5, Usage(32, 11, 7, 1))
+        of_jobs = Spend.total(one.spend for one in entries if one.job)
+        assert of_jobs.calls == (1 if by_job else 0)
+        assert {(one.organization, one.key) for one in entries} == {("acme", "k1"), ("acme", "k2")}
+    paid = sum(one.cost.total_nano for one in (Spend.total([entry.spend]) for entry in flush[:1])) * 3
+    paid += flush[1].spend.cost.total_nano + (await world.look(job)).cost_nano
+    assert total.cost.total_nano == paid, "the job's own cost and every call's make the day's"

@@ -27,6 +27,14 @@ class Period(StrEnum):
     LIFETIME = "lifetime"
 
 
+class Kind(StrEnum):
+    """What a budget counts: requests and tokens of calls, what they cost, or jobs and the bytes of their inputs."""
+
+    CALLS = "calls"
+    MONEY = "money"
+    CREATED = "created"
+
+
 class Bound(StrEnum):
     """What a budget binds."""
 
@@ -41,28 +49,34 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many in one period; None leaves that side open."""
+    """At most so many in one period; None leaves that side open. `nano` is money, `jobs` and `bytes` are what is created."""
 
     period: Period
     requests: int | None = None
     tokens: int | None = None
     enabled: bool = True
     nano: int | None = None
+    jobs: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one thing may use. Two budgets with the same name are the same budget, in every process. One `in_money` limits nothing else."""
+    """What one thing may use. Two budgets of a kind with the same name are the same budget, in every process."""
 
     bound: Bound
     name: str
     limits: tuple[Limit, ...]
-    in_money: bool = False
+    kind: Kind = Kind.CALLS
+
+    @property
+    def in_money(self) -> bool:
+        return self.kind is Kind.MONEY
 
     @property
     def id(self) -> str:
-        # No bound is called money, so nobody's name can be taken for another budget's.
-        return f"money:{self.bound}:{self.name}" if self.in_money else f"{self.bound}:{self.name}"
+        # No bound is called like a kind, so nobody's name can be taken for another budget's.
+        return f"{self.bound}:{self.name}" if self.kind is Kind.CALLS else f"{self.kind}:{self.bound}:{self.name}"
 
 
 def budgets_of(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
@@ -72,8 +86,18 @@ def budgets_of(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget
         Limit(one.period, one.requests, one.tokens) for one in binding if (one.requests, one.tokens) != (None, None)
     )
     money = tuple(Limit(one.period, nano=one.nano) for one in binding if one.nano is not None)
-    found = (Budget(bound, name, counted), Budget(bound, name, money, in_money=True))
+    found = (Budget(bound, name, counted), Budget(bound, name, money, Kind.MONEY))
     return tuple(one for one in found if one.limits)
+
+
+def creation_budgets(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
+    """What these limits say of jobs created, counted as requests, and of the bytes of their inputs, counted as tokens."""
+    created = tuple(
+        Limit(one.period, one.jobs, one.bytes)
+        for one in limits
+        if one.enabled and (one.jobs, one.bytes) != (None, None)
+    )
+    return (Budget(bound, name, created, Kind.CREATED),) if created else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking: every statement about a tenant's things carries its id."""
+    """Who is asking: every statement about a tenant's things carries its id. `limits` and `parallel_max` are what the key itself bears."""
 
     tenant_id: str
     key_id: str | None = None
@@ -41,6 +41,8 @@ class Caller:
     scopes: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
     resources: frozenset[str] = frozenset()
+    limits: tuple[Limit, ...] = ()
+    parallel_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class Job:
     queue: str
     begin_by: int | None
     limits: tuple[Limit, ...] = ()
+    cost_nano: int = 0
 
     @property
     def done_count(self) -> int:
@@ -237,6 +240,7 @@ class LeasedSlice:
     scope: str = ""
     key_id: str | None = None
     user: str | None = None
+    team: str | None = None
     limits: tuple[Limit, ...] = ()
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = field(default_factory=dict)

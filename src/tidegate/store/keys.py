@@ -21,6 +21,7 @@ class KeyRow:
     expires_in_ms: int | None
     revoked: bool
     limits: tuple[Limit, ...]
+    parallel_max: int = 0
 
 
 class Keys(Table):
@@ -74,6 +75,7 @@ class Keys(Table):
         expires_at: int | None,
         resources: str = "",
         limits: tuple[Limit, ...] = (),
+        parallel_max: int = 0,
     ) -> None:
         async def body(tx: Tx) -> None:
             await tx.all(
@@ -89,6 +91,7 @@ class Keys(Table):
                 expires_at=expires_at,
                 resources=resources,
                 limits=limits_text(limits) if limits else None,
+                parallel_max=parallel_max,
             )
 
         await self._driver.write(body)
@@ -102,6 +105,7 @@ class Keys(Table):
         resources: str | None = None,
         limits: tuple[Limit, ...] | None = None,
         expires_at: int | None = None,
+        parallel_max: int | None = None,
     ) -> bool:
         """Change what a key may do; None leaves a part as it is. False: there is no such key, or it is revoked."""
 
@@ -114,6 +118,7 @@ class Keys(Table):
                 resources=resources,
                 limits=None if limits is None else limits_text(limits),
                 expires_at=expires_at,
+                parallel_max=parallel_max,
             )
             return changed is not None
 
@@ -136,7 +141,14 @@ class Keys(Table):
         async def body(tx: Tx) -> list[KeyRow]:
             return [
                 KeyRow(
-                    row[0], row[1] is None, row[2] or "", row[3] or "", row[4], row[5] is not None, limits_from(row[6])
+                    row[0],
+                    row[1] is None,
+                    row[2] or "",
+                    row[3] or "",
+                    row[4],
+                    row[5] is not None,
+                    limits_from(row[6]),
+                    row[7] or 0,
                 )
                 for row in await tx.all("key_states", worker_id=worker_id)
             ]

@@ -181,6 +181,7 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, flush: JobFlush, row
         output_bytes=answers.size_bytes,
         error_bytes=errors.size_bytes,
         unused=unused,
+        cost_nano=sum(sum(entry.cost_nano) for entry in (*answers.entries, *errors.entries)),
     )
     for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
         if added.entries and placed:

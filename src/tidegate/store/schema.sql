@@ -39,7 +39,8 @@ create table keys (
     resources text not null default '',
     limits text,
     old_hash bytea,
-    old_until bigint
+    old_until bigint,
+    parallel_max bigint not null default 0
 );
 create index keys_by_tenant on keys (tenant_id);
 
@@ -154,7 +155,8 @@ create table jobs (
     step_failures bigint not null,
     scope text not null default '',
     queue text not null default 'default',
-    limits text
+    limits text,
+    cost_nano bigint not null default 0
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
@@ -343,6 +345,33 @@ create table usage (
     primary key (day, job_id, model, deployment)
 );
 create index usage_by_tenant on usage (tenant_id, day);
+
+-- The same for interactive calls, which belong to no job: processes add to it in flushes, about once a second.
+create table usage_interactive (
+    day bigint not null,
+    tenant_id text not null,
+    key_id text not null,
+    model text not null,
+    deployment text not null,
+    team text not null,
+    user_name text not null,
+    calls bigint not null,
+    input_tokens bigint not null,
+    cached_tokens bigint not null,
+    output_tokens bigint not null,
+    reasoning_tokens bigint not null,
+    input_nano bigint not null,
+    cached_nano bigint not null,
+    output_nano bigint not null,
+    primary key (day, tenant_id, key_id, model, deployment)
+);
+
+-- Whose last flush was which: one whose commit was unknown is said again, and counts once.
+create table usage_writers (
+    id text primary key,
+    flush_number bigint not null,
+    wrote_at bigint not null
+);
 
 -- Deployments and resources that an operator added at run time, beside those in the settings; `routing_number` in meta counts the changes.
 create table routing (

@@ -1,5 +1,7 @@
-"""Verbs about what was used and what it cost. Writing is record's affair (`charges`); here it is only read."""
+"""Verbs about what was used and what it cost. What jobs used is written by record (`charges`); here it is read, and interactive calls,
+which belong to no job, are added."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tidegate.core.nouns import Usage
@@ -13,6 +15,23 @@ ENTRIES_MAX = 1_000_000
 
 
 class UsageBook(Table):
+    async def add_interactive(self, writer: str, number: int, entries: Sequence[Entry]) -> None:
+        """Count what interactive calls used, today. `organization` is the tenant's id here. A writer's flushes are numbered from 1 on, and
+        each counts once however often it is said."""
+        rows = sorted(_added(entry) for entry in entries)
+
+        async def body(tx: Tx) -> None:
+            if await tx.one("usage_writer", writer=writer, number=number) is not None:
+                await tx.many("usage_interactive_add", rows)
+
+        await self._driver.write(body)
+
+    async def prune_usage_writers(self) -> None:
+        async def body(tx: Tx) -> None:
+            await tx.all("usage_writers_prune")
+
+        await self._driver.write(body)
+
     async def usage(
         self,
         from_day: int,
@@ -30,6 +49,26 @@ class UsageBook(Table):
             return [_entry(row) for row in rows]
 
         return await self._driver.read(body)
+
+
+def _added(entry: Entry) -> tuple[str | int, ...]:
+    usage, paid = entry.spend.usage, entry.spend.cost
+    return (
+        entry.organization,
+        entry.key,
+        entry.model,
+        entry.deployment,
+        entry.team,
+        entry.user,
+        entry.spend.calls,
+        usage.input_tokens,
+        usage.cached_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+        paid.input_nano,
+        paid.cached_nano,
+        paid.output_nano,
+    )
 
 
 def _entry(row: Row) -> Entry:

@@ -13,12 +13,14 @@ from tidegate.core.deployments import Estimate
 from tidegate.core.errors import KeyRejected, Refused, Throttled, Withheld
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
+from tidegate.core.prices import cost
 from tidegate.upstream import classify, discovered
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.purse import Leave, LeaveDied, Purse, Terms
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
+from tidegate.upstream.tides import Flight
 
 log = structlog.get_logger(__name__)
 
@@ -37,17 +39,20 @@ class Delivery:
         self._notebook = notebook
         self._rests = rests
 
-    async def send(self, route: Route, lane: Lane, call: Call, total_s: float) -> tuple[int, bytes, Usage]:
-        """The same for a call that budgets bind, or that is told more, or is weighed."""
+    async def send(
+        self, route: Route, lane: Lane, call: Call, total_s: float, flight: Flight | None = None
+    ) -> tuple[int, bytes, Usage]:
+        """The same for a call that budgets bind, or that is told more, or is weighed. `flight` knows whether it was taken back."""
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
         body = lane.hinter.body(route.body(call.body))
         is_weighed = terms.counts_tokens or lane.tokens_max
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if is_weighed else 0
+        nano = self._reserve.nano(call, lane.deployment, batch=True) if terms.counts_money else 0
         lane.tokens_in_flight += tokens
         try:
             for _ in range(LEAVES_MAX):
                 try:
-                    return await self._send_once(terms, lane, call, body, tokens, total_s)
+                    return await self._send_once(terms, lane, call, body, tokens, nano, total_s, flight)
                 except LeaveDied:
                     # Nothing was written, and the connection that took so long is there now.
                     continue
@@ -59,12 +64,20 @@ class Delivery:
         )
 
     async def _send_once(
-        self, terms: Terms, lane: Lane, call: Call, body: bytes, tokens: int, total_s: float
+        self,
+        terms: Terms,
+        lane: Lane,
+        call: Call,
+        body: bytes,
+        tokens: int,
+        nano: int,
+        total_s: float,
+        flight: Flight | None,
     ) -> tuple[int, bytes, Usage]:
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         is_granted = bool(terms.budgets)
         if is_granted:
-            leave = await self._purse.take(terms, tokens, is_bound=is_bound)
+            leave = await self._purse.take(terms, tokens, is_bound=is_bound, nano=nano, give_up_ms=call.deadline_ms)
         else:
             leave = Leave(self._clock, (), "", 0, math.inf)
         try:
@@ -75,7 +88,7 @@ class Delivery:
                 else lane.hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
             )
             status, headers, answer = await lane.line.post(
-                lane.url(call.endpoint), call.idempotency_key, body, total_s, more, leave
+                lane.url(call.endpoint), call.idempotency_key, body, total_s, more, leave, call.attempt_count
             )
             if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
                 self.hear(lane, headers)
@@ -85,14 +98,32 @@ class Delivery:
                 self._purse.give_back(leave)
             elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected):
                 # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
-                self._purse.used(leave, 0)
+                self._purse.used(leave, 0, 0)
+            elif nano:
+                is_taken_back = flight is not None and flight.handed_back
+                # All that was set aside counts as spent, and no longer as in flight.
+                self._purse.used(
+                    leave,
+                    leave.tokens,
+                    min(nano, self._reserve.nano_unanswered(call, lane.deployment)) if is_taken_back else nano,
+                )
             raise
+        self._settle(leave if is_granted else None, lane, call, usage)
+        return status, line, usage
+
+    def _settle(self, leave: Leave | None, lane: Lane, call: Call, usage: Usage) -> None:
         spent = usage.input_tokens + usage.output_tokens
         if spent:
             self._reserve.learn(call.model, usage)
-            if is_granted:
-                self._purse.used(leave, spent)
-        return status, line, usage
+        if leave is None:
+            return
+        if not spent:
+            # Nobody said what it took: all that was set aside, as far as anyone knows.
+            self._purse.used(leave, leave.tokens)
+            return
+        price = lane.deployment.price
+        paid = cost(usage, price, batch=True).total_nano if leave.nano and price is not None else 0
+        self._purse.used(leave, spent, paid)
 
     def _look_again(self, lane: Lane, leave: Leave, call: Call) -> None:
         """Leave may have been waited for: nothing begins when the lease that covers the call may be over, after its job's window, or at a

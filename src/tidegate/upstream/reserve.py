@@ -5,15 +5,21 @@
 
 A caller who allows any number of tokens has no bound: such a call takes all that its smallest limit has, and so runs alone in it. This
 module looks into a body only for the numbers that bound the answer.
+
+What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
+says how long an answer may be, or the operator says it of the deployment.
 """
 
 import sys
 
 import msgspec
 
-from tidegate.core.deployments import Estimate
+from tidegate.core.budgets import TOKENS_MAX
+from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.errors import Refused
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.nouns import Call, Usage
+from tidegate.core.prices import bound
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
@@ -24,12 +30,15 @@ SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
 
 WHOLE_BUDGET = sys.maxsize
 
+UNBOUNDED = "max_tokens_required"
+
 
 class _Allowed(msgspec.Struct):
     max_tokens: object = None
     max_completion_tokens: object = None
     max_output_tokens: object = None
     n: object = None
+    best_of: object = None
 
 
 _decoder = msgspec.json.Decoder(_Allowed)
@@ -69,9 +78,30 @@ class Reserve:
         allowed = _allowed(call.body)
         return prompt + (likely if allowed is None else min(likely, allowed))
 
+    def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> int:
+        """The most that this call can cost there."""
+        price = deployment.price
+        if price is None:
+            return 0
+        output: int | None = 0
+        if price.output_nano and call.endpoint not in SILENT:
+            output = _allowed(call.body, deployment.output_tokens_max)
+        if output is None:
+            raise Refused(
+                "its key, user, team or organization has a budget in money, and nothing bounds what this request can cost: "
+                "set its max_tokens, or have output_tokens_max set for the deployment",
+                status=400,
+                code=UNBOUNDED,
+            )
+        return min(bound(len(call.body), output, price, batch=batch), TOKENS_MAX)
 
-def _allowed(body: bytes) -> int | None:
-    """The most tokens that all choices of an answer may have; None when the caller does not say."""
+    def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
+        """The most that a batch call cost which was taken back before its first token."""
+        return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
+
+
+def _allowed(body: bytes, otherwise: int = 0) -> int | None:
+    """The most tokens that all choices of an answer may have; None when neither the caller nor `otherwise` says."""
     try:
         said = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -81,8 +111,12 @@ def _allowed(body: bytes) -> int | None:
         for number in (said.max_completion_tokens, said.max_tokens, said.max_output_tokens)
         if isinstance(number, int) and not isinstance(number, bool) and number >= 0
     ]
-    if not counts:
+    if not counts and not otherwise:
         return None
     # An upstream may read any of them, so the largest bounds.
-    choices = said.n if isinstance(said.n, int) and not isinstance(said.n, bool) and said.n > 0 else 1
-    return max(counts) * choices
+    choices = [
+        number
+        for number in (1, said.n, said.best_of)
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0
+    ]
+    return max(counts or [otherwise]) * max(choices)

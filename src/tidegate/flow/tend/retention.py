@@ -27,5 +27,6 @@ async def tend(store: Store, job_keep_ms: int) -> int:
     await store.prune_files(job_keep_ms)
     await store.prune_workers(_DAY_MS)
     await store.prune_budgets(_HOUR_MS, _PASS_MAX)
+    await store.prune_usage_writers()
     await store.forget_presence()
     return gone

@@ -31,7 +31,7 @@ update jobs set
     input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
     output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
     output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
-    unused_count = unused_count + :unused,
+    unused_count = unused_count + :unused, cost_nano = cost_nano + :cost_nano,
     closing = case when state = 'in_progress' and closing is null
         and answered_count + failed_count + :answered + :failed = item_count then 'completed' else closing end,
     closing_at = case when state = 'in_progress' and closing is null

@@ -76,10 +76,11 @@ returning first;
 -- What a token holds: the answer to a lease, also to a replayed one.
 select s.job_id, j.tenant_id, j.endpoint, s.model, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes, s.work_units,
     s.lost_count, s.lease_token, j.expires_at - now_ms() as expires_in_ms, coalesce(t.name, '') as tenant, j.scope, j.key_id, j.user_name,
-    j.limits, s.lease_count
+    k.team, j.limits, s.lease_count
 from slices s
 join jobs j on j.id = s.job_id
 left join tenants t on t.id = j.tenant_id
+left join keys k on k.id = j.key_id
 where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased'
 order by s.first;
 

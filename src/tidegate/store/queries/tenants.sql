@@ -15,19 +15,22 @@ select name from tenants where id = :id;
 select id from tenants where id = :tenant_id /*! for update */;
 
 -- key_put --
-insert into keys (id, tenant_id, secret_hash, label, team, user_name, scopes, models, created_at, expires_at, resources, limits)
-values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at, :resources, :limits)
+insert into keys (id, tenant_id, secret_hash, label, team, user_name, scopes, models, created_at, expires_at, resources, limits,
+    parallel_max)
+values (:id, :tenant_id, :secret_hash, :label, :team, :user_name, :scopes, :models, now_ms(), :expires_at, :resources, :limits,
+    :parallel_max)
 on conflict (id) do nothing;
 
 -- key_get --
 select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, k.resources, k.limits,
-    k.old_hash, k.old_until, now_ms() as now
+    k.old_hash, k.old_until, k.parallel_max, now_ms() as now
 from keys k
 where k.id = :id;
 
 -- key_states --
 -- Everything that a worker must know now of the keys whose slices it holds. A key that is gone leaves only the id that its job has.
-select distinct j.key_id, k.id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits
+select distinct j.key_id, k.id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits,
+    k.parallel_max
 from slices s
 join jobs j on j.id = s.job_id
 left join keys k on k.id = j.key_id
@@ -35,7 +38,7 @@ where s.worker_id = :worker_id and s.state = 'leased' and j.key_id is not null;
 
 -- key_list --
 select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
-    k.resources, k.limits, k.old_until
+    k.resources, k.limits, k.old_until, k.parallel_max
 from keys k
 join tenants t on t.id = k.tenant_id
 order by k.created_at, k.id
@@ -51,7 +54,8 @@ update keys set revoked_at = now_ms() where id = :id and revoked_at is null retu
 -- key_change --
 -- What is not given stays as it is.
 update keys set models = coalesce(:models, models), resources = coalesce(:resources, resources), limits = coalesce(:limits, limits),
-    scopes = coalesce(:scopes, scopes), expires_at = coalesce(:expires_at, expires_at)
+    scopes = coalesce(:scopes, scopes), expires_at = coalesce(:expires_at, expires_at),
+    parallel_max = coalesce(:parallel_max, parallel_max)
 where id = :id and revoked_at is null
 returning id;
 

@@ -1,0 +1,153 @@
+"""Budgets in money, by the store alone and with Redis beside it: hard, to the billionth, whoever asks and whatever is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world, minute
+from tests.contracts.store_world import World
+from tests.contracts.test_store_budgets import spoil
+from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets_money import RESERVED_MS
+from tidegate.core.ports import Limits
+
+pytestmark = pytest.mark.anyio
+
+HOUR_MS = 3_600_000
+Budgets = tuple[Budget, ...]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    if kind == "sqlite":
+        return tmp_path / "store.db"
+    url: str = request.getfixturevalue("shared_database")
+    return url
+
+
+@pytest.fixture
+async def limits(kind: str, world: World, request: pytest.FixtureRequest) -> AsyncIterator[LimitsWorld]:
+    redis_place: str | None = request.getfixturevalue("redis_url") if kind == "redis" else None
+    async with limits_world(world, redis_place) as made:
+        yield made
+
+
+def purse(name: str, period: Period, nano: int, bound: Bound = Bound.KEY) -> Budgets:
+    return budgets_of(bound, name, [Limit(period, nano=nano)])
+
+
+async def take(process: Limits, budgets: Budgets, nano: int, requests: int = 1) -> Grant:
+    [grant] = await process.debit([Ask(budgets, requests, 0, nano)])
+    return grant
+
+
+async def paid(process: Limits, budgets: Budgets, grant: Grant, nano: int) -> None:
+    await process.settle([Settlement(grant.id, budgets, 0, 0, 0, grant.nano, nano)])
+
+
+async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: LimitsWorld) -> None:
+    """Four processes spend at once, each call settles with less than it set aside: in the end no call fits in what is left."""
+    processes = [await limits.process() for _ in range(4)]
+    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 100_000, Bound.TENANT)
+    spent = 0
+
+    async def spend(process: Limits) -> None:
+        nonlocal spent
+        while True:
+            grant = await take(process, budgets, 70)
+            if not grant.requests:
+                assert grant.tightest == "money:key:k"
+                if grant.left_nano < 70:
+                    assert grant.renews_ms == NEVER_MS
+                    return
+                assert (grant.wait_ms, grant.spent) == (RESERVED_MS, "money:key:k")
+                await asyncio.sleep(0)
+                continue
+            assert spent + grant.nano <= 1_000
+            spent += 30
+            await paid(process, budgets, grant, 30)
+
+    await asyncio.gather(*(spend(process) for process in processes))
+    assert spent <= 1_000 - 30
+    assert spent > 1_000 - 70 - 30
+    last = await take(processes[0], budgets, 1_000 - spent)
+    assert (last.requests, last.nano) == (1, 1_000 - spent), "what is left can be spent to the billionth"
+
+
+async def test_what_is_in_flight_is_told_apart_from_what_is_spent(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    budgets = purse("k", Period.DAY, 100)
+    first = await take(process, budgets, 100)
+    waits = await take(process, budgets, 60)
+    assert (waits.requests, waits.wait_ms, waits.left_nano) == (0, RESERVED_MS, 100)
+    await paid(process, budgets, first, 50)
+    spent = await take(process, budgets, 60)
+    assert (spent.requests, spent.left_nano) == (0, 50)
+    assert 0 < spent.renews_ms <= 24 * HOUR_MS, "a day renews"
+    assert (await take(process, budgets, 50)).requests == 1
+
+
+async def test_what_was_never_settled_counts_for_good_and_as_in_flight_for_an_hour(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    budgets = purse("k", Period.LIFETIME, 100)
+    assert (await take(process, budgets, 80)).requests == 1
+    assert (await take(process, budgets, 30)).wait_ms == RESERVED_MS
+    await limits.stores.clock.advance(HOUR_MS + 60_000)
+    gone = await take(process, budgets, 30)
+    assert (gone.requests, gone.left_nano, gone.renews_ms) == (0, 20, NEVER_MS)
+
+
+async def test_a_call_that_cost_more_than_it_could_is_owed(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    budgets = purse("k", Period.LIFETIME, 100)
+    await paid(process, budgets, await take(process, budgets, 10), 95)
+    assert (await take(process, budgets, 6)).left_nano == 5
+    assert (await take(process, budgets, 5)).requests == 1
+
+
+async def test_a_free_call_passes_a_spent_budget_and_tokens_bind_beside_money(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    both = budgets_of(Bound.KEY, "k", [Limit(Period.LIFETIME, 3, 100, nano=10)])
+    assert [one.id for one in both] == ["key:k", "money:key:k"]
+    assert (await take(process, both, 10)).requests == 1
+    assert (await take(process, both, 0)).requests == 1
+    [tokens] = await process.debit([Ask(both, 1, 101, 0)])
+    assert (tokens.requests, tokens.spent) == (0, "key:k")
+    assert (await take(process, both, 0)).requests == 1
+    assert (await take(process, both, 0)).spent == "key:k"
+
+
+async def test_every_budget_gives_or_none_and_a_longer_period_holds_too(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    rich = purse("acme", Period.LIFETIME, 1_000, Bound.TENANT)
+    poor = budgets_of(Bound.KEY, "k", [Limit(Period.DAY, nano=100), Limit(Period.LIFETIME, nano=150)])
+    await paid(process, rich + poor, await take(process, rich + poor, 100), 100)
+    assert (await take(process, rich + poor, 60)).requests == 0
+    await limits.stores.clock.advance(24 * HOUR_MS)
+    assert (await take(process, rich + poor, 60)).tightest == "money:key:k", "the day renewed, the lifetime did not"
+    assert (await take(process, rich + poor, 50)).requests == 1
+    assert (await take(process, rich, 850)).requests == 1, "what the key could not pay was not taken from anyone"
+
+
+async def test_a_damaged_ledger_is_spent(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    budgets = purse("k", Period.LIFETIME, 100)
+    assert (await take(process, budgets, 1)).requests == 1
+    await spoil(limits.stores, b"\xff")
+    assert (await take(process, budgets, 1)).left_nano == 0
+
+
+async def test_requests_of_the_same_name_are_another_budget(limits: LimitsWorld) -> None:
+    process = await limits.process()
+    calls = Budget(Bound.KEY, "k", (minute(1),))
+    assert [grant.requests for grant in await process.debit([Ask((calls,), 2, 0)])] == [1]
+    assert (await take(process, purse("k", Period.LIFETIME, 100), 100)).requests == 1
