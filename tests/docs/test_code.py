@@ -14,6 +14,7 @@ from docs import generate
 from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate import failpoints
 from tidegate.core import errors, hooks, policy_rules, results, states
+from tidegate.judge import rules_items, rules_lines
 from tidegate.store.queries import statements
 from tidegate.web import asks, wire
 
@@ -197,6 +198,18 @@ def _family(kind: type[errors.UpstreamError]) -> list[type[errors.UpstreamError]
 
 def test_every_code_is_on_the_page_and_no_other() -> None:
     assert set(first_codes(ERRORS)) == set(codes_in_the_program())
+
+
+def test_the_judge_knows_the_codes_of_items() -> None:
+    of_items = set(first_codes(section(ERRORS, "## Why an item failed: the error file")))
+    of_batches = set(first_codes(section(ERRORS, "## Why a batch failed: `errors.data`")))
+    assert of_items <= rules_lines.ITEM_CODES
+    assert of_batches >= rules_lines.LINE_CODES
+    waited = set(first_codes(section(ERRORS, "## What is waited out")))
+    waits = {*(one.value for one in policy_rules.RETRYABLE), *hooks.RETRYABLE}
+    assert waited & waits <= rules_items.FREE_REASONS
+    assert waits <= rules_items.FREE_REASONS
+    assert set(hooks.CODES) - set(hooks.RETRYABLE) == rules_items.JUDGED_CODES
 
 
 def test_the_collection_of_codes_is_not_blind() -> None:

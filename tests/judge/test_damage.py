@@ -95,6 +95,16 @@ LINES = [
         ["line_shape"],
         {"an_error_without_words": change_line("error", lambda said: said.update(error={"code": "x"}))},
     ),
+    *damages(
+        "guarded",
+        ["codes_known"],
+        {"a_code_that_is_on_no_page": change_line("error", lambda said: said["error"].update(code="guardrail_whim"))},
+    ),
+    *damages(
+        "guarded",
+        ["usage"],
+        {"less_than_the_answers_say": job("output_tokens = 4"), "less_input": job("input_tokens = 0")},
+    ),
     *damages("mixed", ["line_place", "outcome_places"], {"a_refusal_among_the_answers": move_to_output}),
     *damages(
         "mixed",

@@ -15,7 +15,7 @@ from tidegate import judge, service
 from tidegate.core import ids
 from tidegate.judge.report import Verdict
 
-JOBS = ("plain", "mixed", "ordered", "lenient", "refused", "expired", "cancelled", "running", "early")
+JOBS = ("plain", "mixed", "ordered", "lenient", "refused", "expired", "guarded", "cancelled", "running", "early")
 STATES = {
     "plain": "completed",
     "mixed": "completed",
@@ -23,6 +23,7 @@ STATES = {
     "lenient": "completed",
     "refused": "failed",
     "expired": "expired",
+    "guarded": "completed",
     "cancelled": "cancelled",
     "running": "in_progress",
 }
@@ -55,6 +56,15 @@ def test_a_call_that_the_tide_handed_back_is_a_reason_for_one_more(judged_world:
     attempt(number, 0, reason="handed_back", hand_backs=1)(world, job_id)
     report = world.judged_now("plain", witness=True)
     assert report.ok, report.to_text()
+
+
+def test_an_answer_that_was_not_let_through_was_paid_for_and_is_no_loss(judged_world: World) -> None:
+    job_id = judged_world.jobs["guarded"]
+    [(answered, failed, tokens)] = judged_world.sql(
+        "select answered_count, failed_count, output_tokens from jobs where id = ?", (job_id,)
+    )
+    assert (answered, failed, tokens) == (1, 2, 10), "five tokens for each answer, kept or not"
+    assert len(calls_of(judged_world, job_id)) == 2
 
 
 def test_rules_of_special_jobs_are_applied_to_those(judged_world: World) -> None:

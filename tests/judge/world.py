@@ -126,6 +126,15 @@ MIXED += [line("bad-1", "400"), line("again-1", "500x1"), line("again-2", "503x1
 MIXED += [line("half-1", "halfx1"), line("html-1", "html"), line("ünïcode-é", "")]
 
 
+# Bound to models of their own, so that the other jobs meet none of them.
+GUARDRAILS = {
+    "words": {"patterns": ["forbidden"], "models": ["guarded"], "applies_to": "requests"},
+    "redacted": {"patterns": ["hello"], "action": "redact", "models": ["guarded"], "applies_to": "requests"},
+    "short": {"answer_bytes_max": 10, "models": ["paid-in-vain"]},
+}
+GUARDED = [line("g1", model="guarded"), line("forbidden", model="guarded"), line("g2", model="paid-in-vain")]
+
+
 @dataclass
 class World:
     """Where everything lies, and the job of each name."""
@@ -187,7 +196,7 @@ class World:
 
 async def build(directory: Path, engine: Engine) -> World:
     """One job of every kind that a judge may meet."""
-    chosen = settings(directory, engine)
+    chosen = settings(directory, engine, guardrails=GUARDRAILS)
     world = World(directory, engine.calls_log)
     slow = slow_lines(400)
     lenient = b"".join([line("x1"), b"not json\n", b"\n", line("x2"), line("x1"), b'{"custom_id":"x3"}\n', b"[1]\n"])
@@ -200,6 +209,7 @@ async def build(directory: Path, engine: Engine) -> World:
             "lenient": await run_to_end(working, lenient, invalid_lines="error_file"),
             "refused": await run_to_end(working, b"not json\n" + line("ok")),
             "expired": await expire(working),
+            "guarded": await run_to_end(working, b"".join(GUARDED)),
         }
         job = await until(working, await create(working, slow), lambda job: job.answered_count >= 5)
         await parts.store.cancel_job(parts.tenant_id, job.id)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from tidegate.judge.case import Case
 from tidegate.judge.lines import ResultLine
 from tidegate.judge.report import Finding, rule
-from tidegate.judge.rules_items import BILLED_REASONS
+from tidegate.judge.rules_items import BILLED_REASONS, JUDGED_CODES
 from tidegate.judge.witness import Seen
 
 _NO_WITNESS = "no witness was given"
@@ -151,6 +151,9 @@ def answers_kept(case: Case, found: Finding) -> None:
     for number, seen in calls.items():
         answered = [call for call in seen if call.clean]
         line: ResultLine | None = lines.get(number)
+        if line is not None and line.code in JUDGED_CODES:
+            # A guardrail or a hook did not let the answer pass.
+            continue
         if answered and (line is None or line.name != "output") and number not in counted:
             last = seen[-1]
             if last is answered[0] or not _owner_was_lost(case, answered[0], last):

@@ -21,6 +21,23 @@ FREE_REASONS = frozenset(
         "owner_lost",
         "handed_back",
         "budget_spent",
+        "budget_reserved",
+        "key_state_unknown",
+        "max_parallel_requests_exceeded",
+        "rate_limit_exceeded",
+        "hook_deferred",
+        "hook_unavailable",
+    }
+)
+# What may be said of a request that was never sent, and of an answer that was paid for.
+JUDGED_CODES = frozenset(
+    {
+        "guardrail_length",
+        "guardrail_pattern",
+        "guardrail_schema",
+        "guardrail_refused",
+        "hook_refused",
+        "hook_failed",
     }
 )
 HAND_BACKS_MAX = 2
@@ -50,14 +67,19 @@ def counts(case: Case, found: Finding) -> None:
             found.wrong(f"{count} lines are counted for the {content.name} file, which has {content.line_count}")
 
 
-@rule("usage", "P3", "The tokens on the job are the sum of what the answers say")
+@rule(
+    "usage",
+    "P3",
+    "The tokens on the job are the sum of what the answers say, and more only where an answer was paid for and not let through",
+)
 def usage(case: Case, found: Finding) -> None:
     if not case.has_results(found):
         return
     answers = case.lines("output")
+    paid_in_vain = any(line.code in JUDGED_CODES for line in case.lines("error"))
     for column in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
         total = sum(getattr(line.usage, column) for line in answers)
-        if total != case.job[column]:
+        if total > case.job[column] or (total < case.job[column] and not paid_in_vain):
             found.wrong(f"{column} is {case.job[column]} on record and {total} in the lines")
     found.looked(f"{case.job['input_tokens']} + {case.job['output_tokens']} tokens")
 

@@ -4,6 +4,43 @@ from collections import Counter
 
 from tidegate.judge.case import Case
 from tidegate.judge.report import Finding, rule, shown
+from tidegate.judge.rules_items import BILLED_REASONS, JUDGED_CODES, STATE_OF_CODE
+
+# Why a line could not become a request, where the caller asked for such lines in the error file.
+LINE_CODES = frozenset(
+    {
+        "duplicate_custom_id",
+        "invalid_custom_id",
+        "invalid_json_line",
+        "invalid_method",
+        "invalid_request",
+        "line_too_long",
+        "missing_required_parameter",
+        "model_mismatch",
+        "model_not_found",
+        "too_many_tasks",
+        "unsupported_parameter",
+        "url_mismatch",
+    }
+)
+KEY_CODES = frozenset(
+    {
+        "budget_exceeded",
+        "key_deleted",
+        "key_expired",
+        "key_revoked",
+        "model_not_allowed",
+        "resource_not_allowed",
+    }
+)
+ITEM_CODES = (
+    LINE_CODES
+    | KEY_CODES
+    | JUDGED_CODES
+    | BILLED_REASONS
+    | frozenset(STATE_OF_CODE)
+    | {"internal_error", "upstream_refused", "worker_lost"}
+)
 
 
 @rule("line_shape", "P3", "Every result line has OpenAI's exact shape")
@@ -25,6 +62,19 @@ def line_place(case: Case, found: Finding) -> None:
             found.wrong(f"{line.where} has {_said(line.status, line.code)} and belongs in the error file")
         elif line.name == "error" and line.good:
             found.wrong(f"{line.where} has status {line.status} and belongs in the output file")
+
+
+@rule("codes_known", "P3", "An item without an answer says why with a documented code")
+def codes_known(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    codes = Counter(line.code for line in case.result_lines if line.code is not None)
+    found.looked(
+        ", ".join(f"{count} {shown(code)}" for code, count in codes.most_common(5)) or "every item has an answer"
+    )
+    for line in case.result_lines:
+        if line.code is not None and line.code not in ITEM_CODES:
+            found.wrong(f"{line.where} has the unknown code {shown(line.code)}")
 
 
 def _said(status: int | None, code: str | None) -> str:
@@ -138,4 +188,4 @@ def own_item(case: Case, found: Finding) -> None:
                 found.wrong(f"{line.where} is for {shown(line.custom_id)}, item {line.number} is {shown(wanted)}")
 
 
-RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item)
+RULES = (line_shape, line_place, line_ids, items_once, item_order, own_item, codes_known)
