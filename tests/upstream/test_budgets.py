@@ -15,9 +15,11 @@ from tidegate.core.budgets import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, HttpLimits, Resource
 from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
+from tidegate.upstream.connections import Wire
 from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.router import Router
 from tidegate.upstream.slots import Capacity
+from tidegate.upstream.transport import Way
 
 pytestmark = pytest.mark.anyio
 
@@ -275,6 +277,41 @@ async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
             assert len(limits.questions) == 3
             assert limits.used("one") == (2, 0)
     assert [request.headers["Idempotency-Key"] for request in server.posts] == ["first", "second"]
+
+
+async def test_nothing_is_sent_after_its_leave_died_however_late_that_is_seen(
+    world: World, limits: MemoryLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stands still when all that is left to do is to write: its leave is over when it goes on."""
+    async with RawServer() as server:
+        place = deployment(server.url, limits=(minute(10),))
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            await router.send(world.call(key="first"))
+            expect, pieces = Wire.expect_answer, Way.pieces
+            stalls = [expect.__name__, pieces.__name__]
+
+            def stall(name: str) -> None:
+                if name in stalls:
+                    stalls.remove(name)
+                    world.clock.advance(300)
+
+            def expect_late(wire: Wire, http: HttpLimits) -> None:
+                stall(expect.__name__)
+                expect(wire, http)
+
+            def pieces_late(way: Way, key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+                stall(pieces.__name__)
+                return pieces(way, key, headers, body)
+
+            monkeypatch.setattr(Wire, expect.__name__, expect_late)
+            monkeypatch.setattr(Way, pieces.__name__, pieces_late)
+            await router.send(world.call(key="second"))
+            await eventually(lambda: limits.settlements, "the dead leave to be said unsent")
+            assert stalls == []
+            assert limits.used("one") == (2, 0)
+            assert router.status()[0].failures == {}
+    assert [request.headers["Idempotency-Key"] for request in server.posts] == ["first", "second"]
+    assert server.connection_count == 1, "the connection is kept for the next leave"
 
 
 async def test_limits_that_cannot_be_reached_send_nothing_and_are_asked_seldom(

@@ -108,14 +108,15 @@ class Way:
         self.get_head = b"GET" + head + b"\r\n"
         self.post_head = b"POST" + head + b"Idempotency-Key: "
 
-    def write(self, transport: asyncio.WriteTransport, idempotency_key: str, headers: bytes, body: bytes) -> None:
+    def pieces(self, idempotency_key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+        """The whole request, ready to be written: a POST with a body, a GET without."""
+        if body is None:
+            return (self.get_head,)
         key = idempotency_key.encode()
         size = len(body)
         if size <= ONE_WRITE_BYTES_MAX:
-            transport.write(b"%b%b\r\n%bContent-Length: %d\r\n\r\n%b" % (self.post_head, key, headers, size, body))
-        else:
-            transport.write(b"%b%b\r\n%bContent-Length: %d\r\n\r\n" % (self.post_head, key, headers, size))
-            transport.write(body)
+            return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n%b" % (self.post_head, key, headers, size, body),)
+        return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n" % (self.post_head, key, headers, size), body)
 
 
 class AiohttpLine:
@@ -226,12 +227,12 @@ class AiohttpTransport:
         way, wire = await self._wire(line, url, idempotency_key)
         whole = False
         try:
-            if leave is not None:
+            try:
+                message, payload = await self._ask(way, wire, (idempotency_key, body, headers), exchange, leave)
+            except LeaveDied:
                 # A connection that took too long is kept: with the next leave it is there at once.
                 whole = True
-                leave.begin()
-                whole = False
-            message, payload = await self._ask(way, wire, idempotency_key, body, exchange, headers)
+                raise
             if payload.is_eof():
                 answer = payload.read_nowait()
                 if len(answer) > self.limits.response_bytes_max:
@@ -287,17 +288,11 @@ class AiohttpTransport:
         leave: Leave | None,
         end: Callable[[], None],
     ) -> Stream:
-        idempotency_key, body, headers = request
-        way, wire = await self._wire(line, url, idempotency_key)
-        kept = False
+        way, wire = await self._wire(line, url, request[0])
         try:
-            if leave is not None:
-                kept = True
-                leave.begin()
-                kept = False
-            message, payload = await self._ask(way, wire, idempotency_key, body, exchange, headers)
-        except BaseException:
-            self.connections.give_back(way.key, wire, whole=kept)
+            message, payload = await self._ask(way, wire, request, exchange, leave)
+        except BaseException as wrong:
+            self.connections.give_back(way.key, wire, whole=isinstance(wrong, LeaveDied))
             raise
 
         def finish(whole: bool) -> None:
@@ -316,16 +311,19 @@ class AiohttpTransport:
         return way, wire
 
     async def _ask(
-        self, way: Way, wire: Wire, idempotency_key: str, body: bytes | None, exchange: Exchange, headers: bytes
+        self, way: Way, wire: Wire, request: tuple[str, bytes | None, bytes], exchange: Exchange, leave: Leave | None
     ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
         """Write the request, and wait for the head of its answer."""
+        idempotency_key, body, headers = request
         wire.expect_answer(self.limits)
-        exchange.writing(wire)
         assert wire.transport is not None
-        if body is None:
-            wire.transport.write(way.get_head)
-        else:
-            way.write(wire.transport, idempotency_key, headers, body)
+        write, pieces = wire.transport.write, way.pieces(idempotency_key, headers, body)
+        if leave is not None:
+            # The last look at the clock: between it and the kernel stands nothing but the write itself.
+            leave.begin()
+        exchange.writing(wire)
+        for piece in pieces:
+            write(piece)
         message, payload = await wire.read()
         while 100 <= message.code <= 199 and message.code != 101:
             message, payload = await wire.read()
