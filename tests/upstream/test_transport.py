@@ -269,7 +269,13 @@ async def test_blank_lines_while_waiting_are_not_a_slow_body() -> None:
         assert (await line.post(url, "k", b"{}", 10)).body.strip() == CHAT
 
 
-@pytest.mark.parametrize("script", [_hang_before_headers, _hang_after_headers, _endless_100s])
+async def test_100s_without_end_are_given_up_long_before_the_deadline() -> None:
+    error = await fails(_endless_100s, HttpLimits(), total_s=600)
+    assert type(error) is Ambiguous
+    assert "not valid HTTP" in error.message
+
+
+@pytest.mark.parametrize("script", [_hang_before_headers, _hang_after_headers])
 async def test_the_total_deadline_ends_any_call(script: Script) -> None:
     error = await fails(script, HttpLimits(), total_s=0.1)
     assert type(error) is Ambiguous

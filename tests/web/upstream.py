@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from typing import Any
 
@@ -61,11 +62,11 @@ def answers(body: bytes = CHAT, status: int = 200, **headers: str) -> Script:
 class Upstream:
     """`script` may be changed between calls; `posts` is what came so far."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True)
         self._thread.start()
-        self._server = RawServer(script)
+        self._server = RawServer(script, tls)
         self._run(self._server.__aenter__())
         self.url = self._server.url
 

@@ -8,11 +8,12 @@ that were made once per URL. No call has a timer: one sweep looks at all calls i
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
@@ -28,6 +29,9 @@ from tidegate.upstream.streams import Stream
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
+
+# Answers before the answer (1xx). A server that sends them without end would keep the loop busy until the call's time is over.
+HINTS_MAX = 1_024
 
 # Up to here the head and the body leave as one piece; above it the copy would cost more than a second write.
 ONE_WRITE_BYTES_MAX = 64 * 1024
@@ -52,10 +56,12 @@ class Line(Protocol):
         total_s: float,
         headers: bytes = b"",
         leave: Leave | None = None,
+        attempt: int = 0,
     ) -> Reply:
         """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
 
-        `headers` are more header lines, each with its line end. With a `leave`, LeaveDied when it ran out before the first byte.
+        `headers` are more header lines, each with its line end. With a `leave`, LeaveDied when it ran out before the first byte. `attempt`
+        is how many calls with this key counted before.
         """
 
     async def get(self, url: URL, total_s: float) -> Reply:
@@ -86,6 +92,9 @@ class Transport(Protocol):
 
     def free_slots(self) -> int:
         """How many more calls fit under the process's connection ceiling."""
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """What was answered for these items, by job and number, is in the store now."""
 
     async def close(self) -> None:
         """End what is in flight and close every connection."""
@@ -137,6 +146,7 @@ class AiohttpLine:
         total_s: float,
         headers: bytes = b"",
         leave: Leave | None = None,
+        attempt: int = 0,
     ) -> Coroutine[Any, Any, Reply]:
         return self._transport.call(self, url, idempotency_key, body, total_s, headers, leave)
 
@@ -177,6 +187,9 @@ class AiohttpTransport:
 
     def free_slots(self) -> int:
         return self._seats.free()
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """An answer over HTTP is kept by nobody else: there is nothing to let go."""
 
     async def close(self) -> None:
         self.connections.abort_in_use()
@@ -325,7 +338,11 @@ class AiohttpTransport:
         for piece in pieces:
             write(piece)
         message, payload = await wire.read()
+        hints = 0
         while 100 <= message.code <= 199 and message.code != 101:
+            hints += 1
+            if hints > HINTS_MAX:
+                raise HttpProcessingError(message="more early hints than any server needs")
             message, payload = await wire.read()
         exchange.heard(message.code)
         return message, payload
