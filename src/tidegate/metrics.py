@@ -187,6 +187,31 @@ policy_waits = _counters(
     reason=_POLICY_CODES,
 )
 
+# ---- several items as one call
+
+_GROUPED = ("/v1/embeddings", "/v1/chat/completions")
+group_calls = _counters(
+    "group_calls_total",
+    "Upstream calls that several items shared, by how they ended.",
+    endpoint=_GROUPED,
+    outcome=("answered", "refused", "failed"),
+)
+group_items = _histogram(
+    "group_items", "Items that shared one upstream call.", (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+)
+group_singles = _counters(
+    "group_singles_total",
+    "Items that were sent alone although their deployment takes several in one call, by why.",
+    endpoint=_GROUPED,
+    reason=(),
+)
+group_isolations = _counters(
+    "group_isolations_total",
+    "Shared calls that were refused or whose answer could not be taken apart, so that each item was sent alone.",
+    endpoint=_GROUPED,
+    reason=(),
+)
+
 # ---- interactive calls
 
 interactive_calls = _counters(

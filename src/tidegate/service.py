@@ -261,6 +261,7 @@ async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = Fa
             fleet=parts.store,
             model_in_flight_max={name: one.in_flight_max for name, one in settings.models.items() if one.in_flight_max},
             in_flight_max_global=settings.worker.in_flight_max_global,
+            in_flight_max=settings.worker.in_flight_max,
         )
         router = open_router(
             deployments(settings),
@@ -277,7 +278,9 @@ async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = Fa
 
 def lane_policy(settings: Settings) -> LanePolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
-    return LanePolicy(retry_after_ms_max=settings.retry.retry_after_ms_max)
+    return LanePolicy(
+        retry_after_ms_max=settings.retry.retry_after_ms_max, attempts_grouped=max(1, settings.retry.attempts_max - 1)
+    )
 
 
 def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:

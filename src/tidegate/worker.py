@@ -52,6 +52,8 @@ log = structlog.get_logger()
 
 _UPKEEP_EVERY = 12
 _RETRY_S = 0.5
+NOTHING = (0, 0, 0)
+_RUNNERS_MAX = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class Worker:
         self._stopping = False
         self._left = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._runner_count = 0
         self.broken: str | None = None
         self.recorded_count = 0
         self.unused_count = 0
@@ -169,8 +172,8 @@ class Worker:
             self._tend_loop,
             self._upkeep_loop,
         ]
-        loops += [self._runner] * self._options.in_flight_max
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
+        self._hire()
         try:
             await stop.wait()
             await self._hand_back()
@@ -179,6 +182,14 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._guards.close()
+
+    def _hire(self) -> None:
+        """One runner for each item that may be out: as many as calls, or more where several items share one."""
+        calls = self._options.in_flight_max
+        wanted = min(calls * self._upstream.items_per_call(), max(calls, _RUNNERS_MAX))
+        while self._runner_count < wanted:
+            self._runner_count += 1
+            self._tasks.append(asyncio.create_task(self._guarded(self._runner)))
 
     async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that fails in a way nobody foresaw stops new work, loudly; what runs goes on to its end."""
@@ -221,6 +232,7 @@ class Worker:
             self._hand.extend_lease(self._me.safe_until_ms)
             return
         self._hand.extend_lease(self._me.safe_until_ms)
+        self._hire()
         await self._filler.follow()
         for stranger in self._hand.compare(known, holdings):
             on_its_way = stranger.token in pending or stranger.token in self._filler.pending

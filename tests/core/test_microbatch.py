@@ -11,12 +11,14 @@ from tidegate.core.apportion import apportion
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
+    HandedBack,
     KeyRejected,
     PoolExhausted,
     Refused,
     Throttled,
     Unavailable,
     UpstreamError,
+    Withheld,
 )
 from tidegate.core.microbatch import (
     GROW_AFTER_GROUPS,
@@ -277,9 +279,10 @@ def test_one_overload_is_counted_once_however_many_calls_were_out() -> None:
     ("error", "remedy"),
     [
         (Refused("x", status=400), Remedy.SINGLES),
-        (BrokenAnswer("x"), Remedy.SINGLES),
         (KeyRejected("x"), Remedy.REQUEUE),
         (PoolExhausted("x"), Remedy.REQUEUE),
+        (Withheld("x"), Remedy.REQUEUE),
+        (HandedBack("x"), Remedy.REQUEUE),
     ],
 )
 def test_a_failure_that_is_no_overload_never_shrinks_a_group(error: UpstreamError, remedy: Remedy) -> None:
@@ -287,3 +290,32 @@ def test_a_failure_that_is_no_overload_never_shrinks_a_group(error: UpstreamErro
     for _ in range(5):
         size, found = size.failed(error, size.epoch)
         assert (size.inputs, found) == (8, remedy)
+
+
+@pytest.mark.parametrize("error", [BrokenAnswer("x"), Refused("x", status=413)])
+def test_a_server_that_cannot_do_groups_is_asked_for_one_ever_more_rarely(error: UpstreamError) -> None:
+    size = GroupSize.fresh(2)
+    answered_between: list[int] = []
+    for _ in range(4):
+        size, remedy = size.failed(error, size.epoch)
+        assert (size.inputs, remedy) == (1, Remedy.SINGLES)
+        count = 0
+        while size.inputs == 1:
+            size = size.succeeded(size.epoch)
+            count += 1
+        answered_between.append(count)
+    assert answered_between == [
+        2 * GROW_AFTER_GROUPS,
+        4 * GROW_AFTER_GROUPS,
+        8 * GROW_AFTER_GROUPS,
+        16 * GROW_AFTER_GROUPS,
+    ]
+    for _ in range(16 * GROW_AFTER_GROUPS):
+        size = size.succeeded(size.epoch)
+    assert size.patience == GROW_AFTER_GROUPS, "a group that went well for long is trusted again"
+
+
+def test_a_size_that_is_over_learns_nothing_from_a_group_of_before() -> None:
+    size = GroupSize.fresh(8).unfit(0)
+    assert size.inputs == 4
+    assert size.unfit(0) == size

@@ -52,6 +52,9 @@ class Script:
     def free_slots(self, model: str) -> int:
         return 0 if model in self.shut else 64
 
+    def items_per_call(self, model: str | None = None) -> int:
+        return 1
+
     def rests_until_ms(self, model: str) -> float:
         return self._world.clock.monotonic_ms() + 4_000 if model in self.shut else 0.0
 

@@ -77,7 +77,7 @@ class World:
         return Call(
             job_id="batch_1",
             number=self.numbers,
-            endpoint=CHAT_ENDPOINT,
+            endpoint=more.pop("endpoint", CHAT_ENDPOINT),
             model=model,
             body=body,
             idempotency_key=key or f"batch_1:{self.numbers}",

@@ -113,6 +113,7 @@ class _Shape:
 
 _SHAPES = {
     "/v1/chat/completions": _Shape(_Choices, "choices"),
+    "/v1/chat/completions/batch": _Shape(_Results, "results"),
     "/v1/completions": _Shape(_Choices, "choices"),
     "/v1/embeddings": _Shape(_Data, "data"),
     "/v1/responses": _Shape(_Output, "output"),

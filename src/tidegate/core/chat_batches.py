@@ -28,6 +28,7 @@ from tidegate.core.nouns import Usage
 from tidegate.core.retry import GiveUp
 
 ENDPOINT = "/v1/chat/completions"
+BATCH_ENDPOINT = "/v1/chat/completions/batch"
 ERROR_BYTES_MAX = 4096
 USAGE_MISSING = "chat_usage_missing"
 
@@ -42,6 +43,17 @@ class ChatMode(StrEnum):
     DISABLED = "disabled"
     CONCURRENT = "concurrent"
     SYNC_MICROBATCH = "sync_microbatch"
+
+
+class ChatAdapter(StrEnum):
+    """Which provider's way of taking several conversations in one call a deployment speaks.
+
+    `results`: a POST to `/v1/chat/completions/batch` with a list of conversations as `messages`, answered with one result for each,
+    every one with its own usage. vLLM has this path too but tells only the sum of the usage: that is not enough.
+    """
+
+    NONE = "none"
+    RESULTS = "results"
 
 
 class Singly(StrEnum):
@@ -71,6 +83,16 @@ class ChatBatching:
     upstream_max_batch_size: int = 1
     max_total_input_tokens: int = 0
     require_homogeneous_params: bool = True
+    adapter: ChatAdapter = ChatAdapter.NONE
+
+    @property
+    def groups(self) -> bool:
+        """Whether items ever share a call here."""
+        return self.mode is ChatMode.SYNC_MICROBATCH and self.upstream_max_batch_size > 1 and self.has_executor
+
+    @property
+    def has_executor(self) -> bool:
+        return self.adapter is not ChatAdapter.NONE
 
     @classmethod
     def named(cls, mode: str, **limits: Any) -> "ChatBatching":
@@ -85,6 +107,10 @@ class ChatBatching:
         if not self.require_homogeneous_params:
             raise SettingsError(
                 "chat_batching.require_homogeneous_params can only be true: items with different parameters never share a call"
+            )
+        if self.mode is ChatMode.DISABLED and self.max_in_flight is not None:
+            raise SettingsError(
+                "chat_batching.max_in_flight says nothing in mode disabled: use mode concurrent, or the deployment's max_in_flight"
             )
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise SettingsError(f"chat_batching.max_in_flight is {self.max_in_flight}: use 1 or more, or leave it out")

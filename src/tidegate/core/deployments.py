@@ -10,6 +10,7 @@ from enum import StrEnum
 from urllib.parse import urlsplit
 
 from tidegate.core.budgets import Limit
+from tidegate.core.chat_batches import ChatBatching
 from tidegate.core.errors import SettingsError
 from tidegate.core.prices import Price
 
@@ -160,6 +161,8 @@ class Deployment:
     Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it bears is learned from a safe beginning.
     `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
     its own, where it is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0: nobody knows.
+    So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are not worth
+    one; how chat items are taken, `chat_batching` says.
     """
 
     name: str
@@ -182,6 +185,9 @@ class Deployment:
     metrics_names: Mapping[str, str] = field(default_factory=dict)
     hints: Hints = Hints()
     serves: Serves = Serves.BOTH
+    upstream_max_batch_inputs: int = 1
+    upstream_min_batch_inputs: int = 2
+    chat_batching: ChatBatching = field(default_factory=ChatBatching)
     price: Price | None = None
     output_tokens_max: int = 0
 
@@ -200,6 +206,10 @@ class Deployment:
             raise SettingsError(
                 f"{where}: tokens_in_flight_max is {self.tokens_in_flight_max}: use 0 to lift it, or more"
             )
+        if self.upstream_max_batch_inputs < 1 or self.upstream_min_batch_inputs < 2:
+            raise SettingsError(
+                f"{where}: upstream_max_batch_inputs is 1 (off) or more, and upstream_min_batch_inputs 2 or more"
+            )
         for name, value in (("read_timeout_s", self.read_timeout_s), ("total_timeout_s", self.total_timeout_s)):
             if value is not None and not value > 0:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
@@ -217,7 +227,14 @@ class Deployment:
     @property
     def batch_in_flight_max(self) -> int:
         """The most calls that batch work ever has in flight here, over all processes."""
-        return max(1, int(self.max_in_flight * self.batch_fraction))
+        most = max(1, int(self.max_in_flight * self.batch_fraction))
+        return min(most, self.chat_batching.max_in_flight or most)
+
+    @property
+    def items_per_call_max(self) -> int:
+        """How many items may share one call here, at most."""
+        chats = self.chat_batching
+        return max(self.upstream_max_batch_inputs, chats.upstream_max_batch_size if chats.groups else 1)
 
     def is_same_server(self, other: "Deployment") -> bool:
         """Whether calls to both reach the same server as the same caller: then what was learned of one holds for the other."""

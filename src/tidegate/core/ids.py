@@ -4,6 +4,7 @@ An item's id is its job's id cut short plus the item's number, so a finished lin
 """
 
 import re
+from collections.abc import Iterable
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VALUES = {letter: value for value, letter in enumerate(_ALPHABET)}
@@ -46,6 +47,18 @@ def job_part(job_id: str) -> str:
     """The letters that an item's id shares with its job's."""
     start = len("batch_")
     return job_id[start : start + _JOB_PART_LENGTH]
+
+
+def group_id(job_id: str, numbers: Iterable[int]) -> str:
+    """The id of a call that carries several items of one job: the numbers as runs, `0-7.9` for eight neighbours and one more."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    said = ".".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    return f"batch_grp_{job_part(job_id)}_{said}"
 
 
 def split_item_id(item: str) -> tuple[str, int] | None:

@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 
 from tidegate.core.apportion import apportion
-from tidegate.core.errors import BrokenAnswer, KeyRejected, PoolExhausted, Refused, UpstreamError
+from tidegate.core.errors import (
+    BrokenAnswer,
+    HandedBack,
+    KeyRejected,
+    PoolExhausted,
+    Refused,
+    UpstreamError,
+    Withheld,
+)
 from tidegate.core.estimate import prompt_tokens
 
 ENDPOINT = "/v1/embeddings"
@@ -21,6 +29,8 @@ ENDPOINT = "/v1/embeddings"
 GROUP_INPUTS_MIN = 2
 # So many good groups in a row, and the size that was halved is doubled again.
 GROW_AFTER_GROUPS = 8
+GROW_AFTER_GROUPS_MAX = 1_024
+TOO_LARGE = 413
 
 _Raw = msgspec.Raw
 _decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
@@ -214,8 +224,9 @@ class GroupSize:
     """How many inputs a deployment's next groups may have, learned from how the last ones went.
 
     Overload is first waited out; if it comes again the size is halved, down to single calls; good calls double it again, so that it
-    always comes back to what the operator allowed. Many groups are in flight at once: a call remembers the `epoch` in which it was sent,
-    and whatever it tells about an epoch that is over changes nothing, so that one overload is counted once.
+    always comes back to what the operator allowed, though later each time: a server that cannot do groups is not asked for one over and
+    over. Many groups are in flight at once: a call remembers the `epoch` in which it was sent, and whatever it tells about an epoch that
+    is over changes nothing, so that one overload is counted once.
     """
 
     inputs_max: int
@@ -223,6 +234,7 @@ class GroupSize:
     overloads: int = 0
     good: int = 0
     epoch: int = 0
+    patience: int = GROW_AFTER_GROUPS
 
     @classmethod
     def fresh(cls, inputs_max: int) -> "GroupSize":
@@ -233,20 +245,35 @@ class GroupSize:
         if epoch != self.epoch:
             return self
         good = self.good + 1
-        if self.inputs < self.inputs_max and good >= GROW_AFTER_GROUPS:
-            return GroupSize(self.inputs_max, min(self.inputs_max, self.inputs * 2), epoch=epoch + 1)
-        return replace(self, overloads=0, good=good)
+        if good < self.patience:
+            return replace(self, overloads=0, good=good)
+        if self.inputs < self.inputs_max:
+            return replace(
+                self, inputs=min(self.inputs_max, self.inputs * 2), overloads=0, good=0, epoch=self.epoch + 1
+            )
+        return replace(self, overloads=0, good=good, patience=GROW_AFTER_GROUPS)
 
     def failed(self, error: UpstreamError, epoch: int) -> tuple["GroupSize", Remedy]:
         """After a grouped call that failed: the size from now on, and what to do with its items."""
         if isinstance(error, Refused | BrokenAnswer):
             # One bad input, or a server that cannot do groups: alone, each item gets its own verdict.
-            return self, Remedy.SINGLES
-        if isinstance(error, KeyRejected | PoolExhausted) or epoch != self.epoch:
+            is_too_large = isinstance(error, BrokenAnswer) or error.status == TOO_LARGE
+            return (self.unfit(epoch) if is_too_large else self), Remedy.SINGLES
+        if isinstance(error, KeyRejected | PoolExhausted | Withheld | HandedBack) or epoch != self.epoch:
             return self, Remedy.REQUEUE
         overloads = self.overloads + 1
         if overloads == 1:
-            return GroupSize(self.inputs_max, self.inputs, overloads, epoch=epoch + 1), Remedy.REQUEUE
-        halved = max(1, self.inputs // 2)
-        remedy = Remedy.SINGLES if halved == 1 else Remedy.SHRINK
-        return GroupSize(self.inputs_max, halved, overloads, epoch=epoch + 1), remedy
+            return replace(self, overloads=1, good=0, epoch=epoch + 1), Remedy.REQUEUE
+        smaller = replace(self.unfit(epoch), overloads=overloads, patience=self.patience)
+        return smaller, Remedy.SINGLES if smaller.inputs == 1 else Remedy.SHRINK
+
+    def unfit(self, epoch: int) -> "GroupSize":
+        """After a call that failed for being a group, and not for anything in it."""
+        if epoch != self.epoch:
+            return self
+        return GroupSize(
+            self.inputs_max,
+            max(1, self.inputs // 2),
+            epoch=epoch + 1,
+            patience=min(self.patience * 2, GROW_AFTER_GROUPS_MAX),
+        )

@@ -281,7 +281,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
     It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
     `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
-    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike."""
+    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike.
+    `items` is how many items of a job share it; `number` is then that of the first."""
 
     job_id: str
     number: int
@@ -298,6 +299,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     scope: str = ""
     prefix_group: str = ""
     hand_backs: int = 0
+    items: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -119,7 +119,10 @@ class Upstream(Protocol):
         """Send one item's request to a deployment of its model; raises an UpstreamError of exactly one class."""
 
     def free_slots(self, model: str) -> int:
-        """How many more calls this process may have in flight for this model now; 0 while no deployment is fit."""
+        """How many more items this process may have in flight for this model now; 0 while no deployment is fit."""
+
+    def items_per_call(self, model: str | None = None) -> int:
+        """How many items of this model may share one call, at most; without a name, of any model."""
 
     def rests_until_ms(self, model: str) -> float:
         """The monotonic moment before which nothing may be sent to this model; 0 when it may be sent now."""

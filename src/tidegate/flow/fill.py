@@ -151,7 +151,8 @@ class Filler:
             return max(0, _UNKNOWN_MODEL_ROOM - self._hand.unsent(model)), None
         if self._upstream.rests_until_ms(model) > self._clock.monotonic_ms() + SHORT_WAIT_MS:
             return 0, self._upstream.closed(model) or Reason.RESTING
-        can_fly = min(self._limits.in_flight_max, self._upstream.free_slots(model) + self._hand.calls(model))
+        in_flight_max = self._limits.in_flight_max * self._upstream.items_per_call(model)
+        can_fly = min(in_flight_max, self._upstream.free_slots(model) + self._hand.calls(model))
         unsent = self._hand.unsent(model)
         if not can_fly:
             return 0, self._upstream.closed(model) or Reason.NO_AVAILABLE_SLOTS

@@ -47,6 +47,7 @@ class Hand:
         self._queues: dict[str, deque[tuple[Held, Item]]] = {}
         self._held: dict[tuple[str, int, str], Held] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
+        self._invited = 0
         self.lease_until_ms = 0.0
         self._in_flight: dict[str, int] = {}
         self.in_flight = 0
@@ -61,7 +62,7 @@ class Hand:
         return len(queue) if queue else 0
 
     def calls(self, model: str) -> int:
-        """How many calls to a model are in flight from here."""
+        """How many items of a model are in flight from here."""
         return self._in_flight.get(model, 0)
 
     def models(self) -> list[str]:
@@ -148,13 +149,32 @@ class Hand:
 
     async def next(self) -> tuple[Held, Item]:
         """Wait for an item that may be sent."""
+        taken = self.take()
+        if taken is not None:
+            if self._parked:
+                self._invite(taken[0].slice.model)
+            return taken
         while True:
+            future = asyncio.get_running_loop().create_future()
+            self._parked.append(future)
+            try:
+                await future
+            finally:
+                if self._invited:
+                    self._invited -= 1
             taken = self.take()
             if taken is not None:
                 return taken
-            future = asyncio.get_running_loop().create_future()
-            self._parked.append(future)
-            await future
+
+    def _invite(self, model: str) -> None:
+        """Where several items share a call, a slot that came free is worth several: let as many look, in this same turn of the loop."""
+        if self._upstream.items_per_call(model) == 1:
+            return
+        count = min(self._upstream.free_slots(model), self.unsent(model)) - self._invited
+        for _ in range(count):
+            if self._parked:
+                self._invited += 1
+                self.wake_one()
 
     def wake(self) -> None:
         """Something changed: let everyone who waits look again."""

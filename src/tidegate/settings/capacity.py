@@ -60,6 +60,17 @@ class DeploymentPrice(Entry, frozen=True):
     batch_factor: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
 
 
+class DeploymentChatBatching(Entry, frozen=True):
+    """How a deployment takes the chat items of batches; `max_in_flight` counts over all processes, 0 lifts `max_total_input_tokens`."""
+
+    mode: Literal["disabled", "concurrent", "sync_microbatch"] = "concurrent"
+    max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+    upstream_max_batch_size: Annotated[int, Meta(ge=1, le=1_024)] = 1
+    max_total_input_tokens: CountOrOff = 0
+    require_homogeneous_params: bool = True
+    adapter: Literal["none", "results"] = "none"
+
+
 class ModelDeployment(Entry, frozen=True):
     """One upstream endpoint that serves a model."""
 
@@ -85,6 +96,9 @@ class ModelDeployment(Entry, frozen=True):
     hints: DeploymentHints = DeploymentHints()
     serves: Literal["interactive", "batch", "both"] = "both"
     price: DeploymentPrice = DeploymentPrice()
+    upstream_max_batch_inputs: Annotated[int, Meta(ge=1, le=2_048)] = 1
+    upstream_min_batch_inputs: Annotated[int, Meta(ge=2, le=2_048)] = 2
+    chat_batching: DeploymentChatBatching = DeploymentChatBatching()
 
 
 class Model(Entry, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidegate.core.budgets import Limit, Period
+from tidegate.core.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.prices import Price
@@ -147,7 +148,15 @@ def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
         metrics_names=entry.metrics_names,
         hints=Hints(**msgspec.structs.asdict(entry.hints)),
         serves=Serves(entry.serves),
+        upstream_max_batch_inputs=entry.upstream_max_batch_inputs,
+        upstream_min_batch_inputs=entry.upstream_min_batch_inputs,
+        chat_batching=_chat_batching(entry),
     )
+
+
+def _chat_batching(entry: ModelDeployment) -> ChatBatching:
+    said = msgspec.structs.asdict(entry.chat_batching)
+    return ChatBatching.named(said.pop("mode"), adapter=ChatAdapter(said.pop("adapter")), **said)
 
 
 def prices(settings: Settings) -> dict[str, Price]:

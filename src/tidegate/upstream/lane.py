@@ -47,6 +47,8 @@ class LanePolicy:
     retry_after_ms_max: int = 86_400_000
     throttle_backoff_ms: int = 1_000
     throttle_backoff_ms_max: int = 60_000
+    attempts_grouped: int = 2
+    """An item that had so many attempts is sent alone where others share a call."""
     patience_ms: int = 2_000
     """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
 

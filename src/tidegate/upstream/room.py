@@ -11,6 +11,7 @@ from tidegate.core.budgets import Budget
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
 from tidegate.upstream.breaker import BreakerState
+from tidegate.upstream.groups import Groups
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import Purse
 from tidegate.upstream.routes import Route
@@ -32,6 +33,7 @@ class Room:
         self._caps = caps
         self._connections = connections
         self.shared: SharedSlots | None = None
+        self.groups: Groups | None = None
 
     def has_slots(self) -> bool:
         return self.shared is None or self.shared.is_current
@@ -41,7 +43,7 @@ class Room:
             self.shared.hurry()
 
     def free(self, route: Route, model: str) -> int:
-        """How many more calls may go out for this name."""
+        """How many more items may go out for this name: as many as calls, or more where several share one."""
         free = self._free_of_one(route, model)
         if not free and route.fallbacks and self.is_away(route):
             free = next(filter(None, (self._free_of_one(one, model) for one in route.fallbacks)), 0)
@@ -62,7 +64,10 @@ class Room:
                 lane.is_asked = True
             if not free:
                 self.hurry()
-        return min(free, self._connections()) if free else 0
+        slots = min(free, self._connections()) if free else 0
+        if self.groups is None or route.items_per_call == 1:
+            return slots
+        return self.groups.room(route, slots)
 
     def is_away(self, route: Route) -> bool:
         """Whether none of its own deployments would take a call now even with a slot free."""

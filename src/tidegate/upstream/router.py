@@ -32,6 +32,7 @@ from tidegate.core.ports import Clock, Entropy
 from tidegate.core.prices import Price
 from tidegate.upstream import classify
 from tidegate.upstream.delivery import Delivery
+from tidegate.upstream.groups import Groups
 from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.lanes import Lanes
@@ -91,7 +92,9 @@ class Router:
         self._purse = Purse(capacity.limits, clock)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
-        self._room = Room(self._purse, clock, self._patience_ms, self._caps, transport.free_slots)
+        self._room = Room(self._purse, clock, self._patience_ms, self._caps, self._connections)
+        self._in_flight_max = capacity.in_flight_max
+        self._groups = self._room.groups = Groups(self._find, self._send_from, self._bears, policy.attempts_grouped)
         missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms)
         self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
         self._room_heard: list[Callable[[], None]] = []
@@ -135,6 +138,7 @@ class Router:
         """
         refused = self._lanes.serve(deployments, is_alone=self._shared is None)
         refused |= self._routes.lead(self._lanes.values(), resources)
+        self._is_grouping = self.items_per_call() > 1
         self._tides.serve(self._lanes.tides())
         if self._shared is not None:
             self._shared.serve(self._lanes.for_batch())
@@ -177,6 +181,17 @@ class Router:
 
     def free_slots(self, model: str) -> int:
         return self._room.free(self._route(model), model)
+
+    def items_per_call(self, model: str | None = None) -> int:
+        routes = self._routes.all() if model is None else (self._route(model),)
+        return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
+
+    def _connections(self) -> int:
+        """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
+        free = self._transport.free_slots()
+        if self._in_flight_max and self._is_grouping:
+            free = min(free, self._in_flight_max - sum(lane.in_flight for lane in self._lanes.values()))
+        return max(0, free)
 
     def rests_until_ms(self, model: str) -> float:
         return self._room.rests_until_ms(self._route(model))
@@ -229,11 +244,27 @@ class Router:
         raise failed
 
     async def _send_by(self, route: Route, call: Call) -> Answer:
+        if route.items_per_call > 1:
+            return await self._groups.send(route, call)
+        return await self._send_from(route, await self._find(route, call), call)
+
+    async def _find(self, route: Route, call: Call) -> Lane:
+        lane = self._choose(route, call, (), self._clock.monotonic_ms())
+        return lane if lane is not None else await self._waiters.wait(route, call)
+
+    def _bears(self, route: Route, lane: Lane, call: Call) -> bool:
+        """Whether a lane that takes an item also takes this call, which it shares with others."""
+        if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
+            return False
+        terms = self._purse.terms(route.budgets(lane) + call.budgets)
+        if not lane.tokens_max and not terms.counts_tokens:
+            return True
+        tokens = self._reserve.tokens(call, lane.deployment.estimate)
+        fits_now = not lane.tokens_max or lane.tokens_in_flight + tokens <= lane.tokens_max
+        return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
+
+    async def _send_from(self, route: Route, lane: Lane, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
-        lane = self._choose(route, call, (), now_ms)
-        if lane is None:
-            lane = await self._waiters.wait(route, call)
-            now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
         tried: list[Lane] = []
         put_off: list[Lane] = []

@@ -38,6 +38,7 @@ class Route:
         """Lead to these from now on. A call that comes here by another name is told the model's own."""
         self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
         self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
+        self.items_per_call = max((lane.deployment.items_per_call_max for lane in self.lanes), default=1)
         self.own_budgets = ()
         self._model = ""
         self._replaced = frozenset()
@@ -97,6 +98,9 @@ class Routes:
 
     def of(self, name: str) -> Route:
         return self._by_name.get(name) or self._any
+
+    def all(self) -> Iterable[Route]:
+        return (*self._by_name.values(), self._any)
 
     def names(self) -> list[str]:
         """Every name that leads somewhere."""

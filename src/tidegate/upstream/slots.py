@@ -28,7 +28,8 @@ class Capacity:
     """What is shared with other processes, and how much of it there is in all.
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
-    only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out. 0 and no entry mean no cap.
+    only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out. 0 and no entry mean no cap;
+    `in_flight_max` is this process's own.
     """
 
     limits: Limits | None = None
@@ -38,6 +39,7 @@ class Capacity:
     fleet: Fleet | None = None
     model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
     in_flight_max_global: int = 0
+    in_flight_max: int = 0
 
 
 class Caps:
