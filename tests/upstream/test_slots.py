@@ -174,6 +174,33 @@ async def test_a_process_that_was_declared_gone_has_no_slots(store: Store) -> No
             await eventually(lambda: not router.free_slots("m"), "its slots to be gone", 10)
 
 
+async def test_calls_of_a_life_that_was_declared_gone_count_in_the_next_one_until_they_land(store: Store) -> None:
+    """They go on, for their answers may still be of use: until the process speaks again the others do not know of them, then they do."""
+    air, me = Air(), ["worker_before"]
+    async with RawServer(air) as server:
+        place, limits = deployment(server.url, max_in_flight=8), StoreLimits(store)
+        await store.enlist_worker("worker_before", "here", "1", 60_000)
+        world = World()
+        async with (
+            world.router(place, limits=PATIENT, capacity=Capacity(limits, lambda: me[0])) as router,
+            processes(store, 1, place) as others,
+        ):
+            old = [asyncio.create_task(router.send(call)) for call in calls(world, 5)]
+            await eventually(lambda: air.flying.get(b"all") == 5, "five calls to be in the air", 10)
+            await store.declare_gone("worker_before", leaving=True)
+            await store.enlist_worker("worker_after", "here", "1", 60_000)
+            me[0] = "worker_after"
+            new = [asyncio.create_task(router.send(call)) for call in calls(world, 5)]
+            await eventually(lambda: air.flying[b"all"] == 8, "only what is left of them to be used", 10)
+            other_world, other = others[0]
+            more = [asyncio.create_task(other.send(call)) for call in calls(other_world, 10)]
+            await eventually(lambda: router.status()[0].max_in_flight < 8, "the other to be heard", 10)
+            assert (len(server.posts), other.status()[0].max_in_flight) == (8, 0)
+            air.landing.set()
+            await asyncio.gather(*old, *new, *more)
+    assert air.highest[b"all"] == 8
+
+
 class Board:
     """The Rests port, as several processes see it."""
 
