@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -60,6 +60,9 @@ class Script:
 
     def on_room(self, tell: Callable[[], None]) -> None:
         """It always has room, or never."""
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """It keeps no answers."""
 
     def closed(self, model: str) -> str:
         return Reason.UNHEALTHY if model in self.shut else ""

@@ -5,7 +5,7 @@ Real routers over the store's own ledger; only the sockets are left out, and eac
 
 import asyncio
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -67,6 +67,9 @@ class Upstream:
     def free_slots(self) -> int:
         return 1_000
 
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing is open."""
 
@@ -74,7 +77,14 @@ class Upstream:
         return Reply(200, {}, b"{}")
 
     async def post(
-        self, url: URL, key: str, body: bytes, total_s: float, headers: bytes = b"", leave: Leave | None = None
+        self,
+        url: URL,
+        key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        attempt: int = 0,
     ) -> Reply:
         await asyncio.sleep(0.002)
         if leave is not None:

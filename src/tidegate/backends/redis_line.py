@@ -28,14 +28,18 @@ _PIPELINE_MAX = 256
 
 
 class RedisAway(Exception):
-    """Redis cannot be asked now, or it is unknown what it did: only what may be lost was there."""
+    """Redis cannot be asked now, or it is unknown what it did."""
+
+
+class RedisUnsure(RedisAway):
+    """It was asked, and it is unknown what it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     script: str
     key: str
-    arguments: Sequence[str | int]
+    arguments: Sequence[str | bytes | int]
     run_id: str
     answer: asyncio.Future[Any]
 
@@ -54,8 +58,13 @@ def open_connection(url: str, timeout_s: float | None) -> AbstractConnection:
 
 
 class RedisLine:
-    def __init__(self, url: str, scripts: Sequence[str], timeout_s: float) -> None:
+    """`meanwhile` is what a person reads of the time in which Redis is away."""
+
+    def __init__(
+        self, url: str, scripts: Sequence[str], timeout_s: float, meanwhile: str = "limits come from the store"
+    ) -> None:
         self._url = url
+        self._meanwhile = meanwhile
         self._timeout_s = timeout_s
         self._texts = {name: script_text(name) for name in scripts}
         self._shas: Mapping[str, str] = {
@@ -73,11 +82,11 @@ class RedisLine:
         """Which run of which server the connection leads to."""
         return self._run_id or str(await self._ask("", "", (), ""))
 
-    async def call(self, script: str, key: str, *arguments: str | int, run_id: str = "") -> Any:
+    async def call(self, script: str, key: str, *arguments: str | bytes | int, run_id: str = "") -> Any:
         """Run a script on one key. With `run_id`: only on the very server that was seen."""
         return await self._ask(script, key, arguments, run_id)
 
-    async def _ask(self, script: str, key: str, arguments: Sequence[str | int], run_id: str) -> Any:
+    async def _ask(self, script: str, key: str, arguments: Sequence[str | bytes | int], run_id: str) -> Any:
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
             raise RedisAway("Redis did not answer a moment ago")
@@ -90,7 +99,7 @@ class RedisLine:
             async with asyncio.timeout(self._timeout_s):
                 return await question.answer
         except TimeoutError:
-            raise RedisAway("Redis takes too long") from None
+            raise RedisUnsure("Redis takes too long") from None
 
     async def _answer_all(self) -> None:
         while True:
@@ -103,14 +112,15 @@ class RedisLine:
                 await self._answer(some)
             except (RedisError, OSError, ValueError) as error:
                 self._away_until = asyncio.get_running_loop().time() + AWAY_S
-                log.warning(
-                    "Redis cannot be used: limits come from the store", error=f"{type(error).__name__}: {error}"
-                )
+                log.warning(f"Redis cannot be used: {self._meanwhile}", error=f"{type(error).__name__}: {error}")
+                was_connected = self._connection is not None
                 await self._drop()
-                _fail(some + self._questions, f"Redis cannot be used: {error}")
+                _fail(some, f"Redis cannot be used: {error}", RedisUnsure if was_connected else RedisAway)
+                _fail(self._questions, f"Redis cannot be used: {error}")
                 self._questions = []
             except BaseException:
-                _fail(some + self._questions, "this process is stopping")
+                _fail(some, "this process is stopping", RedisUnsure)
+                _fail(self._questions, "this process is stopping")
                 await self._drop()
                 raise
 
@@ -183,10 +193,10 @@ class RedisLine:
         await self._drop()
 
 
-def _fail(questions: Sequence[_Question], why: str) -> None:
+def _fail(questions: Sequence[_Question], why: str, kind: type[RedisAway] = RedisAway) -> None:
     for question in questions:
         if not question.answer.done():
-            question.answer.set_exception(RedisAway(why))
+            question.answer.set_exception(kind(why))
 
 
 def _run_id_of(info: bytes | str) -> str:

@@ -2,13 +2,16 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvloop
 
 from tidegate.cli import options
 from tidegate.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tidegate.simulate.engine import EngineOptions
 
 
 class Mode(StrEnum):
@@ -49,6 +52,17 @@ def simulate(
     api_key: Annotated[
         str | None, typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key.")
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="URL",
+            help="Also take requests from queues in this Redis, as llm-d's async processor does.",
+        ),
+    ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option("--pool", metavar="NAME", help="A pool whose queue is served; may be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Makes faults and answers repeatable.")] = 0,
     data: options.Data = None,
     config: options.Config = None,
@@ -61,6 +75,10 @@ def simulate(
     from tidegate.simulate.engine import EngineOptions, serve
     from tidegate.simulate.engine.faults import rate_from_option
 
+    if (queue is None) != (not pool):
+        raise SettingsError("--queue and --pool go together: name the Redis and at least one pool.")
+    if queue is not None and not port:
+        raise SettingsError("--queue needs a --port of its own: whoever takes from the queue must know where to call.")
     try:
         chosen = EngineOptions(
             host=host,
@@ -74,6 +92,22 @@ def simulate(
             api_key=api_key,
             seed=seed,
         )
-        uvloop.run(serve(chosen))
+        uvloop.run(serve(chosen) if queue is None else _serve_queue(chosen, queue, pool or []))
     except (ValueError, OSError, RuntimeError) as error:
         raise SettingsError(f"{error}; see `tidegate simulate --help`.") from error
+
+
+async def _serve_queue(options: "EngineOptions", redis_url: str, pools: list[str]) -> None:
+    """The engine, and beside it whoever takes from the queues and calls it."""
+    import asyncio
+
+    from tidegate.simulate.engine import serve
+    from tidegate.simulate.processor import Processor, ProcessorOptions
+
+    address = f"http://{options.host}:{options.port}"
+    processor = asyncio.create_task(Processor(ProcessorOptions(redis_url, pools, address)).run())
+    try:
+        await serve(options)
+    finally:
+        processor.cancel()
+        await asyncio.gather(processor, return_exceptions=True)

@@ -3,13 +3,14 @@
 Each port has one behaviour suite in `tests/contracts/` that every implementation passes.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from tidegate.core.budgets import Ask, Budget, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
+from tidegate.core.queues import Put, QueueState, Request, Sorted, Withdrawal
 
 
 class Clock(Protocol):
@@ -139,6 +140,9 @@ class Upstream(Protocol):
     def knows(self, model: str) -> bool:
         """Whether any deployment is configured for this model."""
 
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """What was answered for these items, by job and number, is in the store now: whoever kept an answer until then may let it go."""
+
 
 class Limits(Protocol):
     """Budgets and slots that all processes share. Whoever cannot reach it sends nothing new."""
@@ -170,6 +174,40 @@ class DiscoveredLimits(Protocol):
 
     async def discovered(self) -> dict[str, Limit]:
         """What is known, by the deployment's name."""
+
+
+class RequestQueue(Protocol):
+    """A queue that others take requests from and lay results down for.
+
+    Every verb may be repeated, and each raises QueueAway when nobody answers."""
+
+    async def reach(self) -> None:
+        """Return when the queue can be asked now."""
+
+    async def put(self, request: Request) -> Put:
+        """Lay a request down, unless one with its id is out already: then that one is this process's to wait for."""
+
+    async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
+        """Sort what came back, and say what is known of these requests; reading takes nothing away. With `look`, also which of them the
+        queue no longer knows."""
+
+    async def withdraw(self, request_id: str) -> Withdrawal:
+        """Take a request back that this process waits for, if nobody has taken it; else ask whoever has it to stop."""
+
+    async def acknowledge(self, ids: Sequence[str]) -> None:
+        """The outcomes of these are recorded: their results may go."""
+
+    async def discard(self, ids: Sequence[str]) -> None:
+        """The results of these say that nothing was done: they may go, and the requests may be laid down again."""
+
+    async def sweep(self) -> int:
+        """Put away results that nobody can wait for any more; says how many."""
+
+    async def state(self) -> QueueState:
+        """How it stands, for those who operate it."""
+
+    async def close(self) -> None:
+        """Give back connections; nothing in the queue changes."""
 
 
 class Rests(Protocol):

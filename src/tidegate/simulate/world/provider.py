@@ -6,7 +6,7 @@ The real router stands before it, with its lanes, its purse and its breakers: on
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -203,6 +203,9 @@ class ProcessTransport:
     def free_slots(self) -> int:
         return CONNECTIONS_MAX
 
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -221,6 +224,7 @@ class ProcessLine:
         total_s: float,
         headers: bytes = b"",
         leave: Leave | None = None,
+        attempt: int = 0,
     ) -> Reply:
         process = self._process
         if process.over:

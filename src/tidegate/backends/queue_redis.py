@@ -1,0 +1,116 @@
+"""A queue in Redis as llm-d's async processor takes it: requests in a sorted set, results in a list.
+
+Each step is one script, so it happens whole or not at all. Beside the two keys that the processor knows lie ours, named after the list of
+results: `:sent:ID` says who waits for a request and as which laying down, `:kept` holds results until their outcomes are recorded, and
+`:dead` those that are nobody's. Several processes may use one queue, and several installations: nothing here belongs to a process.
+What a message says is not known here.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from tidegate.backends.redis_line import CONNECT_TIMEOUT_S, RedisAway, RedisLine, RedisUnsure
+from tidegate.core.deployments import Queue
+from tidegate.core.queues import Found, Kind, Put, QueueAway, QueueState, Request, Sorted, Withdrawal
+
+TIMEOUT_S = 5.0
+
+# So much is sorted and read in one step: others wait for Redis meanwhile.
+SORTED_MAX = 256
+READ_BYTES_MAX = 32 << 20
+SWEPT_MAX = 100
+
+# Garbage is kept to be looked at, not for ever.
+DEAD_MAX = 1_000
+DEAD_MS = 7 * 24 * 3600 * 1000
+# A processor that delivers at least once does so within minutes.
+REMEMBERED_MS = 600_000
+
+_SCRIPTS = ("queue_put", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep", "queue_look")
+
+
+class RedisQueue:
+    """`owner` is this process, by a name that no other has."""
+
+    def __init__(self, queue: Queue, owner: str) -> None:
+        self._queue = queue
+        self._owner = owner
+        self._line = RedisLine(
+            queue.url.reveal(),
+            _SCRIPTS,
+            TIMEOUT_S,
+            "asynchronous requests wait until it is back, and lie there meanwhile",
+        )
+
+    async def reach(self) -> None:
+        try:
+            await self._line.run_id()
+        except RedisAway as away:
+            raise _away(away) from None
+
+    async def put(self, request: Request) -> Put:
+        words = (request.id, self._queue.requests, request.message, repr(request.score), request.token, self._owner)
+        return Put(_text(await self._ask("queue_put", *words, request.keep_ms)))
+
+    async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
+        terms = (SORTED_MAX, result_bytes_max, READ_BYTES_MAX, int(look), DEAD_MAX, DEAD_MS)
+        garbage, unknown, duplicate, left, *news = await self._ask("queue_collect", *terms, *ids)
+        found = [Found(_text(request_id), Kind(_text(kind)), message) for request_id, kind, message in news]
+        return Sorted(tuple(found), garbage, unknown, duplicate, left > 0)
+
+    async def withdraw(self, request_id: str) -> Withdrawal:
+        return Withdrawal(_text(await self._ask("queue_withdraw", request_id, self._queue.requests, self._owner)))
+
+    async def acknowledge(self, ids: Sequence[str]) -> None:
+        await self._ask("queue_done", REMEMBERED_MS, *ids)
+
+    async def discard(self, ids: Sequence[str]) -> None:
+        await self._ask("queue_done", 0, *ids)
+
+    async def sweep(self) -> int:
+        return int(await self._ask("queue_sweep", SWEPT_MAX, DEAD_MAX, DEAD_MS))
+
+    async def state(self) -> QueueState:
+        waiting, oldest, results, kept, dead = await self._ask("queue_look", self._queue.requests)
+        # Only a client of its own may ask how the server is set up, and seldom: this is for people.
+        client = Redis.from_url(
+            self._queue.url.reveal(), socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=TIMEOUT_S
+        )
+        try:
+            memory, disk = await client.info("memory"), await client.info("persistence")
+        except (RedisError, OSError, TimeoutError) as error:
+            raise QueueAway(f"Redis does not say how it is set up: {error}", is_unsure=False) from None
+        finally:
+            await asyncio.shield(client.aclose())
+        policy = str(memory.get("maxmemory_policy", "noeviction"))
+        return QueueState(
+            waiting=int(waiting),
+            oldest_deadline_s=float(oldest) if math.isfinite(float(oldest)) else 0.0,
+            results=int(results),
+            unacknowledged=int(kept),
+            dead=int(dead),
+            evicts=bool(memory.get("maxmemory", 0)) and policy != "noeviction",
+            is_persistent=bool(disk.get("aof_enabled", 0)),
+        )
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def _ask(self, script: str, *words: str | bytes | int) -> Any:
+        try:
+            return await self._line.call(script, self._queue.results, *words)
+        except RedisAway as away:
+            raise _away(away) from None
+
+
+def _away(away: RedisAway) -> QueueAway:
+    return QueueAway(str(away), is_unsure=isinstance(away, RedisUnsure))
+
+
+def _text(said: bytes | str) -> str:
+    return said.decode() if isinstance(said, bytes) else said

@@ -1,0 +1,86 @@
+"""The nouns of asynchronous sending: a queue of requests that others take from, and what comes back.
+
+Whoever takes the requests is a stranger to us: it may take one twice, answer twice, answer late or never. What this module says about
+a request is what the queue itself knows; it opens no connection and reads no message.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidegate.core.errors import TidegateError
+
+
+class QueueAway(TidegateError):
+    """The queue cannot be asked now. `is_unsure` says that it may have done what it was asked all the same."""
+
+    def __init__(self, message: str, *, is_unsure: bool) -> None:
+        super().__init__(message)
+        self.is_unsure = is_unsure
+
+
+class Put(StrEnum):
+    """What became of laying a request down: it lies there now, or it was out already and is ours to wait for."""
+
+    LAID = "laid"
+    OUT = "out"
+
+
+class Withdrawal(StrEnum):
+    """What became of taking a request back: nobody has seen it, someone has, or it is no longer ours to take back."""
+
+    WITHDRAWN = "withdrawn"
+    TAKEN = "taken"
+    NOT_OURS = "not_ours"
+
+
+class Kind(StrEnum):
+    """What the queue knows of a request that we wait for."""
+
+    ANSWERED = "answered"
+    TOO_LARGE = "too_large"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """News of one request; `message` is its result as it came, where there is one."""
+
+    request_id: str
+    kind: Kind
+    message: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What one look at the results came to: news of our own, and how many were garbage, nobody's, or there already."""
+
+    found: tuple[Found, ...] = ()
+    garbage: int = 0
+    unknown: int = 0
+    duplicate: int = 0
+    has_more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request on its way into the queue. `score` orders it among the others, the least first; `token` tells this laying down from
+    any other of the same id; after `keep_ms` nobody waits for it any more."""
+
+    id: str
+    message: bytes
+    score: float
+    token: str
+    keep_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How a queue stands, for those who operate it."""
+
+    waiting: int
+    oldest_deadline_s: float
+    results: int
+    unacknowledged: int
+    dead: int
+    evicts: bool
+    is_persistent: bool

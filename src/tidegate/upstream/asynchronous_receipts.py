@@ -1,0 +1,72 @@
+"""Results that were read and are not recorded yet: each is acknowledged once the store has its outcome, and never before.
+
+Until then the result lies in the queue, so whoever goes on after this process finds it there. What is forgotten here is not lost: it is
+put away when its request's time is over. It knows items and ids, but no message and no outcome.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from tidegate.core.ids import item_id
+from tidegate.core.ports import Clock, RequestQueue
+from tidegate.core.queues import QueueAway
+
+log = structlog.get_logger(__name__)
+
+TOGETHER_MAX = 256
+AGAIN_S = 0.5
+CLOSE_S = 2.0
+HELD_MAX = 100_000
+
+
+class Receipts:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[str, list[tuple[RequestQueue, str]]] = {}
+        self._due: dict[RequestQueue, list[str]] = {}
+        self._telling: asyncio.Task[None] | None = None
+
+    def hold(self, item: str, queue: RequestQueue, request_id: str) -> None:
+        """This result was read for an item; it stays until the item is recorded."""
+        if len(self._held) >= HELD_MAX:
+            # A verdict that was given up is never recorded here; the oldest is one of those.
+            self._held.pop(next(iter(self._held)))
+        self._held.setdefault(item, []).append((queue, request_id))
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """The store knows what became of these."""
+        if not self._held:
+            return
+        for job_id, number in items:
+            for queue, request_id in self._held.pop(item_id(job_id, number), ()):
+                self._due.setdefault(queue, []).append(request_id)
+        if self._due and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while self._due:
+            queue, ids = next(iter(self._due.items()))
+            some = ids[:TOGETHER_MAX]
+            try:
+                await queue.acknowledge(some)
+            except QueueAway:
+                await asyncio.sleep(AGAIN_S)
+                # Another queue may be there while this one is not.
+                self._due[queue] = self._due.pop(queue)
+                continue
+            del ids[: len(some)]
+            if not ids:
+                del self._due[queue]
+
+    async def close(self) -> None:
+        """What cannot be told in a moment stays: it is found and put away by others."""
+        if self._telling is None:
+            return
+        done, _ = await asyncio.wait({self._telling}, timeout=CLOSE_S)
+        if not done:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+            count = sum(len(ids) for ids in self._due.values())
+            log.warning("results_not_acknowledged", count=count, advice="they are put away when their time is over")

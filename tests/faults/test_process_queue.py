@@ -1,0 +1,181 @@
+"""Asynchronous sending with real workers, a real Redis and a stand-in for the processor: whoever dies, no answer is lost or paid twice."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from tests.support.engine import Engine
+from tests.support.processes import Proc, Processes, wait_until
+from tests.support.redis import RedisServer
+from tests.support.tidegate import ASK_S, END_S, Site, requests
+
+ITEMS = 24
+
+
+class Queued:
+    """A site whose one deployment has a queue, and whoever takes from it."""
+
+    def __init__(self, site: Site, redis_url: str) -> None:
+        self.site = site
+        self.redis_url = redis_url
+        self.pool = f"pool-{secrets.token_hex(6)}"
+        self.redis: Redis = Redis.from_url(redis_url)
+        self.requests = f"llm-d-async:requests:{self.pool}"
+        self.results = f"llm-d-async:results:{self.pool}:tidegate"
+        queue = {"url": redis_url, "pool": self.pool}
+        deployment = {"url": site.engine.url, "queue": queue, "max_in_flight": 64, "name": "queued"}
+        path = site.directory / "tidegate.yaml"
+        path.write_text(json.dumps({"models": {"m": {"deployments": [deployment]}}}))
+        site.env |= {"TIDEGATE_CONFIG": str(path), "TIDEGATE_UPSTREAM_URL": ""}
+
+    def processor(self) -> Proc:
+        command = [sys.executable, "-m", "tidegate.simulate.processor", "--redis", self.redis_url]
+        command += ["--pool", self.pool, "--upstream", self.site.engine.url]
+        proc = self.site.processes.start(command, name="processor")
+        proc.wait_for_line(r"simulated processor takes from")
+        return proc
+
+    def until(self, there: Callable[[], Any], what: str) -> None:
+        wait_until(there, END_S, what, poll_s=ASK_S)
+
+    def waiting(self) -> int:
+        return int(self.redis.zcard(self.requests))  # type: ignore[arg-type]
+
+    def kept(self) -> int:
+        return int(self.redis.hlen(self.results + ":kept"))  # type: ignore[arg-type]
+
+    def dead(self) -> list[bytes]:
+        return list(self.redis.lrange(self.results + ":dead", 0, -1))  # type: ignore[arg-type]
+
+    def is_clean(self) -> bool:
+        """Nothing of ours is left in Redis but the memory of what was recorded."""
+        sent = [self.redis.get(key) for key in self.redis.scan_iter(self.results + ":sent:*")]
+        return not self.waiting() and not self.kept() and all(state in (b"done", None) for state in sent)
+
+    def judge(self, batch_id: str, lines: list[str], **more: Any) -> None:
+        self.site.judge(batch_id, lines, **more)
+        self.until(self.is_clean, "every result to be acknowledged")
+
+
+@pytest.fixture
+def queue_site(processes: Processes, tmp_path: Path, slow_engine: Engine, postgres_url: str) -> Iterator[Site]:
+    """PostgreSQL, and blobs in a directory that all its processes share."""
+    yield Site("cluster", processes, tmp_path, slow_engine, {"TIDEGATE_STORE_URL": postgres_url})
+    processes.close()
+
+
+@pytest.fixture
+def queued(queue_site: Site, redis_url: str) -> Queued:
+    return Queued(queue_site, redis_url)
+
+
+def test_a_batch_goes_through_the_queue_with_two_workers_at_it(queued: Queued) -> None:
+    """llm-d's #644: two replicas over one list of results took each other's."""
+    lines = requests(ITEMS)
+    queued.site.begin()
+    queued.site.worker(name="second")
+    queued.processor()
+    batch_id = queued.site.submit(lines)
+    queued.judge(batch_id, lines)
+    assert not queued.dead()
+
+
+@pytest.mark.parametrize(
+    "border", ["after_answer=kill", "after_answer=5*kill", "record_durable=kill", "record_committed=kill"]
+)
+def test_an_answer_that_came_before_its_worker_died_is_found_again(queued: Queued, border: str) -> None:
+    """llm-d's async_result_destruction: taking a result out of the list before it is recorded loses it."""
+    lines = requests(ITEMS)
+    queued.processor()
+    victim = queued.site.begin(border)
+    batch_id = queued.site.submit(lines)
+    assert victim.wait() == -9
+    queued.site.relieve()
+    queued.judge(batch_id, lines, repeats_max=0)
+
+
+def test_requests_of_a_dead_worker_are_adopted_while_they_lie_in_the_queue(queued: Queued) -> None:
+    lines = requests(ITEMS)
+    victim = queued.site.begin()
+    batch_id = queued.site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    victim.kill()
+    before = {message for message, _ in queued.redis.zrange(queued.requests, 0, -1, withscores=True)}  # type: ignore[union-attr]
+    queued.site.relieve()
+    queued.processor()
+    queued.judge(batch_id, lines, repeats_max=0)
+    called = {str(call["idempotency_key"]) for call in queued.site.calls()}
+    assert {json.loads(message)["data"]["headers"]["Idempotency-Key"] for message in before} <= called
+
+
+def test_requests_of_a_dead_worker_are_adopted_while_they_run(queued: Queued) -> None:
+    lines = requests(ITEMS)
+    victim = queued.site.begin()
+    processor = queued.processor()
+    processor.stop()
+    batch_id = queued.site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    processor.cont()
+    queued.site.until_called(1)
+    victim.kill()
+    queued.site.relieve()
+    queued.judge(batch_id, lines, repeats_max=0)
+
+
+def test_cancelling_takes_back_what_nobody_has_taken(queued: Queued) -> None:
+    lines = requests(ITEMS)
+    queued.site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "200"})
+    batch_id = queued.site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    queued.site.cancel(batch_id)
+    queued.site.until_status(batch_id, "cancelled")
+    queued.until(lambda: queued.waiting() == 0, "the queue to be empty")
+    queued.processor()
+    assert not queued.site.calls()
+    queued.site.judge(batch_id, lines, status="cancelled")
+
+
+def test_a_worker_that_stops_leaves_the_rest_to_the_next(queued: Queued) -> None:
+    lines = requests(ITEMS)
+    first = queued.site.begin(more={"TIDEGATE_WORKER_GRACE_MS": "200"})
+    batch_id = queued.site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    first.terminate()
+    assert first.wait() == 0, first.logs()
+    assert queued.waiting() == 0
+    queued.site.relieve()
+    queued.processor()
+    queued.judge(batch_id, lines, repeats_max=0)
+
+
+def test_redis_that_forgets_everything_costs_a_try_and_no_item(queue_site: Site, private_redis: RedisServer) -> None:
+    queued = Queued(queue_site, private_redis.url)
+    lines = requests(8)
+    queue_site.begin(more={"TIDEGATE_RETRY_ATTEMPTS_MAX": "5"})
+    batch_id = queue_site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    private_redis.command("FLUSHALL")
+    queued.processor()
+    # What lay there was not sent, but nobody can know: each may have been paid for once.
+    queued.judge(batch_id, lines, repeats_max=len(lines))
+
+
+def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_redis: RedisServer) -> None:
+    queued = Queued(queue_site, private_redis.url)
+    lines = requests(ITEMS)
+    worker = queue_site.begin()
+    queued.processor()
+    batch_id = queue_site.submit(lines)
+    queue_site.until_done(batch_id, 1)
+    private_redis.pause()
+    wait_until(lambda: "queue_away" in worker.logs(), END_S, "the worker to notice")
+    private_redis.resume()
+    queued.judge(batch_id, lines, repeats_max=0)
