@@ -1,0 +1,131 @@
+"""Hooks and guardrails in a configuration: what is understood, and what is refused at start with a sentence that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.core.errors import SettingsError
+from tidegate.core.guardrails import AnswerShape, Length, Patterns
+from tidegate.settings import call_rules, load
+
+OWN = """\
+number = 5
+def fine(body, about): return None
+async def waits(body, about): return None
+def one(body): return None
+def three(body, about, more): return None
+def with_default(body, about, more=1): return None
+def yields(body, about): yield body
+async def yields_async(body, about): yield body
+class Rules:
+    def check(self, body, about): return None
+rules = Rules()
+check = rules.check
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"guards_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / f"{name}_broken.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def written(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "tidegate.yaml"
+    path.write_text(text)
+    return load(path, tmp_path, environ={}).settings
+
+
+def test_rules_are_read_in_order_hooks_first(tmp_path: Path, own: str) -> None:
+    settings = written(
+        tmp_path,
+        f"""
+guardrails:
+  long: {{prompt_bytes_max: 10, tenants: [acme], keys: [k1], models: [m]}}
+  words: {{patterns: ["a+b"], action: redact, applies_to: answers, streams: pass}}
+  shape:
+    schema:
+      type: object
+      properties: {{name: {{const: null}}, list: {{type: array, items: {{type: integer}}}}}}
+  own: {{use: "{own}:waits", timeout_ms: 7, retry_ms: 9}}
+hooks:
+  house: {{before: "{own}:fine", after: "{own}:with_default"}}
+  bound: {{before: "{own}:check"}}
+""",
+    )
+    rules = {rule.name: rule for rule in call_rules(settings)}
+    assert list(rules) == ["house", "bound", "long", "words", "shape", "own"]
+    long, words, shape, mine = (rules[name] for name in ("long", "words", "shape", "own"))
+    assert isinstance(long.guardrail, Length)
+    assert (long.on_requests, long.on_answers) == (True, False)
+    assert long.bounds.bind("acme", "k1", ("m",))
+    assert not long.bounds.bind("acme", "k2", ("m",))
+    assert isinstance(words.guardrail, Patterns)
+    assert (words.on_requests, words.on_answers, words.passes_streams) == (False, True, True)
+    assert isinstance(shape.guardrail, AnswerShape)
+    assert (shape.on_requests, shape.on_answers, shape.passes_streams) == (False, True, False)
+    assert (mine.before, mine.timeout_ms, mine.retry_ms) == (mine.after, 7, 9)
+    assert mine.refusal == "guardrail_refused"
+    assert rules["house"].refusal == "hook_refused"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{}", "it has nothing to check: give exactly one of"),
+        ('{patterns: ["a"], answer_bytes_max: 5}', "it has lengths and patterns: give exactly one of"),
+        ('{patterns: ["("]}', "is not a regular expression"),
+        ('{patterns: ["(a+)+"]}', "can take for ever"),
+        ('{patterns: ["(a)\\\\1"]}', "refers back to a group"),
+        ("{schema: {type: thing}}", "schema.type must be one of"),
+        ("{schema: {unknown: 1}}", "does not know 'unknown'"),
+        ("{schema: {type: object}, applies_to: requests}", "a schema is for answers"),
+        ("{schema: [1]}", "must be a mapping"),
+        ('{patterns: ["a"], action: drop}', "must be deny or redact"),
+        ('{patterns: ["a"], pattern: b}', "did you mean `patterns`?"),
+        ('{use: "no_colon"}', "must be text"),
+        ('{use: "OWN:absent"}', "has no 'absent'"),
+        ('{use: "OWN:number"}', "is a int, not a function"),
+        ('{use: "OWN:one"}', "takes 1 arguments; write it as hook(body, about)"),
+        ('{use: "OWN:three"}', "takes 3 arguments"),
+        ('{use: "OWN:yields"}', "yields; write it with return"),
+        ('{use: "OWN:yields_async"}', "yields; write it with return"),
+        ('{use: "OWN_broken:fine"}', "No module named 'nothing_of_this_name'"),
+        ('{use: "no_such_module_at_all:x"}', "put its directory on PYTHONPATH"),
+        ('{use: "OWN:fine", timeout_ms: 0}', "must be a whole number from 1"),
+    ],
+)
+def test_a_guardrail_that_cannot_work_is_refused_at_start(tmp_path: Path, own: str, entry: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        written(tmp_path, f"guardrails:\n  house: {entry.replace('OWN', own)}\n")
+    assert says in str(refused.value)
+    assert "guardrails.house" in str(refused.value)
+    assert "tidegate.yaml:2" in str(refused.value), "it says where"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{}", "it does nothing: give it before, after or both"),
+        ('{before: "OWN:one"}', "write it as hook(body, about)"),
+        ('{after: "OWN:absent"}', "has no 'absent'"),
+    ],
+)
+def test_a_hook_that_cannot_work_is_refused_at_start(tmp_path: Path, own: str, entry: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        written(tmp_path, f"hooks:\n  house: {entry.replace('OWN', own)}\n")
+    assert says in str(refused.value)
+    assert "hooks.house" in str(refused.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        written(tmp_path, 'guardrails:\n  one: {patterns: ["("]}\n  two: {}\nhooks:\n  three: {}\n')
+    for name in ("guardrails.one", "guardrails.two", "hooks.three"):
+        assert name in str(refused.value)
