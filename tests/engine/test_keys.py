@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.workshop import BODY, DEADLINE_S, Script, until, working
 from tests.engine.world import HOUR_MS, World, chat_lines
+from tests.web.server import Clock
+from tidegate import metrics
 from tidegate.core.budgets import Bound, Limit, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
 from tidegate.core.states import JOB_ENDED
-from tidegate.flow.key_state import KeyStates
+from tidegate.flow.key_state import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio
 
@@ -226,3 +229,67 @@ async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: Wor
         async with asyncio.timeout(DEADLINE_S):
             await ended(live, keyed)
     assert 1 <= asked < 40, "a question a second, and one for what comes new: none for an item"
+
+
+async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_path: Path) -> None:
+    """The store is there and does not answer; the key is revoked meanwhile. When two seconds have passed on the worker's clock nothing
+    more is sent, without any news, and when the store answers the rest fails."""
+    clock = Clock()
+    world = World(tmp_path, clock)
+    await world.store.migrate()
+    script = Script(world, "m")
+    door = Door(script, 4)
+    job = await world.started(chat_lines(ITEMS), slice_items=4, caller=await key(world))
+    real, asked, answer = world.store.key_states, asyncio.Event(), asyncio.Event()
+
+    async def silent(worker_id: str) -> Any:
+        asked.set()
+        await answer.wait()
+        return await real(worker_id)
+
+    async with working(world, script):
+        await called(script, 8)
+        world.store.key_states = silent  # type: ignore[method-assign]
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+        assert await world.store.revoke_key("k1")
+        clock.ahead_ms += 2_000
+        waits = metrics.counted(metrics.policy_waits).get("key_state_unknown", 0)
+        door.open.set()
+
+        async def waited() -> bool:
+            return metrics.counted(metrics.policy_waits).get("key_state_unknown", 0) > waits
+
+        await until(waited, "an item to wait for news of its key")
+        assert len(script.calls) == 8
+        answer.set()
+        done = await ended(world, job)
+    assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
+    assert await codes(world, done) == {"key_revoked"}
+    await world.blobs.close()
+    await world.store.close()
+
+
+async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_about(live: World) -> None:
+    """What waits for a place or a connection on its way is held to the same two seconds: the call itself says until when."""
+    questions: list[float] = []
+    real = live.store.key_states
+
+    async def noted(worker_id: str) -> Any:
+        questions.append(live.clock.monotonic_ms())
+        return await real(worker_id)
+
+    live.store.key_states = noted  # type: ignore[method-assign]
+    script = Script(live, "m")
+    seen: list[tuple[float, float]] = []
+
+    async def answer(call: Call) -> Answer:
+        seen.append((call.begin_by_ms, questions[-1]))
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+    script.answers = answer
+    job = await live.started(chat_lines(40), slice_items=4, caller=await key(live))
+    async with working(live, script):
+        await ended(live, job)
+    assert len(seen) == 40
+    assert all(begin_by_ms <= asked_ms + BELIEVED_MS for begin_by_ms, asked_ms in seen)
