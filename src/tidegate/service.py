@@ -15,6 +15,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.backends.limits_redis import RedisLimits
+from tidegate.backends.queue_redis import RedisQueue
 from tidegate.backends.scratch import scratch_directory
 from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
@@ -28,9 +29,10 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Wake
 from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
+from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.record import FlushLimits
+from tidegate.flow.roster import Roster
 from tidegate.settings import Settings, deployments, local_path, resources
-from tidegate.settings.models import prices
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
@@ -167,12 +169,14 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        router = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
-        worker = build_worker(parts, me, router) if roles.worker else None
+        router, roster = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
+        worker = build_worker(parts, me, router, roster) if roles.worker else None
         address = me.id
         if roles.api:
             token = Secret(parts.entropy.token_bytes(32).hex())
-            app = build_app(_web_context(parts, me, router, worker, token))
+            book = InteractiveBook(parts.store, parts.entropy)
+            stack.push_async_callback(book.close)
+            app = build_app(replace(_web_context(parts, me, router, worker, token), roster=roster, book=book))
             address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
             stack.enter_context(control_file(settings.data_dir, address, token))
         await stack.enter_async_context(scraped(settings))
@@ -201,9 +205,9 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        async with _router(parts, me) as router:
+        async with _router(parts, me) as (router, roster):
             stop = asyncio.Event()
-            worker = build_worker(parts, me, router)
+            worker = build_worker(parts, me, router, roster)
             task = asyncio.create_task(worker.run(stop))
             try:
                 yield Working(parts, me, worker, router)
@@ -214,7 +218,13 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
 
 async def probe_upstreams(settings: Settings) -> list[Probe]:
     """Ask every deployment whether it is there and which models it serves; needs no store."""
-    router = open_router(deployments(settings), settings.http.limits(), SystemClock(), SystemEntropy())
+    router = open_router(
+        deployments(settings),
+        settings.http.limits(),
+        SystemClock(),
+        SystemEntropy(),
+        open_queue=functools.partial(RedisQueue, owner="doctor"),
+    )
     try:
         return await asyncio.gather(*(router.probe(status.name) for status in router.status()))
     finally:
@@ -242,7 +252,9 @@ def _incarnation(parts: Parts) -> Incarnation:
 
 
 @asynccontextmanager
-async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = False) -> AsyncIterator[Router]:
+async def _router(
+    parts: Parts, me: Incarnation, *, takes_interactive: bool = False
+) -> AsyncIterator[tuple[Router, Roster]]:
     settings = parts.settings
     http = settings.http.limits(takes_interactive=takes_interactive)
     make_room_for_connections(http)
@@ -271,9 +283,19 @@ async def _router(parts: Parts, me: Incarnation, *, takes_interactive: bool = Fa
             lane_policy(settings),
             resources(settings),
             capacity,
+            functools.partial(RedisQueue, owner=me.id),
         )
         stack.push_async_callback(router.close)
-        yield router
+        roster = Roster(parts.store, settings, router.replace)
+        await roster.look()
+        following = asyncio.create_task(roster.follow())
+        stack.push_async_callback(_ended, following)
+        yield router, roster
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def lane_policy(settings: Settings) -> LanePolicy:
@@ -283,7 +305,7 @@ def lane_policy(settings: Settings) -> LanePolicy:
     )
 
 
-def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:
+def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) -> Worker:
     """A worker over these parts."""
 
     async def new_blob(kind: str, worker_id: str) -> str:
@@ -299,7 +321,7 @@ def build_worker(parts: Parts, me: Incarnation, router: Router) -> Worker:
         parts.entropy,
         parts.wake,
         me,
-        worker_options(parts.settings, parts.scratch),
+        replace(worker_options(parts.settings, parts.scratch), model_of=roster.model_of, price_of=router.price_of),
         lambda job: line_rules(parts.settings, job),
         run_in_child,
         new_blob,
@@ -328,10 +350,12 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         weight_of=lambda tenant: tenants.of(tenant).weight,
         in_flight_caps=tenants.in_flight_caps(),
         model_of={one.name: one.model for one in resources(settings)},
-        prices=prices(settings),
+        parallel_of=lambda piece, key_max: tenants.of(piece.tenant).parallel(
+            piece.tenant_id, piece.user, piece.key_id, key_max
+        ),
         rules=call_rules(settings),
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
-            piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
+            piece.tenant_id, piece.user, piece.key_id, piece.job_id, piece.limits, piece.team
         ),
     )
 

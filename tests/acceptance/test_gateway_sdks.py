@@ -37,7 +37,7 @@ class Town(BaseModel):
 
 
 class Served:
-    """`tidegate serve` with the simulated engine for any model, and scripted servers for the models that a test names."""
+    """`tidegate serve` with the simulated engine, and scripted servers for the models that a test names."""
 
     def __init__(self, processes: Processes, directory: Path) -> None:
         self.engine = Engine(processes, directory / "engine")
@@ -45,6 +45,8 @@ class Served:
         self.scripted = Upstream(answers())
         config = directory / "tidegate.yaml"
         places = {
+            "any": [{"url": self.engine.url}],
+            "m": [{"url": self.engine.url}],
             "slow": [{"url": self.slow.url}],
             "scripted": [{"url": self.scripted.url}],
             "scripted-anthropic": [{"url": self.scripted.url, "engine": "anthropic"}],
@@ -55,7 +57,7 @@ class Served:
             f"{door}-{status}": [{"url": self.engine.url}] for door in ("openai", "anthropic") for status in STATUSES
         }
         models = {name: {"deployments": found} for name, found in places.items()}
-        config.write_text(json.dumps({"models": models, "upstream": {"url": self.engine.url}}))
+        config.write_text(json.dumps({"models": models}))
         command = [sys.executable, "-m", "tidegate", "serve", "--data", str(directory / "data"), "--port", "0"]
         self.proc = processes.start([*command, "--config", str(config)], name="serve")
         self.url = self.proc.wait_for_line(r"(http://127\.0\.0\.1:\d+)").group(1)

@@ -20,8 +20,6 @@ models:
       - {url: "https://10.0.0.6/v1", name: spare, weight: 2, read_timeout_s: 600, tls: {ca_file: /ca.pem}}
   "meta/other:70b":
     deployments: [{url: "http://10.0.0.7/v1"}]
-upstream: {url: "http://localhost:8000/v1"}
-worker: {in_flight_max: 100}
 """
 
 
@@ -54,8 +52,19 @@ def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
         Deployment(
             name="meta/other:70b/1", url="http://10.0.0.7/v1", models=("meta/other:70b",), is_capacity_known=False
         ),
-        Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100, is_capacity_known=False),
     )
+
+
+def test_one_gateway_takes_every_model(tmp_path: Path) -> None:
+    text = "upstream: {url: 'http://localhost:8000/v1'}\nworker: {in_flight_max: 100}"
+    one = Deployment(name="upstream", url="http://localhost:8000/v1", max_in_flight=100, is_capacity_known=False)
+    assert load_text(tmp_path, text) == (one,)
+
+
+def test_there_is_one_gateway_or_deployments_by_model_never_both(tmp_path: Path) -> None:
+    text = "upstream: {url: 'http://h/v1'}\nmodels: {m: {deployments: [{url: 'http://i/v1'}]}}"
+    with pytest.raises(SettingsError, match="upstream.url and `models` are both set: .* remove one of them"):
+        load_text(tmp_path, text)
 
 
 def test_models_may_be_a_variable() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batches, keys, scheduler, screen
+from tidegate.cli import batches, deployments, keys, scheduler, screen
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -57,6 +57,8 @@ for command in (run, serve, api, worker, simulate, verify, explain, usage, docto
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")
 app.add_typer(scheduler.app, name="scheduler")
+app.add_typer(deployments.app, name="deployments")
+app.add_typer(deployments.resources_app, name="resources")
 
 
 def main() -> None:

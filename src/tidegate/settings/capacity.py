@@ -15,15 +15,19 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
 HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^$|^[A-Za-z][A-Za-z0-9-]*$")]
 Price = Annotated[float, Meta(ge=0.0, le=1_000_000.0)]
+ParallelMax = Annotated[int, Meta(ge=0, le=1_000_000)]
 LIMITS_MAX = 12
 
 
 class LimitEntry(Entry, frozen=True):
-    """At most so many requests and tokens in one period."""
+    """At most so many requests and tokens in one period; for those who pay also so much money, and so many batches and bytes of input."""
 
     period: Literal["minute", "hour", "day", "week", "month", "lifetime"]
     requests: Count | None = None
     tokens: Count | None = None
+    cost: Price | None = None
+    batches: Count | None = None
+    bytes: Count | None = None
     enabled: bool = True
 
 
@@ -71,6 +75,22 @@ class DeploymentChatBatching(Entry, frozen=True):
     adapter: Literal["none", "results"] = "none"
 
 
+RedisKey = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class DeploymentQueue(Entry, frozen=True):
+    """A queue in Redis that a deployment's batch calls are laid down in, for llm-d's async processor to take.
+
+    `pool` names its two keys as llm-d does, and is the model's name where it is left out; `requests` and `results` name them otherwise.
+    """
+
+    url: Secret
+    pool: RedisKey | None = None
+    requests: RedisKey | None = None
+    results: RedisKey | None = None
+    timeout_s: Annotated[float, Meta(ge=1.0, le=2_592_000.0)] = 86_400.0
+
+
 class ModelDeployment(Entry, frozen=True):
     """One upstream endpoint that serves a model."""
 
@@ -96,9 +116,11 @@ class ModelDeployment(Entry, frozen=True):
     hints: DeploymentHints = DeploymentHints()
     serves: Literal["interactive", "batch", "both"] = "both"
     price: DeploymentPrice = DeploymentPrice()
+    output_tokens_max: CountOrOff = 0
     upstream_max_batch_inputs: Annotated[int, Meta(ge=1, le=2_048)] = 1
     upstream_min_batch_inputs: Annotated[int, Meta(ge=2, le=2_048)] = 2
     chat_batching: DeploymentChatBatching = DeploymentChatBatching()
+    queue: DeploymentQueue | None = None
 
 
 class Model(Entry, frozen=True):
@@ -109,28 +131,39 @@ class Model(Entry, frozen=True):
 
 
 class ResourceEntry(Entry, frozen=True):
-    """A named route to a model with budgets of its own; `model` may be left out where the name is a model's."""
+    """A named route to a model with budgets of its own; `model` may be left out where the name is a model's.
+
+    `fallbacks` are models or resources that take a call, in order, when the ones before can neither have done nor billed it.
+    """
 
     model: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     limits: LimitEntries = ()
+    fallbacks: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
 
 
 class TenantEntry(Entry, frozen=True):
-    """What one tenant may have: its weight alone or that of its tier, and its budgets."""
+    """What one tenant may have: its weight alone or that of its tier, its budgets, and how many calls at once; 0 lifts a cap."""
 
     weight: Weight | None = None
     tier: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     limits: LimitEntries = ()
     in_flight_units_max: CountOrOff | None = None
     queued_units_max: CountOrOff = 0
+    limits_per_team: LimitEntries = ()
     limits_per_user: LimitEntries = ()
     limits_per_key: LimitEntries = ()
+    parallel_max: ParallelMax = 0
+    parallel_max_per_user: ParallelMax = 0
+    parallel_max_per_key: ParallelMax = 0
 
 
 class Budgets(Group, frozen=True):
     tenant: Annotated[
         LimitEntries,
         about("Limits of every tenant, such as [{period: minute, requests: 600}]; `tenants` may replace them."),
+    ] = ()
+    team: Annotated[
+        LimitEntries, about("Limits of every team of a tenant; the tenant's `limits_per_team` replace them.")
     ] = ()
     user: Annotated[
         LimitEntries, about("Limits of every user of a tenant; the tenant's `limits_per_user` replace them.")

@@ -119,7 +119,7 @@ class Http(Group, frozen=True):
 
 class Upstream(Group, frozen=True):
     url: Annotated[
-        Text, _about("One upstream for every model that `models` does not name, such as http://localhost:8000/v1.")
+        Text, _about("One upstream for every model, in place of `models`, such as http://localhost:8000/v1.")
     ] = ""
     api_key: Annotated[Secret | None, _about("Key for that upstream: env:NAME, file:PATH, or the key itself.")] = None
 

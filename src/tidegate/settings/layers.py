@@ -28,6 +28,7 @@ OPTION = "option"
 _SERVICE_LINK_NAME = re.compile(
     r"TIDEGATE(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
 )
+_REFERRED = re.compile(r"(?:env:|os\.environ/)([A-Za-z0-9_]+)")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
@@ -81,8 +82,8 @@ class _Layers:
 
     def read_environment(self) -> None:
         known = {setting.variable: setting for setting in catalog.settings()}
-        referred = set(re.findall(r"env:([A-Za-z0-9_]+)", repr(self.tree)))
-        referred |= {value[len("env:") :] for value in self._environ.values() if value.startswith("env:")}
+        referred = set(_REFERRED.findall(repr(self.tree)))
+        referred |= {found[1] for value in self._environ.values() if (found := _REFERRED.match(value))}
         for name, text in sorted(self._environ.items()):
             if not name.startswith("TIDEGATE_") or name == CONFIG_VARIABLE or not text:
                 continue

@@ -1,15 +1,15 @@
 """Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from tidegate.core.budgets import Limit, Period
 from tidegate.core.chat_batches import ChatAdapter, ChatBatching
-from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Resource, Serves, TideMode, Tls
+from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.core.prices import Price
-from tidegate.settings.capacity import LimitEntry, ModelDeployment
+from tidegate.core.prices import Price, nano_of
+from tidegate.settings.capacity import LimitEntry, ModelDeployment, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -31,8 +31,8 @@ _TAKEN_FIELDS = frozenset(
 
 
 def deployments(settings: Settings) -> tuple[Deployment, ...]:
-    """Every deployment: one per entry of `models`, then the one for any other model where `upstream.url` is set."""
-    found = [_one(model, index, entry) for _, model, index, entry in _entries(settings)]
+    """Every deployment that the settings name: one per entry of `models`, or the one for every model where `upstream.url` is set."""
+    found = [deployment_of(name_of(model, index, entry), model, entry) for _, model, index, entry in _entries(settings)]
     if settings.upstream.url:
         found.append(_any_model(settings))
     return tuple(found)
@@ -40,9 +40,16 @@ def deployments(settings: Settings) -> tuple[Deployment, ...]:
 
 def resources(settings: Settings) -> tuple[Resource, ...]:
     """Every named route. One that has a model's own name binds all calls for that model."""
-    return tuple(
-        Resource(name, entry.model or name, limits_of(entry.limits)) for name, entry in settings.resources.items()
-    )
+    return tuple(resource_of(name, entry) for name, entry in settings.resources.items())
+
+
+def resource_of(name: str, entry: ResourceEntry) -> Resource:
+    return Resource(name, entry.model or name, limits_of(entry.limits), entry.fallbacks)
+
+
+def name_of(model: str, index: int, entry: ModelDeployment) -> str:
+    """The deployment's own name, or the model's with its place in the list."""
+    return entry.name or f"{model}/{index + 1}"
 
 
 def slot_caps(settings: Settings) -> dict[str, int]:
@@ -57,7 +64,18 @@ def slot_caps(settings: Settings) -> dict[str, int]:
 
 
 def limits_of(entries: Sequence[LimitEntry]) -> tuple[Limit, ...]:
-    return tuple(Limit(Period(one.period), one.requests, one.tokens, one.enabled) for one in entries)
+    return tuple(
+        Limit(
+            Period(one.period),
+            one.requests,
+            one.tokens,
+            one.enabled,
+            None if one.cost is None else nano_of(one.cost),
+            one.batches,
+            one.bytes,
+        )
+        for one in entries
+    )
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -68,16 +86,14 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             _any_model(settings)
         except SettingsError as error:
             yield ("upstream", "url"), f"cannot be used: {error}"
+        if settings.models:
+            yield (
+                ("upstream", "url"),
+                "and `models` are both set: one gateway serves every model, or each model names its own deployments; remove one of them",
+            )
     for path, model, index, entry in _entries(settings):
-        yield from limit_problems((*path, "limits"), entry.limits)
-        yield from _hint_problems((*path, "hints"), entry)
-        try:
-            name = _one(model, index, entry).name
-        except SettingsError as error:
-            yield path, f"cannot be used: {error}"
-            continue
-        if name == GLOBAL_SLOTS or name.startswith(MODEL_SLOTS):
-            yield path, f"has the name {name!r}, which counts calls of all deployments; give it another one"
+        name = name_of(model, index, entry)
+        yield from deployment_problems(path, name, model, entry)
         if name in names:
             other = ".".join(str(part) for part in names[name])
             yield path, f"has the name {name!r}, which {other} has already; give it another one"
@@ -85,18 +101,54 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     yield from _resource_problems(settings)
 
 
+def deployment_problems(path: KeyPath, name: str, model: str, entry: ModelDeployment) -> Iterator[tuple[KeyPath, str]]:
+    """What is wrong with one deployment by itself."""
+    yield from limit_problems((*path, "limits"), entry.limits)
+    yield from _hint_problems((*path, "hints"), entry)
+    try:
+        deployment_of(name, model, entry)
+    except SettingsError as error:
+        yield path, f"cannot be used: {error}"
+    if name == GLOBAL_SLOTS or name.startswith(MODEL_SLOTS):
+        yield path, f"has the name {name!r}, which counts calls of all deployments; give it another one"
+
+
+def fallback_loop(name: str, by_name: Mapping[str, Resource]) -> list[str]:
+    """The way from a resource over fallbacks back to itself, if there is one."""
+    ways = [[name]]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        last = by_name.get(way[-1])
+        for after in last.fallbacks if last is not None else ():
+            if after == name:
+                return [*way, after]
+            if after not in seen:
+                seen.add(after)
+                ways.append([*way, after])
+    return []
+
+
 def limit_problems(path: KeyPath, entries: Sequence[LimitEntry]) -> Iterator[tuple[KeyPath, str]]:
-    """Limits that limit nothing, and periods that are named twice."""
+    """Limits that limit nothing, and periods that are named twice. Only those who pay and create have limits of that."""
     seen: set[str] = set()
     for index, entry in enumerate(entries):
-        if entry.requests is None and entry.tokens is None:
+        if (entry.requests, entry.tokens, entry.cost, entry.batches, entry.bytes) == (None,) * 5:
             yield (*path, index), "limits nothing: give requests, tokens or both, or remove it"
+        if path[0] in ("models", "resources") and (entry.cost, entry.batches, entry.bytes) != (None,) * 3:
+            yield (*path, index), "limits cost, batches or bytes, which only tenants, teams, users and keys have"
+        if entry.cost is not None:
+            try:
+                nano_of(entry.cost)
+            except SettingsError as error:
+                yield (*path, index, "cost"), f"cannot be used: {error}"
         if entry.period in seen:
             yield (*path, index), f"names the period {entry.period} a second time; put both numbers in one entry"
         seen.add(entry.period)
 
 
 def _resource_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    by_name = {one.name: one for one in resources(settings)}
     for name, entry in settings.resources.items():
         path = ("resources", name)
         yield from limit_problems((*path, "limits"), entry.limits)
@@ -105,6 +157,12 @@ def _resource_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield (*path, "model"), f"is {model!r}, which `models` does not name; list it there or mend the name"
         elif name in settings.models and model != name:
             yield (*path, "model"), f"is {model!r}, but {name!r} is itself a model; give the resource another name"
+        for index, after in enumerate(entry.fallbacks):
+            if after not in settings.models and after not in settings.resources and not settings.upstream.url:
+                said = f"is {after!r}, which neither `models` nor `resources` names; list it there or mend the name"
+                yield (*path, "fallbacks", index), said
+        if way := fallback_loop(name, by_name):
+            yield (*path, "fallbacks"), f"lead back to it ({' -> '.join(way)}); take one of them away"
 
 
 def _hint_problems(path: KeyPath, entry: ModelDeployment) -> Iterator[tuple[KeyPath, str]]:
@@ -126,32 +184,47 @@ def _entries(settings: Settings) -> Iterator[tuple[KeyPath, str, int, ModelDeplo
             yield ("models", model, "deployments", index), model, index, deployment
 
 
-def _one(model: str, index: int, entry: ModelDeployment) -> Deployment:
+def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
+    """The deployment that an entry describes; SettingsError where it cannot be used."""
     return Deployment(
-        name=entry.name or f"{model}/{index + 1}",
+        name=name,
         url=entry.url,
         models=(model,),
         engine=Engine(entry.engine),
         api_key=entry.api_key,
         max_in_flight=entry.max_in_flight or MAX_IN_FLIGHT,
-        is_capacity_known=entry.max_in_flight is not None,
+        is_capacity_known=entry.max_in_flight is not None or entry.queue is not None,
         weight=entry.weight,
         read_timeout_s=entry.read_timeout_s,
-        total_timeout_s=entry.total_timeout_s,
+        total_timeout_s=entry.total_timeout_s if entry.queue is None else entry.queue.timeout_s,
         tls=Tls(**msgspec.structs.asdict(entry.tls)),
         limits=limits_of(entry.limits),
         estimate=Estimate(entry.estimate),
         tokens_in_flight_max=entry.tokens_in_flight_max,
         batch_fraction=entry.batch_fraction,
-        tide=TideMode(entry.tide),
+        # Who takes from a queue has a pace of its own.
+        tide=TideMode(entry.tide) if entry.queue is None else TideMode.OFF,
         metrics_url=entry.metrics_url,
         metrics_names=entry.metrics_names,
         hints=Hints(**msgspec.structs.asdict(entry.hints)),
-        serves=Serves(entry.serves),
+        serves=Serves.BATCH if entry.queue is not None and entry.serves == "both" else Serves(entry.serves),
+        price=price_of(entry),
+        output_tokens_max=entry.output_tokens_max,
         upstream_max_batch_inputs=entry.upstream_max_batch_inputs,
         upstream_min_batch_inputs=entry.upstream_min_batch_inputs,
         chat_batching=_chat_batching(entry),
+        queue=_queue(model, entry),
     )
+
+
+def _queue(model: str, entry: ModelDeployment) -> Queue | None:
+    said = entry.queue
+    if said is None:
+        return None
+    pool = said.pool or model
+    # The list of results is ours alone: what a stranger takes from it is lost to us.
+    requests, results = f"llm-d-async:requests:{pool}", f"llm-d-async:results:{pool}:tidegate"
+    return Queue(said.url, said.requests or requests, said.results or results)
 
 
 def _chat_batching(entry: ModelDeployment) -> ChatBatching:
@@ -159,18 +232,11 @@ def _chat_batching(entry: ModelDeployment) -> ChatBatching:
     return ChatBatching.named(said.pop("mode"), adapter=ChatAdapter(said.pop("adapter")), **said)
 
 
-def prices(settings: Settings) -> dict[str, Price]:
-    """What tokens cost, by the deployment's name; none for those that cost nothing."""
-    found = {}
-    for path, model, index, entry in _entries(settings):
-        try:
-            said = entry.price
-            price = Price.of(said.input, said.cached, said.output, said.batch_factor)
-        except SettingsError as error:
-            raise SettingsError(f"{'.'.join(map(str, path))}: {error}") from None
-        if price.input_nano or price.cached_nano or price.output_nano:
-            found[entry.name or f"{model}/{index + 1}"] = price
-    return found
+def price_of(entry: ModelDeployment) -> Price | None:
+    """What tokens cost there; None when they cost nothing."""
+    said = entry.price
+    price = Price.of(said.input, said.cached, said.output, said.batch_factor)
+    return price if price.input_nano or price.cached_nano or price.output_nano else None
 
 
 def _any_model(settings: Settings) -> Deployment:

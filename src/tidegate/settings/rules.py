@@ -44,8 +44,8 @@ def redacted(url: str) -> str:
 
 
 def is_worth_hiding(path: KeyPath, text: str) -> bool:
-    """Whether this literal is really a secret: the store's and Redis' URLs are only when they have a password in them."""
-    return path not in _WITH_PASSWORD or redacted(text) != text
+    """Whether this literal is really a secret: the store's and Redis' URLs are so only when they have a password in them."""
+    return (path not in _WITH_PASSWORD and path[-2:] != ("queue", "url")) or redacted(text) != text
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
@@ -111,7 +111,7 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.metrics.port and settings.metrics.port == settings.server.port:
         yield ("metrics", "port"), "is server.port; metrics have a port of their own"
     for path, url in _metrics_urls(settings):
-        if url and not _is_http_url(url):
+        if url and not is_http_url(url):
             yield path, "must be a URL such as http://10.0.0.5:8000/metrics, without a key in it"
     if _scheme(blobs.url) not in BLOB_SCHEMES:
         yield ("blobs", "url"), "must begin with file:/// or s3://"
@@ -124,7 +124,7 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         )
     if (blobs.access_key_id is None) != (blobs.secret_access_key is None):
         yield ("blobs", "access_key_id"), "and blobs.secret_access_key go together: give both or neither"
-    if blobs.endpoint and not _is_http_url(blobs.endpoint):
+    if blobs.endpoint and not is_http_url(blobs.endpoint):
         yield ("blobs", "endpoint"), "must be a URL such as https://s3.example.com:9000, without a key in it"
     elif blobs.endpoint.startswith("http://") and not blobs.allow_http:
         yield ("blobs", "endpoint"), "is plain http; use https, or set blobs.allow_http: true if the network is yours"
@@ -136,7 +136,8 @@ def _metrics_urls(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("models", model, "deployments", index, "metrics_url"), deployment.metrics_url
 
 
-def _is_http_url(url: str) -> bool:
+def is_http_url(url: str) -> bool:
+    """Whether this is a web address that nobody's key is part of."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0

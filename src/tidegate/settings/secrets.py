@@ -1,4 +1,5 @@
-"""Where a secret comes from: an environment variable, a file, or, with a warning, the configuration itself."""
+"""Where a secret comes from: an environment variable (`env:NAME`, or `os.environ/NAME` as others write it), a file, or, with a warning,
+the configuration itself."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +8,14 @@ from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
 
 SECRET_CHARS_MAX = 4_096
+_IN_ENVIRONMENT = ("env:", "os.environ/")
 
 
 def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
     """The secret that `env:NAME`, `file:PATH` or a literal stands for, and whether it was a literal."""
-    if text.startswith("env:"):
-        return Secret(_from_environment(text[len("env:") :], environ)), False
+    for prefix in _IN_ENVIRONMENT:
+        if text.startswith(prefix):
+            return Secret(_from_environment(text.removeprefix(prefix), environ)), False
     if text.startswith("file:") and not text.startswith("file://"):
         return Secret(_from_file(Path(text[len("file:") :]).expanduser())), False
     if not text.isprintable() or len(text) > SECRET_CHARS_MAX:
@@ -20,6 +23,11 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
             f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
         )
     return Secret(text), True
+
+
+def is_reference(text: str) -> bool:
+    """Whether this only says where the secret is."""
+    return text.startswith((*_IN_ENVIRONMENT, "file:")) and not text.startswith("file://")
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> str:

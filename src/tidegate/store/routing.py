@@ -95,3 +95,11 @@ class Routing(Table):
         if dropped is None:
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
         return dropped
+
+    async def is_wanted(self, model: str) -> bool:
+        """Whether a batch that has not ended still has items for this model or resource."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("routing_wanted", model=model) is not None
+
+        return await self._driver.read(body)

@@ -11,6 +11,7 @@ from tidegate.web import problems, scrape
 from tidegate.web.auth import Authenticator
 from tidegate.web.batches import Batches
 from tidegate.web.context import WebContext
+from tidegate.web.deployments import DeploymentsDoor
 from tidegate.web.door import Door
 from tidegate.web.files import Files
 from tidegate.web.gateway import Gateway
@@ -32,6 +33,7 @@ def build_app(context: WebContext) -> Starlette:
         *Models(context).routes(),
         *Operator(context).routes(),
         *SchedulerDoor(context).routes(),
+        *DeploymentsDoor(context).routes(),
         *UsageDoor(context).routes(),
     ]
     app = Starlette(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from tidegate.core.deployments import Secret
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.flow.interactive_book import InteractiveBook
+from tidegate.flow.roster import Roster
 from tidegate.settings import Settings
 from tidegate.store.store import Store
 from tidegate.upstream.router import Router
@@ -19,7 +21,8 @@ class WebContext:
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
     `router` is the way to the model servers. `readiness` says for each further part of the process (the worker, say) what is wrong with
-    it, or None. `control_token` is what commands on this machine show instead of a key.
+    it, or None. `control_token` is what commands on this machine show instead of a key. `roster` follows what is added at run time,
+    and `book` is where interactive calls are counted.
     """
 
     store: Store
@@ -33,3 +36,5 @@ class WebContext:
     router: Router
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
+    roster: Roster | None = None
+    book: InteractiveBook | None = None

@@ -26,7 +26,6 @@ SCOPE = "batches:read or inference"
 class Models:
     def __init__(self, context: WebContext) -> None:
         settings = context.settings
-        self._named = {*settings.models, *settings.resources}
         self._router = context.router
         self._clock = context.clock
         self._believed_ms = settings.gateway.models_cache_s * 1000
@@ -57,7 +56,7 @@ class Models:
 
     async def _names(self, caller: Caller) -> tuple[str, ...]:
         await self._ask_if_due()
-        names = self._named.union(*self._found.values())
+        names = {*self._router.names()}.union(*self._found.values())
         return tuple(sorted(name for name in names if not caller.models or name in caller.models))
 
     async def _ask_if_due(self) -> None:
@@ -72,6 +71,7 @@ class Models:
         try:
             # A deployment that was given names serves those; one that was given none is asked for its own.
             nameless = [one.name for one in self._router.status() if not one.models]
+            self._found = {name: names for name, names in self._found.items() if name in nameless}
             for probe in await asyncio.gather(*(self._router.probe(name) for name in nameless)):
                 self._hear(probe)
         finally:

@@ -25,3 +25,6 @@ on conflict (kind, name) do update set
 
 -- routing_drop --
 delete from routing where kind = :kind and name = :name;
+
+-- routing_wanted --
+select 1 from job_models where model = :model and state = 'open' limit 1;

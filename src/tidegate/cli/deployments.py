@@ -1,0 +1,265 @@
+"""`tidegate deployments` and `tidegate resources`: what serves which model, and changing it while everything runs."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import uvloop
+
+from tidegate.cli import beside, options, screen
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
+from tidegate.settings.yaml_file import parse
+
+if TYPE_CHECKING:
+    from tidegate.web.deployments import RoutingDone, RoutingShown, RoutingWish
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show model servers, and add, change or remove them while everything runs: list, add, change, remove.",
+)
+resources_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show named routes to models, and add, change or remove them while everything runs: list, add, change, remove.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any key of an entry in the settings, its value as YAML; may be repeated."
+    ),
+]
+Revision = Annotated[
+    int | None,
+    typer.Option("--revision", metavar="N", help="Only if it is still as `list` showed it.", show_default="as it is"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a resource still needs it.")]
+
+
+@app.command("list")
+def list_deployments(
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """List deployments: those of the settings, and those that were added.
+
+    States and calls in flight are those of the server on this machine; without one there are none.
+
+    Example: tidegate deployments list
+    """
+    shown = _listed(options.loaded(config, data).settings, "deployment")
+    if as_json:
+        screen.show_json(shown)
+    elif not shown:
+        screen.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
+    else:
+        rows = [[one.name, one.model, one.url, one.origin, one.revision, one.state, one.in_flight] for one in shown]
+        screen.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
+        _tell_troubles(shown)
+
+
+@app.command("add")
+def add_deployment(
+    name: Name,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Public name of the model.", show_default=False)
+    ],
+    url: Annotated[
+        str,
+        typer.Option("--url", metavar="URL", help="Where it is, such as http://10.0.0.5:8000/v1.", show_default=False),
+    ],
+    api_key: options.ApiKey = None,
+    values: Set = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Add a deployment; every process serves it within seconds.
+
+    Example: tidegate deployments add gpu-7 --model llama-3-8b --url http://10.0.0.7:8000/v1 --set engine=vllm --set max_in_flight=64
+    """
+    fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **_fields(values)}
+    _do(options.loaded(config, data).settings, "deployment", "add", name, fields, as_json=as_json)
+
+
+@app.command("change")
+def change_deployment(
+    name: Name,
+    values: Set = None,
+    revision: Revision = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Change a deployment that was added; what is not named stays, and an empty value gives back the default.
+
+    Calls in flight go on. With another url or key it is another server, whose health is learned anew.
+
+    Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
+    """
+    fields = _fields(values)
+    _do(options.loaded(config, data).settings, "deployment", "change", name, fields, revision, as_json=as_json)
+
+
+@app.command("remove")
+def remove_deployment(
+    name: Name,
+    revision: Revision = None,
+    force: Force = False,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Remove a deployment that was added. Calls in flight there end; nothing new is sent to it.
+
+    Example: tidegate deployments remove gpu-7
+    """
+    settings = options.loaded(config, data).settings
+    _do(settings, "deployment", "remove", name, {}, revision, force=force, as_json=as_json)
+
+
+@resources_app.command("list")
+def list_resources(
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """List resources: those of the settings, and those that were added.
+
+    Example: tidegate resources list
+    """
+    shown = _listed(options.loaded(config, data).settings, "resource")
+    if as_json:
+        screen.show_json(shown)
+    elif not shown:
+        screen.say("There are none. Add one: tidegate resources add NAME --model MODEL")
+    else:
+        rows = [[one.name, one.model, ", ".join(one.fallbacks), one.origin, one.revision] for one in shown]
+        screen.show_table(["name", "model", "fallbacks", "origin", "revision"], rows)
+        _tell_troubles(shown)
+
+
+@resources_app.command("add")
+def add_resource(
+    name: Name,
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Model it leads to.", show_default=False)],
+    values: Set = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Add a resource; every process knows it within seconds.
+
+    Example: tidegate resources add support-chat --model llama-3-8b --set "fallbacks=[gpt-4o-mini]"
+    """
+    fields = {"model": model, **_fields(values)}
+    _do(options.loaded(config, data).settings, "resource", "add", name, fields, as_json=as_json)
+
+
+@resources_app.command("change")
+def change_resource(
+    name: Name,
+    values: Set = None,
+    revision: Revision = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Change a resource that was added; what is not named stays, and an empty value gives back the default.
+
+    Example: tidegate resources change support-chat --set "limits=[{period: minute, requests: 50}]"
+    """
+    fields = _fields(values)
+    _do(options.loaded(config, data).settings, "resource", "change", name, fields, revision, as_json=as_json)
+
+
+@resources_app.command("remove")
+def remove_resource(
+    name: Name,
+    revision: Revision = None,
+    force: Force = False,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Remove a resource that was added.
+
+    Example: tidegate resources remove support-chat
+    """
+    settings = options.loaded(config, data).settings
+    _do(settings, "resource", "remove", name, {}, revision, force=force, as_json=as_json)
+
+
+def _fields(values: list[str] | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for text in values or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"--set {text} has no value: write KEY=VALUE, such as --set weight=2")
+        fields[key.strip()] = parse(value, f"--set {key}").values
+    return fields
+
+
+def _listed(settings: Settings, kind: str) -> "list[RoutingShown]":
+    return [one for one in uvloop.run(_list(settings)) if one.kind == kind]
+
+
+async def _list(settings: Settings) -> "list[RoutingShown]":
+    from tidegate.control import running_control
+    from tidegate.web.deployments import Clerk, RoutingList
+
+    if (control := running_control(settings.data_dir)) is not None:
+        return (await beside.Server(control).get("/control/routing", RoutingList)).data
+    async with beside.reading(settings) as parts:
+        return await Clerk(parts.store, settings, looks_up=False).list()
+
+
+def _do(
+    settings: Settings,
+    kind: str,
+    verb: str,
+    name: str,
+    fields: dict[str, Any],
+    revision: int | None = None,
+    *,
+    force: bool = False,
+    as_json: bool,
+) -> None:
+    from tidegate.web.deployments import RoutingWish
+
+    done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
+    if as_json:
+        screen.show_json(done)
+    else:
+        screen.say("Done. Every process follows within 5 s.")
+
+
+async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
+    from tidegate import service
+    from tidegate.web.deployments import Clerk, RoutingDone
+
+    if (server := beside.server(settings)) is not None:
+        return await server.post(f"/control/{kind}s/{verb}", RoutingDone, wish)
+    async with service.opened(settings) as parts:
+        # The processes that will call it look up its key: this one need not have it.
+        clerk = Clerk(parts.store, settings, looks_up=False)
+        done: RoutingDone = await {"add": clerk.add, "change": clerk.change, "remove": clerk.remove}[verb](kind, wish)
+        parts.wake.ring()
+        return done
+
+
+def _tell_troubles(shown: "list[RoutingShown]") -> None:
+    for one in shown:
+        if one.why:
+            screen.warn(f"{one.kind} {one.name} is not used: {one.why}")

@@ -1,0 +1,84 @@
+"""The roster: which deployments and resources there are now, those of the settings and those that were added at run time.
+
+Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. The ceiling
+of connections stays what it was at start. It routes nothing and holds no connection.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core.deployments import Deployment, Resource
+from tidegate.core.errors import StoreError
+from tidegate.settings import Settings, deployments, resources
+from tidegate.settings.added import added
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+LOOK_S = 2.0
+
+# Serve these from now on; says which cannot be used, by name, and why.
+Serve = Callable[[Iterable[Deployment], Iterable[Resource]], dict[str, str]]
+
+
+class Roster:
+    """`model_of` is the model behind each resource, as of now: one mapping, whose content follows."""
+
+    def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
+        self._store = store
+        self._settings = settings
+        self._serve = serve
+        self._number = 0
+        self._is_reached = True
+        self._looking = asyncio.Lock()
+        self.unusable: dict[tuple[str, str], str] = {}
+        self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
+
+    async def look(self) -> None:
+        """Follow what an operator changed since the last look."""
+        async with self._looking:
+            if not self.unusable and await self._store.routing_number() == self._number:
+                return
+            number, entries = await self._store.routing()
+            found = added(self._settings, [(one.kind, one.name, one.document) for one in entries])
+            ours = (*deployments(self._settings), *found.deployments)
+            named = (*resources(self._settings), *found.resources)
+            metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
+            refused = self._serve(ours, named)
+            places = {one.name for one in ours}
+            unusable = found.unusable | {
+                ("deployment" if name in places else "resource", name): why for name, why in refused.items()
+            }
+            self._aim({one.name: one.model for one in named})
+            if number != self._number:
+                log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
+            self._say(unusable)
+            self._number, self.unusable = number, unusable
+
+    def _aim(self, aims: dict[str, str]) -> None:
+        for gone in self.model_of.keys() - aims.keys():
+            del self.model_of[gone]
+        self.model_of.update(aims)
+
+    def _say(self, unusable: dict[tuple[str, str], str]) -> None:
+        for (kind, name), why in unusable.items():
+            if self.unusable.get((kind, name)) != why:
+                log.warning("routing_left_out", kind=kind, name=name, why=why)
+
+    async def follow(self) -> None:
+        """Look for as long as this process lives; while the store is away, everything stays as it is."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+                self._is_reached = True
+            except StoreError as error:
+                if self._is_reached:
+                    log.warning("routing_unseen", error=str(error))
+                self._is_reached = False
+            except Exception as error:
+                # Whatever it is, what is served now goes on being served.
+                log.error("routing_broke", kind=type(error).__name__, why=str(error))

@@ -1,0 +1,152 @@
+"""Deployments and resources that were added at run time: documents from the store, held to the same rules as the settings' own.
+
+The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out and said to be. A secret is
+only ever a reference in such a document, and is looked up by the process that needs it. This module knows no store.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, inspect
+
+from tidegate.core.deployments import Deployment, Resource, Secret
+from tidegate.core.errors import SettingsError
+from tidegate.settings import models, secrets
+from tidegate.settings.capacity import ModelDeployment, ResourceEntry
+from tidegate.settings.check import Checker, Refused
+from tidegate.settings.groups import Settings
+from tidegate.settings.rules import is_http_url
+from tidegate.settings.yaml_file import KeyPath
+
+Kind = Literal["deployment", "resource"]
+
+
+class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
+    """A deployment that says by itself which model it serves."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+@dataclass(slots=True)
+class Added:
+    """What of the store's entries can be used here, and why the others cannot, by kind and name."""
+
+    deployments: list[Deployment] = field(default_factory=list)
+    resources: list[Resource] = field(default_factory=list)
+    unusable: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class _Problems:
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, path: KeyPath, text: str) -> None:
+        named = path[1:] if path[:1] in (("models",), ("resources",)) else path
+        self.found.append(f"{'.'.join(map(str, named))} {text}".strip())
+
+
+def added(
+    settings: Settings,
+    entries: Iterable[tuple[str, str, str]],
+    *,
+    looks_up: bool = True,
+    environ: Mapping[str, str] | None = None,
+) -> Added:
+    """Entries of the store, each its kind, its name and its document, as nouns of the core.
+
+    Without `looks_up` no secret is looked for: this process will not call anyone.
+    """
+    surroundings: Mapping[str, str] = os.environ if environ is None else environ
+    resolve = (lambda text: secrets.resolve(text, surroundings)[0]) if looks_up else _only_references
+    taken_names = {one.name for one in models.deployments(settings)}
+    configured = models.resources(settings)
+    found = Added()
+    for kind, name, document in entries:
+        try:
+            if settings.upstream.url:
+                raise SettingsError("the settings name one gateway for every model (upstream.url), and that one wins")
+            if name in (taken_names if kind == "deployment" else settings.resources):
+                raise SettingsError(f"the settings have a {kind} of this name, and that one wins; remove this one")
+            fields = _decoded(document)
+            if kind == "deployment":
+                found.deployments.append(_deployment(name, fields, resolve))
+            else:
+                found.resources.append(_resource(settings, name, fields))
+        except SettingsError as error:
+            found.unusable[kind, name] = str(error)
+    by_name = {one.name: one for one in (*configured, *found.resources)}
+    for one in list(found.resources):
+        if way := models.fallback_loop(one.name, by_name):
+            found.resources.remove(one)
+            found.unusable["resource", one.name] = f"its fallbacks lead back to it: {' -> '.join(way)}"
+    return found
+
+
+def check(kind: str, name: str, document: Mapping[str, object]) -> None:
+    """Refuse, in words for an operator, what could not be used whatever else there is. A reference is not looked up."""
+    if not _is_name(name):
+        raise SettingsError("`name` needs 1 to 255 printable characters, without spaces around them")
+    if kind == "deployment":
+        _deployment(name, document, _only_references)
+    else:
+        _entry(ResourceEntry, document, _only_references)
+
+
+def _deployment(name: str, fields: Mapping[str, object], resolve: Callable[[str], Secret]) -> Deployment:
+    if "name" in fields:
+        raise SettingsError("name is given beside the document, not in it; take it away")
+    entry: AddedDeployment = _entry(AddedDeployment, fields, resolve)
+    problems = _Problems()
+    for path, text in models.deployment_problems(("models",), name, entry.model, entry):
+        problems.add(path, text)
+    if entry.metrics_url and not is_http_url(entry.metrics_url):
+        problems.add(("metrics_url",), "must be a URL such as http://10.0.0.5:8000/metrics, without a key in it")
+    _raise_for(problems)
+    return models.deployment_of(name, entry.model, entry)
+
+
+def _resource(settings: Settings, name: str, fields: Mapping[str, object]) -> Resource:
+    entry: ResourceEntry = _entry(ResourceEntry, fields, _only_references)
+    if name in settings.models and (entry.model or name) != name:
+        raise SettingsError(f"{name!r} is itself a model; give the resource another name")
+    return models.resource_of(name, entry)
+
+
+def _entry(kind: Any, fields: Mapping[str, object], resolve: Callable[[str], Secret]) -> Any:
+    problems = _Problems()
+    try:
+        entry = Checker(problems, lambda text, _: resolve(text)).take(inspect.type_info(kind), dict(fields), ())
+    except Refused:
+        entry = None
+    for path, text in models.limit_problems(("resources", "limits"), () if entry is None else entry.limits):
+        problems.add(path, text)
+    _raise_for(problems)
+    return entry
+
+
+def _only_references(text: str) -> Secret:
+    if not secrets.is_reference(text):
+        raise SettingsError(
+            "holds the secret itself, which is not kept in the store: put it into the environment or a file of every process, "
+            "and write env:NAME or file:PATH"
+        )
+    return Secret("looked-up-where-it-is-needed")
+
+
+def _decoded(document: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(document, type=dict[str, object])
+    except (msgspec.MsgspecError, RecursionError):
+        raise SettingsError("what the store has of it cannot be read; remove it and add it again") from None
+
+
+def _raise_for(problems: _Problems) -> None:
+    if problems.found:
+        raise SettingsError("; ".join(dict.fromkeys(problems.found)))
+
+
+def _is_name(text: str) -> bool:
+    return 1 <= len(text) <= 255 and text.isprintable() and text.strip() == text

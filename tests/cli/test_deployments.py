@@ -1,0 +1,226 @@
+"""Deployments and resources that come, change and go while a server runs, as their operator does it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Desk, chat
+from tests.cli.test_beside import Serving
+from tests.support.engine import Engine
+from tests.support.processes import Processes, wait_until
+from tests.support.run_directory import RunDirectory
+
+CANARY = "sk-canary-0f3kQ2mZ8s1xW7vB4nD9Lc"
+
+
+@pytest.fixture
+def serving(desk: Desk) -> Serving:
+    """A server that knows no model server yet, but one setting by name."""
+    (desk.here / "c.yaml").write_text(
+        f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}"
+    )
+    return Serving(desk, "--config", "c.yaml")
+
+
+def did(serving: Serving, *words: str, code: int = 0, **variables: str) -> str:
+    proc = serving.desk.done(*words, "--config", "c.yaml", code=code, **variables)
+    return proc.stdout() if code == 0 else proc.stderr()
+
+
+def listed(serving: Serving, kind: str = "deployments") -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in json.loads(did(serving, kind, "list", "--json"))}
+
+
+def control(serving: Serving, path: str, body: Any) -> tuple[int, Any]:
+    token = json.loads((serving.desk.here / ".tidegate" / "control.json").read_text())["token"]
+    headers = {"Content-Type": "application/json", "X-Tidegate-Control": token}
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(serving.url + path, data, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+def asked(serving: Serving, model: str) -> tuple[int, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    return serving.call("POST", "/v1/chat/completions", json.dumps(body).encode())
+
+
+def models(serving: Serving) -> set[str]:
+    return {one["id"] for one in serving.call("GET", "/v1/models")[1]["data"]}
+
+
+def test_a_model_server_comes_changes_and_goes(serving: Serving, processes: Processes) -> None:
+    desk = serving.desk
+    assert asked(serving, "m")[0] == 404
+    did(serving, "deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url, "--set", "max_in_flight=4")
+    assert asked(serving, "m")[0] == 200
+    assert models(serving) == {"fixed", "m"}
+    found = listed(serving)
+    assert {name: (one["origin"], one["model"], one["state"]) for name, one in found.items()} == {
+        "steady": ("settings", "fixed", "closed"),
+        "gpu": ("added", "m", "closed"),
+    }
+    assert found["gpu"]["document"] == {"max_in_flight": 4, "model": "m", "url": desk.engine.url}
+    batch = serving.submit([chat(f"c{number}", "hi") for number in range(12)])
+    desk.done("batches", "watch", batch)
+    desk.verified(batch)
+
+    other = Engine(processes, desk.here / "other")
+    did(serving, "deployments", "change", "gpu", "--set", f"url={other.url}", "--set", "max_in_flight=")
+    assert asked(serving, "m")[0] == 200
+    assert [call["path"] for call in other.calls()] == ["/v1/chat/completions"]
+    assert listed(serving)["gpu"]["document"] == {"model": "m", "url": other.url}
+
+    did(serving, "deployments", "remove", "gpu")
+    assert asked(serving, "m")[0] == 404
+    assert models(serving) == {"fixed"}
+    again = serving.submit([chat("c0", "hi")])
+    desk.done("batches", "watch", again, code=1)
+    failed = json.loads(desk.done("batches", "output", again, "--errors").stdout())
+    assert failed["error"]["code"] == "model_not_found"
+
+
+def test_what_was_added_is_there_after_a_restart(serving: Serving) -> None:
+    desk = serving.desk
+    did(serving, "deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url)
+    did(serving, "resources", "add", "chat", "--model", "m")
+    serving.proc.kill()
+    serving.proc.wait(30)
+    back = Serving(desk, "--config", "c.yaml")
+    assert asked(back, "chat")[0] == 200
+    assert models(back) == {"chat", "fixed", "m"}
+
+
+def test_a_resource_falls_back_when_its_own_model_server_is_away(serving: Serving) -> None:
+    desk = serving.desk
+    did(serving, "deployments", "add", "gone", "--model", "m", "--url", "http://127.0.0.1:1/v1")
+    did(serving, "resources", "add", "chat", "--model", "m", "--set", "fallbacks=[fixed]")
+    status, answer = asked(serving, "chat")
+    assert status == 200, answer
+    batch = serving.submit([chat(f"c{number}", "hi").replace('"m"', '"chat"') for number in range(8)])
+    desk.done("batches", "watch", batch)
+    sent = {
+        json.loads(call["body"])["model"] if isinstance(call.get("body"), str) else call.get("model")
+        for call in desk.called()
+    }
+    assert sent <= {"fixed", None}
+    assert listed(serving, "resources")["chat"]["fallbacks"] == ["fixed"]
+
+
+def test_what_is_in_use_is_not_taken_away(serving: Serving) -> None:
+    desk = serving.desk
+    did(serving, "deployments", "add", "gpu", "--model", "m", "--url", "http://127.0.0.1:1/v1")
+    did(serving, "resources", "add", "chat", "--model", "m")
+    refused = did(serving, "deployments", "remove", "gpu", code=2)
+    assert "The resource 'chat' leads to 'm', which nothing would serve" in refused
+    did(serving, "resources", "remove", "chat")
+    batch = serving.submit([chat("c0", "hi")])
+    wait_until(lambda: serving.call("GET", f"/v1/batches/{batch}")[1]["status"] == "in_progress", 60, "it to begin")
+    refused = did(serving, "deployments", "remove", "gpu", code=2)
+    assert "Batches that have not ended ask for 'm'" in refused
+    # With another one beside it, nobody needs it; the batch ends there.
+    did(serving, "deployments", "add", "well", "--model", "m", "--url", desk.engine.url)
+    did(serving, "deployments", "remove", "gpu")
+    desk.done("batches", "watch", batch)
+
+
+PLACE = {"model": "m", "url": "http://h/v1"}
+GARBAGE: list[tuple[str, Any, int, str]] = [
+    ("deployments/add", b"{", 400, "not valid JSON"),
+    ("deployments/add", {}, 400, "name"),
+    ("deployments/add", {"name": "x", "surprise": 1}, 400, "surprise"),
+    ("deployments/add", {"name": "", "set": PLACE}, 400, "`name` needs 1 to 255"),
+    ("deployments/add", {"name": "x", "set": {"model": "m"}}, 400, "url is missing"),
+    ("deployments/add", {"name": "x", "set": {"url": "http://h/v1"}}, 400, "model is missing"),
+    ("deployments/add", {"name": "x", "set": {"model": "m", "url": "h"}}, 400, "is not an http(s) address"),
+    ("deployments/add", {"name": "x", "set": {**PLACE, "wieght": 2}}, 400, "did you mean `weight`"),
+    ("deployments/add", {"name": "x", "set": {**PLACE, "weight": "big"}}, 400, "weight is 'big'"),
+    ("deployments/add", {"name": "x", "set": {**PLACE, "tls": {"key_file": "k"}}}, 400, "without tls.cert_file"),
+    ("deployments/add", {"name": "x", "set": {**PLACE, "limits": [{"period": "minute"}]}}, 400, "limits nothing"),
+    ("deployments/add", {"name": "global", "set": PLACE}, 400, "counts calls of all deployments"),
+    ("deployments/add", {"name": "x", "set": {**PLACE, "api_key": CANARY}}, 400, "holds the secret itself"),
+    (
+        "deployments/add",
+        {"name": "x", "set": {**PLACE, "api_key": "env:NOT_THERE"}},
+        400,
+        "NOT_THERE, which is not set",
+    ),
+    ("deployments/add", {"name": "steady", "set": PLACE}, 409, "is in the settings"),
+    ("deployments/change", {"name": "steady", "set": {"weight": 2}}, 409, "is in the settings"),
+    ("deployments/remove", {"name": "steady"}, 409, "is in the settings"),
+    ("deployments/change", {"name": "x", "set": {"weight": 2}}, 404, "`tidegate deployments list` shows what there is"),
+    ("deployments/remove", {"name": "x"}, 404, "was added at run time"),
+    ("resources/add", {"name": "x", "set": {"model": "nobody's"}}, 400, 'No deployment serves "nobody\'s"'),
+    ("resources/add", {"name": "fixed", "set": {"model": "m"}}, 400, "is itself a model"),
+    ("resources/add", {"name": "x", "set": {"model": "fixed", "fallbacks": ["x"]}}, 400, "lead back to it: x -> x"),
+    (
+        "resources/add",
+        {"name": "x", "set": {"model": "fixed", "fallbacks": ["lost"]}},
+        400,
+        "No deployment serves 'lost'",
+    ),
+]
+
+
+def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> None:
+    for path, body, status, said in GARBAGE:
+        got, answer = control(shared_serving, f"/control/{path}", body)
+        assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
+        assert CANARY not in json.dumps(answer)
+    assert set(listed_by_call(shared_serving)) == {"steady"}
+
+
+@pytest.fixture(scope="module")
+def shared_serving(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    here = tmp_path_factory.mktemp("desk")
+    processes = Processes(here / "process-logs", run_directory.process_registry())
+    desk = Desk(processes, Engine(processes, here / "engine"), here)
+    (here / "c.yaml").write_text(f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}")
+    yield Serving(desk, "--config", "c.yaml")
+    processes.close()
+
+
+def listed_by_call(serving: Serving) -> list[str]:
+    token = json.loads((serving.desk.here / ".tidegate" / "control.json").read_text())["token"]
+    request = urllib.request.Request(serving.url + "/control/routing", headers={"X-Tidegate-Control": token})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return [one["name"] for one in json.loads(answer.read())["data"]]
+
+
+def test_of_two_operators_the_second_is_told(shared_serving: Serving) -> None:
+    wish = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
+    status, first = control(shared_serving, "/control/deployments/add", wish)
+    assert status == 200
+    again = control(shared_serving, "/control/deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
+    assert (again[0], again[1]["error"]["code"]) == (409, "already_exists")
+    change = {"name": "two", "set": {"weight": 2}, "revision": first["revision"]}
+    status, second = control(shared_serving, "/control/deployments/change", change)
+    assert (status, second["revision"] > first["revision"]) == (200, True)
+    late = control(shared_serving, "/control/deployments/change", {**change, "set": {"weight": 3}})
+    assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
+    late = control(shared_serving, "/control/deployments/remove", {"name": "two", "revision": first["revision"]})
+    assert (late[0], late[1]["error"]["code"]) == (409, "changed_meanwhile")
+    assert control(shared_serving, "/control/deployments/remove", {"name": "two"})[0] == 200
+
+
+def test_only_the_operator_finds_these_routes(shared_serving: Serving) -> None:
+    wish = json.dumps({"name": "x", "set": {"model": "m", "url": "http://h/v1"}}).encode()
+    assert shared_serving.call("POST", "/control/deployments/add", wish)[0] == 404
+    assert shared_serving.call("GET", "/control/routing")[0] == 404
+
+
+def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
+    serving = Serving(desk)
+    wish = {"name": "x", "set": {"model": "m", "url": "http://h/v1"}}
+    status, answer = control(serving, "/control/deployments/add", wish)
+    assert (status, answer["error"]["code"]) == (409, "set_in_settings")
+    assert "upstream.url" in answer["error"]["message"]
