@@ -29,6 +29,7 @@ from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
 from tidegate.core.prices import Price, cost
+from tidegate.core.results import with_cost
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.switch import Switch
@@ -76,7 +77,8 @@ class WorkerOptions:
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    price_of: Callable[[str], Price | None] = lambda deployment: None
+    parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
     rules: tuple[Rule, ...] = ()
 
 
@@ -290,6 +292,7 @@ class Worker:
                     self._budgets(held),
                     self._keys.denial,
                     self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
+                    options.parallel_of(held.slice, self._keys.parallel_max(held.slice)),
                 )
             except asyncio.CancelledError:
                 if not held.aborted:
@@ -315,31 +318,33 @@ class Worker:
     def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
         piece = held.slice
         if isinstance(verdict, Answered):
+            paid = self._cost_nano(verdict)
             self._recorder.answered(
                 piece.job_id,
                 item.number,
-                verdict.line,
+                verdict.line if paid is None else with_cost(verdict.line, paid),
                 verdict.usage,
                 piece.first,
                 piece.token,
                 piece.model,
                 piece.item_units,
                 verdict.deployment,
-                self._cost_nano(verdict),
+                paid or NOTHING,
             )
             held.left -= 1
         elif isinstance(verdict, Failed):
+            paid = self._cost_nano(verdict)
             self._recorder.failed(
                 piece.job_id,
                 item.number,
-                verdict.line,
+                verdict.line if paid is None else with_cost(verdict.line, paid),
                 piece.first,
                 piece.token,
                 piece.model,
                 piece.item_units,
                 verdict.usage,
                 verdict.deployment,
-                self._cost_nano(verdict),
+                paid or NOTHING,
             )
             held.left -= 1
         elif isinstance(verdict, Again):
@@ -366,11 +371,11 @@ class Worker:
         self._hand.wake()
         self._lease_ear.hear()
 
-    def _cost_nano(self, answered: Answered | Failed) -> tuple[int, int, int]:
-        """What its input, cached and output tokens cost."""
-        price = self._options.prices.get(answered.deployment)
+    def _cost_nano(self, answered: Answered | Failed) -> tuple[int, int, int] | None:
+        """What its input, cached and output tokens cost; None where nothing costs anything."""
+        price = self._options.price_of(answered.deployment) if answered.deployment else None
         if price is None:
-            return (0, 0, 0)
+            return None
         paid = cost(answered.usage, price, batch=True)
         return paid.input_nano, paid.cached_nano, paid.output_nano
 

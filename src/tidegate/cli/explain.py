@@ -98,7 +98,7 @@ async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, s
         await router.close()
     spent = {}
     for model, ways in bound.items():
-        grants = await parts.store.look_at_budgets([Ask(budgets, 1, 1) for budgets in ways])
+        grants = await parts.store.look_at_budgets([Ask(budgets, 1, 1, 1) for budgets in ways])
         if grants and not any(grant.requests for grant in grants):
             soonest = min(grants, key=lambda grant: grant.wait_ms)
             when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"

@@ -10,10 +10,11 @@ from tidegate.cli import beside, options, screen
 from tidegate.core import keys, window
 from tidegate.core.budgets import Limit
 from tidegate.core.errors import SettingsError
+from tidegate.core.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.web.limit_asks import LimitAsk
+    from tidegate.web.limit_asks import KeyLimitAsk
     from tidegate.web.operator import KeyChange, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
@@ -21,7 +22,9 @@ KEYS_SHOWN_MAX = 10_000
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="A key's id, as `tidegate keys list` shows it.", show_default=False)
 ]
-LIMIT_HELP = "At most so much in one period; may be repeated."
+LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
+PARALLEL_HELP = "How many calls it may have at once; 0 for any number."
+PARALLEL_MAX = 1_000_000
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, show, change, rotate, revoke."
@@ -51,6 +54,9 @@ def create(
         list[str] | None,
         typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
     ] = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP)
+    ] = 0,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -75,6 +81,7 @@ def create(
         _duration_ms("--expires", expires),
         _words(resources) or [],
         _limits(limit or []),
+        parallel,
     )
     made = uvloop.run(_create(settings, wish))
     if as_json:
@@ -163,6 +170,12 @@ def change(
         str | None,
         typer.Option("--expires", metavar="90d", help="How long it works from now on.", show_default="as it was"),
     ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP, show_default="as it was"
+        ),
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -179,9 +192,12 @@ def change(
     settings = options.loaded(config, data).settings
     _check_id(key)
     limits = None if not limit else _limits([one for one in limit if one])
-    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, _duration_ms("--expires", expires))
+    expires_ms = _duration_ms("--expires", expires)
+    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, expires_ms, parallel)
     if wish == KeyChange():
-        raise SettingsError("Nothing is to be changed: give --scopes, --models, --resources, --limit or --expires.")
+        raise SettingsError(
+            "Nothing is to be changed: give --scopes, --models, --resources, --limit, --parallel or --expires."
+        )
     if not uvloop.run(_change(settings, key, wish)):
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
     if as_json:
@@ -314,13 +330,20 @@ def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
         "models": " ".join(sorted(keys.models_from(row["models"]))) or "any",
         "resources": " ".join(sorted(keys.models_from(row["resources"]))) or "any",
         "limits": " ".join(_limit_text(limit) for limit in limits_from(row["limits"])) or "none",
+        "parallel": row["parallel_max"] or "any",
         "old_secret_until": _when(row["old_until"] if (row["old_until"] or 0) > now_ms else None),
     }
 
 
 def _limit_text(limit: Limit) -> str:
-    sides = [f"{name}={count}" for name, count in (("requests", limit.requests), ("tokens", limit.tokens)) if count]
-    return f"{limit.period}:{','.join(sides)}"
+    sides: list[tuple[str, object]] = [
+        ("requests", limit.requests),
+        ("tokens", limit.tokens),
+        ("cost", units_text(limit.nano) if limit.nano else None),
+        ("batches", limit.jobs),
+        ("bytes", limit.bytes),
+    ]
+    return f"{limit.period}:{','.join(f'{name}={said}' for name, said in sides if said)}"
 
 
 def _check_id(key: str) -> None:
@@ -330,25 +353,37 @@ def _check_id(key: str) -> None:
         )
 
 
-def _limits(texts: list[str]) -> "list[LimitAsk]":
-    """Limits as a command is told them: `minute:requests=10,tokens=500`."""
-    from tidegate.web.limit_asks import COUNT_MAX, LimitAsk
+def _limits(texts: list[str]) -> "list[KeyLimitAsk]":
+    """Limits as a command is told them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
+    from tidegate.web.limit_asks import COUNT_MAX, KeyLimitAsk
 
     found = []
     for text in texts:
         period, _, sides = text.partition(":")
-        counts = dict(side.partition("=")[::2] for side in sides.split(",") if side)
+        said = dict(side.partition("=")[::2] for side in sides.split(",") if side)
+        cost = said.pop("cost", None)
         try:
-            given = {name: int(count) for name, count in counts.items()}
+            given = {name: int(count) for name, count in said.items()}
         except ValueError:
-            given = {}
+            given = {"": 0}
         if (
-            not given
-            or not set(given) <= {"requests", "tokens"}
+            not (given or cost)
+            or not set(given) <= {"requests", "tokens", "batches", "bytes"}
             or not all(0 < one <= COUNT_MAX for one in given.values())
         ):
-            raise SettingsError(f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500.")
-        found.append(LimitAsk(period, given.get("requests"), given.get("tokens")))
+            raise SettingsError(
+                f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500 or month:cost=20.50."
+            )
+        found.append(
+            KeyLimitAsk(
+                period,
+                given.get("requests"),
+                given.get("tokens"),
+                cost=cost,
+                batches=given.get("batches"),
+                bytes=given.get("bytes"),
+            )
+        )
     return found
 
 

@@ -152,17 +152,25 @@ def with_limits(budgets: tuple[Budget, ...], bound: Bound, name: str, limits: tu
     if not more:
         return budgets
     own = [one for one in budgets if one.bound is bound and one.name == name]
-    tightest: dict[Period, Limit] = {}
-    for limit in [*(known for one in own for known in one.limits if known.enabled), *more]:
-        known = tightest.get(limit.period, limit)
-        tightest[limit.period] = Limit(
-            limit.period,
-            _least(known.requests, limit.requests),
-            _least(known.tokens, limit.tokens),
-            nano=_least(known.nano, limit.nano),
-        )
     others = tuple(one for one in budgets if one not in own)
-    return (*others, *budgets_of(bound, name, tightest.values()))
+    return (*others, *budgets_of(bound, name, tightest([*(limit for one in own for limit in one.limits), *more])))
+
+
+def tightest(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """One limit for each period: all of them hold, so the least of each side counts."""
+    found: dict[Period, Limit] = {}
+    for limit in limits:
+        if limit.enabled:
+            known = found.get(limit.period, limit)
+            found[limit.period] = Limit(
+                limit.period,
+                _least(known.requests, limit.requests),
+                _least(known.tokens, limit.tokens),
+                nano=_least(known.nano, limit.nano),
+                jobs=_least(known.jobs, limit.jobs),
+                bytes=_least(known.bytes, limit.bytes),
+            )
+    return tuple(found.values())
 
 
 def _least(one: int | None, other: int | None) -> int | None:

@@ -282,7 +282,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
     `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
     where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike.
-    `items` is how many items of a job share it; `number` is then that of the first."""
+    `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so many
+    calls at once."""
 
     job_id: str
     number: int
@@ -300,6 +301,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     prefix_group: str = ""
     hand_backs: int = 0
     items: int = 1
+    parallel: tuple[tuple[str, int], ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -45,13 +45,13 @@ class Price:
         batch_factor: str | int | float | Decimal = 1,
     ) -> "Price":
         """From what an operator writes: units per million tokens, and a factor from 0 to 1 (0.5: batch work costs half)."""
-        factor = _scaled("batch_factor", batch_factor, FACTOR_ONE)
+        factor = _scaled("price.batch_factor", batch_factor, FACTOR_ONE)
         if factor > FACTOR_ONE:
             raise SettingsError(f"price.batch_factor is {batch_factor}: use a number from 0 to 1")
         return cls(
-            _scaled("input", input, NANO),
-            None if cached is None else _scaled("cached", cached, NANO),
-            _scaled("output", output, NANO),
+            _scaled("price.input", input, NANO),
+            None if cached is None else _scaled("price.cached", cached, NANO),
+            _scaled("price.output", output, NANO),
             factor,
         )
 
@@ -62,15 +62,20 @@ def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
         exact = Decimal(str(value))
         in_range = not isinstance(value, bool) and 0 <= exact <= PRICE_UNITS_MAX
     except InvalidOperation:
-        raise SettingsError(f"price.{name} is {value!r}: write a number such as 0.05") from None
+        raise SettingsError(f"{name} is {value!r}: write a number such as 0.05") from None
     if not in_range:
-        raise SettingsError(f"price.{name} is {value}: use a number from 0 to {PRICE_UNITS_MAX}")
+        raise SettingsError(f"{name} is {value}: use a number from 0 to {PRICE_UNITS_MAX}")
     # Fractions do not round behind our back as decimals of many digits do; 1e-999999999 would be one of a billion digits.
     fine = exact.adjusted() < -DIGITS_MAX or len(exact.as_tuple().digits) > DIGITS_MAX
     scaled = Fraction(0 if fine else exact) * scale
     if (fine and exact) or scaled.denominator != 1:
-        raise SettingsError(f"price.{name} is {value}: it is finer than one part in {scale}; round it")
+        raise SettingsError(f"{name} is {value}: it is finer than one part in {scale}; round it")
     return scaled.numerator
+
+
+def nano_of(units: str | int | float | Decimal) -> int:
+    """An amount of money as an operator writes it, in nano-units."""
+    return _scaled("cost", units, NANO)
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):

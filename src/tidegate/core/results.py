@@ -3,6 +3,7 @@
 import msgspec
 
 from tidegate.core.ids import item_id
+from tidegate.core.prices import units_text
 from tidegate.core.states import Outcome
 
 NEVER_RAN = {
@@ -36,6 +37,15 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
         _encode(code),
         _encode(message),
     )
+
+
+def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
+    """The same line with what its answer cost, exact, by what it was paid for: whoever adds up lines has what the job cost."""
+    costs = (sum(cost_nano), *cost_nano)
+    said = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
+        units_text(nano).encode() for nano in costs
+    )
+    return b'%b,"tidegate":{%b}}\n' % (line[:-2], said)
 
 
 def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:

@@ -50,6 +50,11 @@ class KeyStates:
         state = self._states.get(piece.key_id) if piece.key_id else None
         return state.limits if state else ()
 
+    def parallel_max(self, piece: LeasedSlice) -> int:
+        """How many calls at once the key itself allows; 0: as many as there are slots."""
+        state = self._states.get(piece.key_id) if piece.key_id else None
+        return state.parallel_max if state else 0
+
     def denial(self, piece: LeasedSlice) -> Denied | None:
         """Why an item of this slice may not be sent now; None when it may."""
         if piece.key_id is None:
@@ -71,4 +76,5 @@ def _state(row: KeyRow, asked_ms: float) -> KeyState:
         revoked=row.revoked,
         deleted=row.deleted,
         limits=row.limits,
+        parallel_max=row.parallel_max,
     )

@@ -11,7 +11,7 @@ import structlog
 from tidegate import failpoints, metrics
 from tidegate.core import results, retry
 from tidegate.core.budgets import Budget
-from tidegate.core.errors import Ambiguous, HandedBack, Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Answer, Call, Item, LeasedSlice, Usage
@@ -77,6 +77,7 @@ async def perform(
     budgets: tuple[Budget, ...] = (),
     denial: Callable[[LeasedSlice], Denied | None] = lambda piece: None,
     guard: Guard | None = None,
+    parallel: tuple[tuple[str, int], ...] = (),
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
     when the lease may be over. `denial` says whether its key still allows it, and `guard` judges what is sent and what came back."""
@@ -113,6 +114,7 @@ async def perform(
                 scope=piece.scope,
                 prefix_group=_prefix_group(piece, body),
                 hand_backs=item.hand_backs,
+                parallel=parallel,
             )
         )
     except UpstreamError as error:
@@ -212,9 +214,16 @@ def _after_failure(
         return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
     if verdict.code == "batch_expired":
         return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason, hand_backs)
-    if isinstance(error, Refused) or error.status >= 400:
+    if isinstance(error, Overspent):
+        metrics.policy_refusals.of(error.code).inc()
+        line = results.error_line(piece.job_id, item.number, item.custom_id, error.code, _sentence(error.message))
+    elif isinstance(error, Refused) or error.status >= 400:
         body = results.http_error_body(error.status, error.body, error.message, error.code)
         line = results.response_line(piece.job_id, item.number, item.custom_id, error.status, body)
     else:
         line = results.error_line(piece.job_id, item.number, item.custom_id, verdict.code, verdict.message)
     return Failed(line, error.reason)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

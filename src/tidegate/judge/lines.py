@@ -13,6 +13,7 @@ BOM = b"\xef\xbb\xbf"
 TOKENS_MAX = 1 << 40
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ITEM_ID = re.compile(r"batch_req_([0-9A-Za-z]{16})([0-9A-Za-z]{6})", re.ASCII)
+_MONEY = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
 _REQUEST_ID = re.compile(r"req_[0-9A-Za-z]{22}", re.ASCII)
 
 
@@ -48,6 +49,7 @@ class ResultLine:
     code: str | None = None
     message: str = ""
     usage: Usage = field(default_factory=Usage)
+    cost_nano: int = 0
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -93,6 +95,8 @@ def read_result_line(line: Line, name: str, number: int) -> ResultLine:
     except NotJson as error:
         read.faults.append(str(error))
         return read
+    if isinstance(said, dict) and "tidegate" in said:
+        _read_cost(read, said.pop("tidegate"))
     if not _is_object(read, said, "the line", ("id", "custom_id", "response", "error")):
         return read
     if isinstance(said["id"], str):
@@ -113,6 +117,24 @@ def read_result_line(line: Line, name: str, number: int) -> ResultLine:
     if said["error"] is not None:
         _read_error(read, said["error"])
     return read
+
+
+def _read_cost(read: ResultLine, said: Any) -> None:
+    """What the answer cost, in billionths; its parts make its whole."""
+    if not _is_object(read, said, "tidegate", ("cost", "input_cost", "cached_cost", "output_cost")):
+        return
+    nano = {name: _nano(text) for name, text in said.items()}
+    if None in nano.values() or nano["cost"] != sum(nano[name] or 0 for name in nano if name != "cost"):
+        read.faults.append("tidegate.cost must be a decimal text, and the sum of its parts")
+    else:
+        read.cost_nano = nano["cost"] or 0
+
+
+def _nano(text: Any) -> int | None:
+    if not isinstance(text, str) or _MONEY.fullmatch(text) is None:
+        return None
+    whole, _, rest = text.partition(".")
+    return int(whole) * 10**9 + int(rest.ljust(9, "0"))
 
 
 def _is_object(read: ResultLine, said: Any, what: str, keys: tuple[str, ...]) -> bool:

@@ -84,6 +84,16 @@ def usage(case: Case, found: Finding) -> None:
     found.looked(f"{case.job['input_tokens']} + {case.job['output_tokens']} tokens")
 
 
+@rule("cost", "P3", "What the job cost is the sum of what its lines say they cost")
+def cost(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    total = sum(line.cost_nano for name in ("output", "error") for line in case.lines(name))
+    if total != case.job["cost_nano"]:
+        found.wrong(f"the cost is {case.job['cost_nano']} billionths on record and {total} in the lines")
+    found.looked(f"{total} billionths")
+
+
 @rule("outcomes_whole", "P2", "Every item of an ended job has exactly one outcome, and there are no others")
 def outcomes_whole(case: Case, found: Finding) -> None:
     count = case.job["item_count"]
@@ -205,4 +215,4 @@ def attempts(case: Case, found: Finding) -> None:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
 
-RULES = (counts, usage, outcomes_whole, outcome_places, never_ran, slices, attempts)
+RULES = (counts, usage, cost, outcomes_whole, outcome_places, never_ran, slices, attempts)

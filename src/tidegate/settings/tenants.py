@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidegate.core.budgets import Bound, Budget, Limit
+from tidegate.core.budgets import Bound, Budget, Limit, budgets_of, creation_budgets, tightest
 from tidegate.settings.capacity import TenantEntry
 from tidegate.settings.check import nearest
 from tidegate.settings.groups import Settings
@@ -21,6 +21,10 @@ class TenantPolicy:
     limits: tuple[Limit, ...]
     user_limits: tuple[Limit, ...]
     key_limits: tuple[Limit, ...]
+    team_limits: tuple[Limit, ...] = ()
+    parallel_max: int = 0
+    user_parallel_max: int = 0
+    key_parallel_max: int = 0
 
     def budgets(
         self,
@@ -29,19 +33,44 @@ class TenantPolicy:
         key_id: str | None = None,
         job_id: str = "",
         job_limits: tuple[Limit, ...] = (),
+        team: str | None = None,
     ) -> tuple[Budget, ...]:
         """The budgets that bind a call of this tenant, beside its deployment's and its resource's; none that limits nothing."""
-        named = (
+        named = (*self._named(tenant_id, team, user, key_id), (Bound.JOB, job_id, job_limits))
+        return tuple(one for bound, name, limits in named if name for one in budgets_of(bound, name, limits))
+
+    def creation_budgets(
+        self, tenant_id: str, team: str | None, user: str | None, key_id: str | None, own: tuple[Limit, ...]
+    ) -> tuple[Budget, ...]:
+        """What binds those who create batches; `own` are the limits that the key itself bears."""
+        return tuple(
+            one
+            for bound, name, limits in self._named(tenant_id, team, user, key_id)
+            if name
+            for one in creation_budgets(bound, name, tightest((*limits, *own) if bound is Bound.KEY else limits))
+        )
+
+    def _named(
+        self, tenant_id: str, team: str | None, user: str | None, key_id: str | None
+    ) -> tuple[tuple[Bound, str, tuple[Limit, ...]], ...]:
+        return (
             (Bound.TENANT, tenant_id, self.limits),
+            (Bound.TEAM, f"{tenant_id}/{team}" if team else "", self.team_limits),
             (Bound.USER, f"{tenant_id}/{user}" if user else "", self.user_limits),
             (Bound.KEY, key_id or "", self.key_limits),
-            (Bound.JOB, job_id, job_limits),
         )
-        return tuple(
-            Budget(bound, name, limits)
-            for bound, name, limits in named
-            if name and any(limit.enabled for limit in limits)
+
+    def parallel(
+        self, tenant_id: str, user: str | None, key_id: str | None, key_parallel_max: int
+    ) -> tuple[tuple[str, int], ...]:
+        """How many calls at once those may have who are behind a call, by name; `key_parallel_max` is what the key itself bears."""
+        of_key = min((one for one in (self.key_parallel_max, key_parallel_max) if one), default=0)
+        named = (
+            (f"tenant:{tenant_id}", self.parallel_max),
+            (f"user:{tenant_id}/{user}" if user else "", self.user_parallel_max),
+            (f"key:{key_id}" if key_id else "", of_key),
         )
+        return tuple((name, cap) for name, cap in named if name and cap)
 
 
 class Tenants:
@@ -78,19 +107,23 @@ class Tenants:
             in_flight_units_max=self._settings.scheduler.in_flight_units_max if in_flight is None else in_flight,
             queued_units_max=entry.queued_units_max,
             limits=limits_of(entry.limits or budgets.tenant),
+            team_limits=limits_of(entry.limits_per_team or budgets.team),
             user_limits=limits_of(entry.limits_per_user or budgets.user),
             key_limits=limits_of(entry.limits_per_key or budgets.key),
+            parallel_max=entry.parallel_max,
+            user_parallel_max=entry.parallel_max_per_user,
+            key_parallel_max=entry.parallel_max_per_key,
         )
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """Tiers that do not exist, weights given twice, and limits that cannot be."""
-    for name in ("tenant", "user", "key"):
+    for name in ("tenant", "team", "user", "key"):
         yield from limit_problems(("budgets", name), getattr(settings.budgets, name))
     tiers = list(settings.tiers)
     for tenant, entry in settings.tenants.items():
         path = ("tenants", tenant)
-        for name in ("limits", "limits_per_user", "limits_per_key"):
+        for name in ("limits", "limits_per_team", "limits_per_user", "limits_per_key"):
             yield from limit_problems((*path, name), getattr(entry, name))
         if entry.tier is not None and entry.tier not in settings.tiers:
             hint = nearest(entry.tier, tiers) if tiers else "`tiers` names none yet"

@@ -19,6 +19,7 @@ from tidegate.core.deployments import Engine, Estimate
 from tidegate.core.errors import (
     BrokenAnswer,
     KeyRejected,
+    Overspent,
     PoolExhausted,
     Refused,
     Throttled,
@@ -31,12 +32,13 @@ from tidegate.core.ports import Clock
 from tidegate.upstream import classify
 from tidegate.upstream.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
 from tidegate.upstream.lane import Lane
-from tidegate.upstream.passage import Closed, Passage, Place, Tab
+from tidegate.upstream.passage import Closed, Passage, Place
 from tidegate.upstream.probe import knock
 from tidegate.upstream.purse import LeaveDied, Purse
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
+from tidegate.upstream.tab import Heard, Tab
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +64,7 @@ class Ask(NamedTuple):
     shape: Shape
     is_stream: bool
     flex_wait_s: float = 0.0
+    heard: Heard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,13 @@ class Interactive:
                 return await self._open_on(route, lane, ask)
             except Withheld as error:
                 now_ms = self._clock.monotonic_ms()
-                if error.code != "budget_spent" or error.until_ms > give_up_ms:
+                if error.code not in Withheld.BRIEF or error.until_ms > give_up_ms:
                     error.retry_after_ms = math.ceil(max(error.until_ms - now_ms, 1.0))
                     raise
                 await asyncio.sleep(max(error.until_ms - now_ms, 1.0) / 1000)
                 lane = await self._lane(route, ask, ())
-            except (Throttled, Unavailable, KeyRejected) as error:
+            except (Throttled, Unavailable, KeyRejected, Overspent) as error:
+                # What cannot be paid for there may be cheaper elsewhere.
                 tried.append(lane)
                 other = self._choose(route, ask, tried)
                 if other is None:
@@ -286,9 +290,14 @@ class Interactive:
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if terms.counts_tokens else 0
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
+        nano = self._reserve.nano(call, lane.deployment, batch=False) if terms.counts_money else 0
+        # Nobody waits for an answer until a budget renews.
+        give_up_ms = self._clock.monotonic_ms() + self._patience_ms
         for _ in range(LEAVES_MAX if terms.budgets else 1):
-            leave = await self._purse.take(terms, tokens, is_bound=is_bound) if terms.budgets else None
-            tab = Tab(self._purse, self._reserve, call, leave)
+            leave = None
+            if terms.budgets:
+                leave = await self._purse.take(terms, tokens, is_bound=is_bound, nano=nano, give_up_ms=give_up_ms)
+            tab = Tab(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
             try:
                 stream = await line.open(
                     lane.url(shaped.endpoint),
@@ -312,6 +321,8 @@ class Interactive:
                     tab.not_done(was_sent=False)
                 elif isinstance(wrong, Throttled | Refused | KeyRejected):
                     tab.not_done(was_sent=True)
+                else:
+                    tab.lost()
                 raise
         until_ms = self._clock.monotonic_ms() + LEAVE_DIED_MS
         raise Withheld(

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.estimate import prompt_tokens
-from tidegate.core.nouns import Call, Usage
+from tidegate.core.nouns import Call
 from tidegate.core.stream_usage import UsageEar
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import Leave, Purse
 from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.streams import Stream
+from tidegate.upstream.tab import Tab
 from tidegate.upstream.tides import Flight
 
 # The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
@@ -123,7 +124,7 @@ class Tab:
 class Passage:
     """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
 
-    __slots__ = ("_closed", "_ear", "_first", "_stream", "_tab", "body", "deployment", "headers", "status")
+    __slots__ = ("_closed", "_ear", "_ended", "_first", "_stream", "_tab", "body", "deployment", "headers", "status")
 
     def __init__(
         self,
@@ -144,6 +145,14 @@ class Passage:
         self._first = first
         self._ear = UsageEar()
         self._closed = closed
+        self._ended: Callable[[], None] | None = None
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Have this called once, when nothing of the call is under way any more: at once, where that is so."""
+        if self._closed is None:
+            tell()
+        else:
+            self._ended = tell
 
     async def read(self) -> bytes:
         """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
@@ -187,5 +196,7 @@ class Passage:
         if self._ear.usage is not None and came_whole:
             self._tab.settle(self._ear.usage)
         else:
-            self._tab.estimate(self._ear.event_count)
+            self._tab.estimate(self._ear.event_count, self._ear.usage)
+        if self._ended is not None:
+            self._ended()
         return closed(error, came_whole)

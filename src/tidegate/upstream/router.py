@@ -37,6 +37,7 @@ from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.lanes import Lanes
 from tidegate.upstream.notebook import Notebook
+from tidegate.upstream.parallel import Parallel
 from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
 from tidegate.upstream.purse import EXCEEDS_LIMIT, Leave, LeaveDied, Purse
@@ -90,6 +91,7 @@ class Router:
         self._routes = Routes()
         self._budget_waiters: Counter[str] = Counter()
         self._purse = Purse(capacity.limits, clock)
+        self._parallel = Parallel(capacity.limits, capacity.worker_id, clock)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
         self._room = Room(self._purse, clock, self._patience_ms, self._caps, self._connections)
@@ -157,8 +159,17 @@ class Router:
 
     async def open(self, ask: Ask) -> Passage:
         """Begin an interactive call: its answer, whole or from its first byte on."""
-        route = self._route(ask.call.model)
-        return await self._along(route, ask.call, lambda one: self._interactive.open(one, ask))
+        route, call = self._route(ask.call.model), ask.call
+        if not call.parallel:
+            return await self._along(route, call, lambda one: self._interactive.open(one, ask))
+        await self._parallel.take(call.parallel)
+        try:
+            passage = await self._along(route, call, lambda one: self._interactive.open(one, ask))
+        except BaseException:
+            self._parallel.give_back(call.parallel)
+            raise
+        passage.when_ended(lambda: self._parallel.give_back(call.parallel))
+        return passage
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
@@ -224,6 +235,15 @@ class Router:
     # The call itself.
 
     async def send(self, call: Call) -> Answer:
+        if not call.parallel:
+            return await self._send(call)
+        await self._parallel.take(call.parallel)
+        try:
+            return await self._send(call)
+        finally:
+            self._parallel.give_back(call.parallel)
+
+    async def _send(self, call: Call) -> Answer:
         route = self._route(call.model)
         if not route.fallbacks:
             return await self._send_by(route, call)
@@ -486,6 +506,7 @@ class Router:
     async def close(self) -> None:
         await self._tides.close()
         await self._interactive.close()
+        await self._parallel.close()
         if self._shared is not None:
             await self._shared.close()
         if self._notebook is not None:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.nouns import Caller
+from tidegate.store.rows import limits_from
 from tidegate.web.context import WebContext
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, refuse_strangers
@@ -98,6 +99,8 @@ class Authenticator:
             keys.scopes_from(row["scopes"]),
             keys.models_from(row["models"]),
             keys.models_from(row["resources"]),
+            limits_from(row["limits"]),
+            row["parallel_max"],
         )
 
     async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate.core.budgets import Bound, Budget, with_limits
 from tidegate.core.errors import ApiProblem
 from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
@@ -74,12 +75,23 @@ class Gateway:
             body=wish.body,
             idempotency_key=request_id,
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
-            budgets=self._tenants.of(tenant).budgets(caller.tenant_id, user=caller.user, key_id=caller.key_id),
+            budgets=self._budgets(tenant, caller),
             scope=f"tenant:{caller.tenant_id}",
+            parallel=self._tenants.of(tenant).parallel(
+                caller.tenant_id, caller.user, caller.key_id, caller.parallel_max
+            ),
         )
-        ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0)
+        book = self._context.book
+        heard = None if book is None else functools.partial(book.add, caller, wish.model)
+        ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, heard)
         judged = None if guard is None else functools.partial(guarded_answer, guard, about)
         return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged)
+
+    def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
+        """What binds a call of this caller, with the limits that its key itself bears."""
+        policy = self._tenants.of(tenant)
+        budgets = policy.budgets(caller.tenant_id, caller.user, caller.key_id, team=caller.team)
+        return with_limits(budgets, Bound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets
 
     def _check_model(self, wish: Wish, caller: Caller) -> None:
         if not allows(caller.models, caller.resources, wish.model, self._model_of):

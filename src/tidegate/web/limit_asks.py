@@ -1,4 +1,5 @@
-"""Limits that a caller asks for on a batch of its own: checked until they can be trusted. They can only tighten what binds it anyway."""
+"""Limits that a caller asks for on a batch of its own, or an operator for a key: checked until they can be trusted. A batch's can only
+tighten what binds it anyway."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -7,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.errors import ApiProblem
+from tidegate.core.errors import ApiProblem, SettingsError
+from tidegate.core.prices import nano_of
 
 LIMITS_MAX = 12
 COUNT_MAX = 1_000_000_000_000_000
@@ -17,15 +19,24 @@ Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 
 
 class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """At most so many in one period; `enabled: false` skips the entry."""
+    """At most so many in one period; `enabled: false` skips the entry. `cost` is money, as a number or as its decimal text."""
 
     period: str
     requests: Count | None = None
     tokens: Count | None = None
     enabled: bool = True
+    cost: str | float | None = None
+
+
+class KeyLimitAsk(LimitAsk, forbid_unknown_fields=True):
+    """What a key is allowed has two more sides: the batches that it creates, and the bytes of their inputs."""
+
+    batches: Count | None = None
+    bytes: Count | None = None
 
 
 LimitAsks = Annotated[list[LimitAsk], Meta(max_length=LIMITS_MAX)]
+KeyLimitAsks = Annotated[list[KeyLimitAsk], Meta(max_length=LIMITS_MAX)]
 
 
 def job_limits(asked: Sequence[LimitAsk] | None) -> tuple[Limit, ...]:
@@ -39,10 +50,23 @@ def job_limits(asked: Sequence[LimitAsk] | None) -> tuple[Limit, ...]:
             raise _bad(f"{where}.period", f"`{where}.period` is {shown!r}; it must be one of: {', '.join(Period)}.")
         if period in found:
             raise _bad(f"{where}.period", f"`limits` names {period} twice; put requests and tokens in one entry.")
-        if one.requests is None and one.tokens is None:
-            raise _bad(where, f"`{where}` limits nothing: give `requests`, `tokens` or both.")
-        found[period] = Limit(period, one.requests, one.tokens, one.enabled)
+        created = (one.batches, one.bytes) if isinstance(one, KeyLimitAsk) else (None, None)
+        if (one.requests, one.tokens, one.cost, *created) == (None,) * 5:
+            raise _bad(where, f"`{where}` limits nothing: give `requests`, `tokens`, `cost` or several of them.")
+        found[period] = Limit(period, one.requests, one.tokens, one.enabled, _nano(where, one.cost), *created)
     return tuple(found.values())
+
+
+def _nano(where: str, cost: str | float | None) -> int | None:
+    if cost is None:
+        return None
+    try:
+        nano = nano_of(cost)
+    except SettingsError as error:
+        raise _bad(f"{where}.cost", f"`{where}.{error}.") from None
+    if not nano:
+        raise _bad(f"{where}.cost", f"`{where}.cost` must be above 0.")
+    return nano
 
 
 def _bad(param: str, message: str) -> ApiProblem:

@@ -20,7 +20,7 @@ from tidegate.store.store import Store
 from tidegate.web import asks, wire
 from tidegate.web.auth import CONTROL_HEADER
 from tidegate.web.context import WebContext
-from tidegate.web.limit_asks import LimitAsks, job_limits
+from tidegate.web.limit_asks import KeyLimitAsks, job_limits
 from tidegate.web.routes import Guarded
 
 NAME_CHARS_MAX = 255
@@ -29,6 +29,8 @@ EXPIRES_MS_MAX = 100 * 366 * 86_400_000
 GRACE_MS = 86_400_000
 GRACE_MS_MAX = 90 * 86_400_000
 _SCOPE = "batches:write"
+
+ParallelMax = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,17 +44,20 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: list[str] = []
     expires_after_ms: int | None = None
     resources: list[str] = []
-    limits: LimitAsks = []
+    limits: KeyLimitAsks = []
+    parallel_max: ParallelMax = 0
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a key is to be another way; what is not given stays. An empty list of models or resources allows any."""
+    """What of a key is to be another way; what is not given stays. An empty list of models or resources allows any, and 0 parallel calls
+    as many as there are slots."""
 
     scopes: list[str] | None = None
     models: list[str] | None = None
     resources: list[str] | None = None
-    limits: LimitAsks | None = None
+    limits: KeyLimitAsks | None = None
     expires_after_ms: int | None = None
+    parallel_max: ParallelMax | None = None
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +132,7 @@ async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish)
         expires_at=None if after_ms is None else await store.now_ms() + after_ms,
         resources=keys.models_text(wish.resources),
         limits=job_limits(wish.limits),
+        parallel_max=wish.parallel_max,
     )
     return KeyMade(made.public_id, made.text.reveal())
 
@@ -153,6 +159,7 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
         resources=None if change.resources is None else keys.models_text(change.resources),
         limits=None if change.limits is None else job_limits(change.limits),
         expires_at=None if after_ms is None else await store.now_ms() + after_ms,
+        parallel_max=change.parallel_max,
     )
 
 

@@ -38,6 +38,13 @@ def _said(error: UpstreamError) -> tuple[int, str]:
                 429,
                 "A limit of requests or tokens is reached. Wait as long as Retry-After says, then send it again.",
             )
+        case Withheld() if error.code == "budget_reserved":
+            return (
+                429,
+                "The rest of a budget is set aside for calls in flight. Send it again when some of them have ended.",
+            )
+        case Withheld() if error.code == "max_parallel_requests_exceeded":
+            return 429, "All parallel calls of this key, user or organization are in use. Wait for one to end."
         case Withheld():
             return 503, "Nobody can say at the moment what the limits still allow, so nothing is sent. Try again soon."
         case Throttled() if error.code == "flex_unavailable":

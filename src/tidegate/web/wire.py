@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from tidegate.core.nouns import File, Job
+from tidegate.core.prices import units_text
 from tidegate.core.states import JOB_ENDED, JobState
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class BatchLimit(msgspec.Struct):
     requests: int | None
     tokens: int | None
     enabled: bool
+    cost: str | None
 
 
 class Eta(msgspec.Struct):
@@ -86,6 +88,7 @@ class Eta(msgspec.Struct):
 class Extras(msgspec.Struct):
     """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
 
+    `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while nothing can be said, as is `eta`.
     """
 
@@ -100,6 +103,7 @@ class Extras(msgspec.Struct):
     slack_seconds: int | None
     eta: Eta | None
     warnings: list[str]
+    cost: str
 
 
 class Batch(msgspec.Struct):
@@ -224,10 +228,20 @@ def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
             error_bytes=job.error_bytes,
             shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
             queue=job.queue,
-            limits=[BatchLimit(one.period, one.requests, one.tokens, one.enabled) for one in job.limits],
+            limits=[
+                BatchLimit(
+                    one.period,
+                    one.requests,
+                    one.tokens,
+                    one.enabled,
+                    None if one.nano is None else units_text(one.nano),
+                )
+                for one in job.limits
+            ],
             slack_seconds=forecast.slack_seconds,
             eta=forecast.eta,
             warnings=list(forecast.warnings),
+            cost=units_text(job.cost_nano),
         ),
     )
 

@@ -12,6 +12,7 @@ from tidegate.core.errors import BlobError, BlobMissing, LostRace
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed
 from tidegate.core.ports import Blobs
+from tidegate.core.prices import nano_of
 from tidegate.core.states import Outcome
 from tidegate.store.slices import SUSPECT_AFTER
 from tidegate.store.store import Store
@@ -29,9 +30,16 @@ class _Response(msgspec.Struct):
     body: msgspec.Raw
 
 
+class _Paid(msgspec.Struct):
+    input_cost: str
+    cached_cost: str
+    output_cost: str
+
+
 class _LogLine(msgspec.Struct):
     id: str
     response: _Response
+    tidegate: _Paid | None = None
 
 
 _line = msgspec.json.Decoder(_LogLine)
@@ -152,4 +160,6 @@ async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tupl
         _, usage = answers.read("", bytes(decoded.response.body))
     except answers.NotAnAnswer:
         return None
-    return job_id, Finished(number, Outcome.ANSWERED, len(line), number, "", usage)
+    paid = decoded.tidegate
+    cost_nano = (nano_of(paid.input_cost), nano_of(paid.cached_cost), nano_of(paid.output_cost)) if paid else (0, 0, 0)
+    return job_id, Finished(number, Outcome.ANSWERED, len(line), number, "", usage, cost_nano=cost_nano)
