@@ -54,9 +54,7 @@ def create(
         list[str] | None,
         typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
     ] = None,
-    parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP)
-    ] = 0,
+    parallel: Annotated[int, typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP)] = 0,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -172,9 +170,7 @@ def change(
     ] = None,
     parallel: Annotated[
         int | None,
-        typer.Option(
-            "--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP, show_default="as it was"
-        ),
+        typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP, show_default="as it was"),
     ] = None,
     data: options.Data = None,
     config: options.Config = None,

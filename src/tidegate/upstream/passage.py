@@ -9,12 +9,9 @@ from collections.abc import Callable
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
-from tidegate.core.estimate import prompt_tokens
 from tidegate.core.nouns import Call
 from tidegate.core.stream_usage import UsageEar
 from tidegate.upstream.lane import Lane
-from tidegate.upstream.purse import Leave, Purse
-from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.streams import Stream
 from tidegate.upstream.tab import Tab
 from tidegate.upstream.tides import Flight
@@ -81,44 +78,6 @@ class Place:
             self.lane.interactive_awaiting -= 1
         self.lane.interactive_in_flight -= 1
         self._changed(self.lane)
-
-
-class Tab:
-    """What a call took of its budgets, and what it really cost."""
-
-    __slots__ = ("_call", "_is_settled", "_leave", "_purse", "_reserve")
-
-    def __init__(self, purse: Purse, reserve: Reserve, call: Call, leave: Leave | None) -> None:
-        self._purse = purse
-        self._reserve = reserve
-        self._call = call
-        self._leave = leave
-        self._is_settled = False
-
-    def settle(self, usage: Usage) -> None:
-        spent = usage.input_tokens + usage.output_tokens
-        if spent:
-            self._reserve.learn(self._call.model, usage)
-            self._pay(spent)
-
-    def not_done(self, *, was_sent: bool) -> None:
-        """The upstream did not do it: nothing was sent, or it was turned away."""
-        if self._leave is not None and not was_sent:
-            self._is_settled = True
-            self._purse.give_back(self._leave)
-        else:
-            self._pay(0)
-
-    def estimate(self, event_count: int) -> None:
-        """Nobody said what it cost: as much as was reserved, or more when more was seen to come."""
-        if self._leave is not None:
-            seen = prompt_tokens(len(self._call.body)) + event_count
-            self._pay(max(seen, self._leave.tokens))
-
-    def _pay(self, tokens: int) -> None:
-        if self._leave is not None and not self._is_settled:
-            self._is_settled = True
-            self._purse.used(self._leave, tokens)
 
 
 class Passage:
