@@ -4,6 +4,7 @@ while workers are killed and Redis forgets. It measures and asserts nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from tests.support.crew import Crew, deployment, per_minute
 from tests.support.processes import wait_until
 from tests.support.redis import RedisServer
 from tests.support.tidegate import behaving, requests
-from tests.support.windows import MINUTE_S, Use, exceeded, fullest, used
+from tests.support.windows import MINUTE_S, Use, exceeded, fullest, mean_use, used
 
-# The first few seconds belong to finding out who has how much; the bursts of a sliding window then lie away from a measure's ends.
+# The first few seconds belong to finding out who has how much.
 SETTLING_S = 5.0
 KILL_EVERY_S = 12.0
 FLUSH_EVERY_S = 4.0
@@ -53,7 +54,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one case came to. Windows are counted by the moment of sending, and once more by arrival."""
+    """What one case came to. Windows are counted by the moment of sending, and once more by arrival; `quiet_used` is their mean."""
 
     case: Case
     quiet_used: float
@@ -73,11 +74,11 @@ def config(url: str) -> dict[str, Any]:
     return {"models": models}
 
 
-def run(crew: Crew, redis: RedisServer | None, quiet_minutes: int, faulty_minutes: int) -> list[Finding]:
+def run(crew: Crew, redis: RedisServer | None, quiet_minutes: float, faulty_minutes: float) -> list[Finding]:
     """Both phases, one after the other, on a crew that was not started."""
     crew.start()
     for case in CASES:
-        crew.site.submit(_lines(case, (quiet_minutes + faulty_minutes + 2) * case.calls_per_minute))
+        crew.site.submit(_lines(case, math.ceil((quiet_minutes + faulty_minutes + 2) * case.calls_per_minute)))
     for case in CASES:
         crew.until_called(1, case.model)
     begin = max(min(call["at"] for call in crew.calls(case.model)) for case in CASES) + SETTLING_S
@@ -117,7 +118,7 @@ def _disturb(crew: Crew, redis: RedisServer | None, end: float) -> None:
         _until(min(kill_at, flush_at, end))
 
 
-def _judge(crew: Crew, case: Case, begin: float, quiet_until: float, faulty_minutes: int) -> Finding:
+def _judge(crew: Crew, case: Case, begin: float, quiet_until: float, faulty_minutes: float) -> Finding:
     taken: Mapping[str, int] = {call["idempotency_key"]: call.get("tokens", 0) for call in crew.calls(case.model)}
     sent = crew.sent_tokens(case.model) if case.by_tokens else crew.sent(case.model)
     arrived: list[Use] = [
@@ -126,7 +127,7 @@ def _judge(crew: Crew, case: Case, begin: float, quiet_until: float, faulty_minu
     faulty_until = quiet_until + faulty_minutes * MINUTE_S
     return Finding(
         case,
-        used(sent, begin, quiet_until, case.limit),
+        mean_use(sent, begin, quiet_until, case.limit),
         used(sent, quiet_until, faulty_until, case.limit) if faulty_minutes else 0.0,
         exceeded(sent, case.limit),
         fullest(sent),

@@ -36,6 +36,16 @@ def exceeded(uses: Iterable[Use], limit: int, window_s: float = MINUTE_S) -> int
     return count
 
 
+def mean_use(uses: Iterable[Use], begin: float, end: float, limit: int, window_s: float = MINUTE_S) -> float:
+    """How full a window is on average, over all windows that lie between two moments.
+
+    What comes in bursts a little more than a window apart is measured so too: whether the last burst lies just before or just after the
+    end says nothing about how much of the limit was used."""
+    last = end - window_s
+    within = sum(amount * max(0.0, min(at, last) - max(at - window_s, begin)) for at, amount in uses)
+    return within / (limit * (last - begin))
+
+
 def used(uses: Sequence[Use], begin: float, end: float, limit: int, window_s: float = MINUTE_S) -> float:
     """The part that was used of what a limit allows between two moments."""
     return sum(amount for at, amount in uses if begin <= at < end) / (limit * (end - begin) / window_s)
