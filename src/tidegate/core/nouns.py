@@ -365,7 +365,7 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one tenant may have waiting and create; 0 switches a limit off."""
+    """What one tenant may have waiting and create; 0 switches a limit off. `creation` binds those behind one job."""
 
     pending_jobs_max: int = 0
     queued_items_max: int = 0
@@ -373,6 +373,7 @@ class Quotas:
     jobs_per_hour_max: int = 0
     bytes_per_day_max: int = 0
     queued_units_max: int = 0
+    creation: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

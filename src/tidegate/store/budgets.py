@@ -47,7 +47,7 @@ class Budgets(Table):
 
         async def body(tx: Tx) -> list[Grant]:
             packed: dict[str, bytes] = {}
-            for ids in _few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
+            for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
                 packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
             row = await tx.one("now")
             assert row is not None
@@ -76,7 +76,7 @@ class Budgets(Table):
         async def body(tx: Tx) -> tuple[T, set[str]] | None:
             ledgers: dict[str, Ledger] = {}
             now = 0
-            for ids in _few_at_a_time(budgets):
+            for ids in few_at_a_time(budgets):
                 for id, packed, at in await tx.all("budgets_lock", **ids):
                     ledgers[id] = _ledger(budgets[id], bytes(packed))
                     now = max(now, at)
@@ -130,14 +130,14 @@ class Budgets(Table):
                 return dict.fromkeys(caps, 0)
             now = 0
             found: set[str] = set()
-            for ids in _few_at_a_time(caps):
+            for ids in few_at_a_time(caps):
                 for name, at in await tx.all("slots_lock", **ids):
                     found.add(name)
                     now = max(now, at)
             if len(found) < len(caps):
                 return None
             rows: list[Row] = []
-            for ids in _few_at_a_time(caps):
+            for ids in few_at_a_time(caps):
                 rows += await tx.all("slots_held", **ids)
             answers, writes = _share(worker_id, wanted, in_use, caps, rows, now // _TURN_MS)
             if writes:
@@ -188,7 +188,7 @@ def _ledger(budget: Budget, packed: bytes) -> Ledger:
     return (MoneyLedger if budget.in_money else Ledger).unpack(packed)
 
 
-def _few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
+def few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
     """Sorted ids as the parameters of one statement after the other; what is left of the last is filled with nobody's id."""
     ordered = sorted(ids)
     for first in range(0, len(ordered), _IDS_PER_LOCK):

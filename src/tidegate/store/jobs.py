@@ -8,6 +8,7 @@ from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest
 from tidegate.core.problems import no_such_file
 from tidegate.core.scope import tenant_scope
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.store.creations import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.flows import wake_flows
@@ -387,6 +388,8 @@ async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, line_coun
             raise _over(f"You created {jobs} batches in the last hour, and {jobs_max} are allowed.", 600)
         if bytes_max and created_bytes + size_bytes > bytes_max:
             raise _over(f"You submitted {created_bytes:,} bytes in the last day, and {bytes_max:,} are allowed.", 3600)
+    if quotas.creation:
+        await count_creation(tx, quotas.creation, size_bytes)
 
 
 def _ints(row: Row | None) -> tuple[int, int]:

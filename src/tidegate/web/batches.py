@@ -88,10 +88,10 @@ class Batches:
     async def _quotas(self, caller: Caller) -> Quotas:
         """What every tenant is held to, and what this one is."""
         quotas = self._settings.limits.quotas()
-        if not self._settings.tenants:
-            return quotas
-        name = await self._store.tenant_name(caller.tenant_id)
-        return dataclasses.replace(quotas, queued_units_max=self._tenants.of(name or "").queued_units_max)
+        name = await self._store.tenant_name(caller.tenant_id) if self._settings.tenants else None
+        policy = self._tenants.of(name or "")
+        creation = policy.creation_budgets(caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits)
+        return dataclasses.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)
 
     async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
         """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.
