@@ -21,11 +21,12 @@ from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.control import control_file
 from tidegate.core import ids
-from tidegate.core.deployments import Secret
+from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Wake
+from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import run_in_child
@@ -231,6 +232,22 @@ async def probe_upstreams(settings: Settings) -> list[Probe]:
         await router.close()
 
 
+async def queue_states(settings: Settings) -> list[tuple[Deployment, QueueState | QueueAway]]:
+    """How the queue of every deployment that has one stands; needs no store."""
+    found: list[tuple[Deployment, QueueState | QueueAway]] = []
+    for one in deployments(settings):
+        if one.queue is None:
+            continue
+        queue = RedisQueue(one.queue, owner="doctor")
+        try:
+            found.append((one, await queue.state()))
+        except QueueAway as away:
+            found.append((one, away))
+        finally:
+            await queue.close()
+    return found
+
+
 async def _bury_predecessors(parts: Parts) -> None:
     """The embedded store has one writer, and that is us: whoever else looks alive is dead, and its leases need not run out."""
     if parts.settings.store.is_postgresql:
@@ -301,7 +318,10 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def lane_policy(settings: Settings) -> LanePolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
     return LanePolicy(
-        retry_after_ms_max=settings.retry.retry_after_ms_max, attempts_grouped=max(1, settings.retry.attempts_max - 1)
+        retry_after_ms_max=settings.retry.retry_after_ms_max,
+        attempts_grouped=max(1, settings.retry.attempts_max - 1),
+        model_rest_ms_min=settings.redis.model_rest_ms_min,
+        model_rest_ms_max=settings.redis.model_rest_ms_max,
     )
 
 

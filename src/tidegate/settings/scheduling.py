@@ -89,6 +89,13 @@ class Redis(Group, frozen=True):
     timeout_ms: Annotated[
         int, whole(10, 60_000, "How long Redis may take to answer before the store is asked instead.")
     ] = 100
+    model_rest_ms_min: Annotated[
+        int,
+        whole(100, 300_000, "Least that batch work of all processes leaves a model alone of which no server is well."),
+    ] = 5_000
+    model_rest_ms_max: Annotated[
+        int, whole(0, 3_600_000, "Most that it is left alone at once; 0: each process finds out by itself.")
+    ] = 300_000
 
     @property
     def location(self) -> str:

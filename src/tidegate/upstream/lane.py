@@ -7,6 +7,7 @@ sends nothing. Time is an argument, in the clock's monotonic milliseconds.
 import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from yarl import URL
 
@@ -30,14 +31,19 @@ from tidegate.upstream.transport import Line, OpenLine
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
-FORBIDDEN_CALLS_MAX = 10_000
+CALLS_REMEMBERED_MAX = 10_000
 
 # Slots that were asked for and that nobody has looked at since are kept for so many questions, at two a second.
 UNSEEN_ROUNDS_MAX = 30
 
+# What lies in a queue presses nobody: whoever takes from it has a pace of its own.
+QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
+
 # Headers by which an answer is known to tell of its deployment's limits.
 TELLS_BY = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
 ANTHROPIC_TELLS_BY = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class LanePolicy:
     throttle_backoff_ms_max: int = 60_000
     attempts_grouped: int = 2
     """An item that had so many attempts is sent alone where others share a call."""
+    model_rest_ms_min: int = 5_000
+    model_rest_ms_max: int = 300_000
     patience_ms: int = 2_000
     """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
 
@@ -74,7 +82,7 @@ class DeploymentStatus:
 class Lane:
     def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
         self.breaker = Breaker(policy.breaker)
-        self.budget = RetryBudget(policy.retry_budget)
+        self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.in_flight = 0
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
@@ -89,6 +97,7 @@ class Lane:
         self.tokens_in_flight = 0
         self.discovered: Limit | None = None
         self.rests_until_ms = 0.0
+        self.batch_rests_until_ms = 0.0
         self.answered = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
@@ -98,6 +107,7 @@ class Lane:
         self._throttled_in_a_row = 0
         self._forbidden_in_a_row = 0
         self._forbidden: OrderedDict[str, int] = OrderedDict()
+        self._failed_calls: OrderedDict[str, None] = OrderedDict()
         self.become(deployment, line, control)
 
     def become(self, deployment: Deployment, line: Line, control: Line) -> None:
@@ -128,7 +138,7 @@ class Lane:
         return max(self.rests_until_ms, self.breaker.ready_at_ms)
 
     def free_slots(self, now_ms: float) -> int:
-        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms:
+        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:
             return 0
         # Interactive calls go first: what they have of the deployment is not batch's to use.
         slots = min(self.slots, self.deployment.max_in_flight - self.interactive_in_flight)
@@ -235,6 +245,8 @@ class Lane:
             case KeyRejected():
                 return self._key_rejected(error.status, idempotency_key, now_ms)
             case Ambiguous() | Unavailable() | BrokenAnswer():
+                if error.billed:
+                    self._remember(self._failed_calls, idempotency_key, None)
                 if error.retry_after_ms is not None:
                     self._rest(error.retry_after_ms, now_ms)
                 return self.breaker.failed(now_ms)
@@ -245,6 +257,10 @@ class Lane:
     def rest_until(self, until_ms: float) -> None:
         """Another process was told to leave this deployment alone; a longer rest always wins."""
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
+
+    def has_failed(self, idempotency_key: str) -> bool:
+        """Whether this same call was tried here and may have been billed: another deployment may answer what this one could not."""
+        return idempotency_key in self._failed_calls
 
     def blames_the_request(self, idempotency_key: str) -> bool:
         """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
@@ -290,11 +306,14 @@ class Lane:
 
     def _key_rejected(self, status: int, idempotency_key: str, now_ms: float) -> bool:
         if status == 403:
-            self._forbidden[idempotency_key] = self.answered
-            self._forbidden.move_to_end(idempotency_key)
-            if len(self._forbidden) > FORBIDDEN_CALLS_MAX:
-                self._forbidden.popitem(last=False)
+            self._remember(self._forbidden, idempotency_key, self.answered)
             self._forbidden_in_a_row += 1
             if self._forbidden_in_a_row < FORBIDDEN_IN_A_ROW_MAX:
                 return False
         return self.breaker.key_rejected(now_ms)
+
+    def _remember(self, calls: OrderedDict[str, _T], idempotency_key: str, what: _T) -> None:
+        calls[idempotency_key] = what
+        calls.move_to_end(idempotency_key)
+        if len(calls) > CALLS_REMEMBERED_MAX:
+            calls.popitem(last=False)

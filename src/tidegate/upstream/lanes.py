@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
+from tidegate.core.prices import Price
 from tidegate.upstream.lane import Lane, LanePolicy
 from tidegate.upstream.tides import LaneTide, tide_terms
 from tidegate.upstream.transport import Line, Transport
@@ -23,6 +24,8 @@ class Lanes(dict[str, Lane]):
         tide_for: Callable[[Deployment, Line], LaneTide | None],
     ) -> None:
         super().__init__()
+        # Calls that a deployment leaves behind still cost what they did there.
+        self.prices: dict[str, Price] = {}
         self._transport = transport
         self._control = control
         self._policy = policy
@@ -62,6 +65,11 @@ class Lanes(dict[str, Lane]):
                 lane.slots = deployment.batch_in_flight_max
         self.clear()
         self.update(kept)
+        for name, lane in kept.items():
+            if lane.deployment.price is not None:
+                self.prices[name] = lane.deployment.price
+            else:
+                self.prices.pop(name, None)
         return refused
 
     def for_batch(self) -> list[Lane]:

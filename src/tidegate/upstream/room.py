@@ -90,9 +90,10 @@ class Room:
         now_ms = self._clock.monotonic_ms()
         if not route.lanes or self.free(route, model):
             return ""
-        lanes = [lane for lane in route.lanes if lane.ready_at_ms() <= now_ms]
+        lanes = [lane for lane in route.lanes if max(lane.ready_at_ms(), lane.batch_rests_until_ms) <= now_ms]
         if not lanes:
-            return Reason.UNHEALTHY if all(lane.breaker.is_open for lane in route.lanes) else Reason.RESTING
+            ill = all(lane.breaker.is_open or lane.batch_rests_until_ms > now_ms for lane in route.lanes)
+            return Reason.UNHEALTHY if ill else Reason.RESTING
         if all(self.opens_at_ms(route, lane) > now_ms for lane in lanes):
             return Reason.BUDGET_SPENT
         if all(lane.tide is not None and lane.slots > lane.in_flight >= lane.tide.calls for lane in lanes):
@@ -115,7 +116,7 @@ class Room:
         return max(self._purse.spent_until_ms(budgets) - self._patience_ms, self._purse.unreachable_until_ms)
 
     def ready_at_ms(self, route: Route, lane: Lane) -> float:
-        return max(lane.ready_at_ms(), self.opens_at_ms(route, lane))
+        return max(lane.ready_at_ms(), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
 
     def _rest_ends_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""

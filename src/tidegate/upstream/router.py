@@ -6,21 +6,18 @@ goes on to another deployment only when the first can neither have done nor bill
 """
 
 import asyncio
-import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
 import structlog
 
 from tidegate.core.budgets import Budget
-from tidegate.core.deployments import Deployment, HttpLimits, Resource
+from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import (
     HandedBack,
     KeyRejected,
     Overspent,
     PoolExhausted,
-    Refused,
     SettingsError,
     Throttled,
     Unavailable,
@@ -28,20 +25,24 @@ from tidegate.core.errors import (
     Withheld,
 )
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.ports import Clock, Entropy
+from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.prices import Price
 from tidegate.upstream import classify
+from tidegate.upstream.asynchronous import Office, QueueTransport
+from tidegate.upstream.backpressure import Backpressure
 from tidegate.upstream.delivery import Delivery
 from tidegate.upstream.groups import Groups
 from tidegate.upstream.interactive import Ask, BatchSide, Interactive
 from tidegate.upstream.lane import DeploymentStatus, Lane, LanePolicy
 from tidegate.upstream.lanes import Lanes
+from tidegate.upstream.lessons import Lessons
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.parallel import Parallel
 from tidegate.upstream.passage import Passage
 from tidegate.upstream.probe import Probe, ask_models, knock
-from tidegate.upstream.purse import EXCEEDS_LIMIT, Leave, LeaveDied, Purse
-from tidegate.upstream.reserve import UNBOUNDED, Reserve
+from tidegate.upstream.purse import Leave, LeaveDied, Purse
+from tidegate.upstream.put_off import PutOff
+from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.room import Room
 from tidegate.upstream.routes import Route, Routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
@@ -64,9 +65,6 @@ CONTROL_LIMITS = HttpLimits(
     response_bytes_max=1024 * 1024,
 )
 
-# Calls of one tenant that wait for its budget must not take the place of everyone else's.
-BUDGET_WAITERS_MAX = 16
-
 
 class Router:
     def __init__(
@@ -84,12 +82,10 @@ class Router:
         self._transport = transport
         self._control = control
         self._clock = clock
-        self._entropy = entropy
         capacity = capacity or Capacity()
         policy = policy or LanePolicy()
         self._patience_ms = policy.patience_ms
         self._routes = Routes()
-        self._budget_waiters: Counter[str] = Counter()
         self._purse = Purse(capacity.limits, clock)
         self._parallel = Parallel(capacity.limits, capacity.worker_id, clock)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
@@ -99,6 +95,7 @@ class Router:
         self._groups = self._room.groups = Groups(self._find, self._send_from, self._bears, policy.attempts_grouped)
         missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms)
         self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
+        self._put_off = PutOff(self._purse, clock, self._patience_ms, self._choose, self._waiters)
         self._room_heard: list[Callable[[], None]] = []
         self._lanes = Lanes(
             transport,
@@ -108,19 +105,23 @@ class Router:
         )
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id)
         self._shared: SharedSlots | None = None
+        self._backpressure: Backpressure | None = None
         for why in self.replace(deployments, resources).values():
             raise SettingsError(why)
         self._reserve = Reserve()
         self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
-        self._rests = capacity.rests
-        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, capacity.rests)
+        rests = capacity.rests
+        if rests is not None:
+            self._backpressure = Backpressure(rests, clock, policy, self._lanes.values())
+        self._lessons = Lessons(clock, entropy, self._room, self._route, rests, self._backpressure)
+        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, rests)
         if capacity.worker_id is not None and capacity.limits is not None:
             self._shared = SharedSlots(
-                capacity.limits, capacity.worker_id, self._lanes.for_batch(), caps, capacity.rests, self._has_room
+                capacity.limits, capacity.worker_id, self._lanes.for_batch(), caps, rests, self._has_room
             )
             self._room.shared = self._shared
         self._interactive = Interactive(
-            BatchSide(self._choose, self._waiters.wait, self._learn, self._count, self._waiters.wake),
+            BatchSide(self._choose, self._waiters.wait, self._lessons.failed, self._count, self._waiters.wake),
             self._purse,
             self._reserve,
             self._delivery,
@@ -141,6 +142,7 @@ class Router:
         refused = self._lanes.serve(deployments, is_alone=self._shared is None)
         refused |= self._routes.lead(self._lanes.values(), resources)
         self._is_grouping = self.items_per_call() > 1
+        self._groups.refresh()
         self._tides.serve(self._lanes.tides())
         if self._shared is not None:
             self._shared.serve(self._lanes.for_batch())
@@ -218,11 +220,16 @@ class Router:
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         return self._room.spent_until_ms(budgets)
 
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        self._transport.recorded(items)
+
     def on_room(self, tell: Callable[[], None]) -> None:
         self._room_heard.append(tell)
 
     def _has_room(self) -> None:
         """More may go than before: those who wait here try again, and those outside look again."""
+        if self._backpressure is not None:
+            self._backpressure.hear()
         self._waiters.wake()
         for tell in self._room_heard:
             tell()
@@ -261,6 +268,9 @@ class Router:
                 log.info("upstream_fallback", model=call.model, failed=one.model_of(call.model), why=error.code)
                 failed = failed or error
         assert failed is not None
+        if failed.retry_after_ms is None:
+            # When it failed, those after it still took calls.
+            failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms())
         raise failed
 
     async def _send_by(self, route: Route, call: Call) -> Answer:
@@ -294,13 +304,14 @@ class Router:
             except Withheld as error:
                 # Each deployment at most once without a wait: what is wrong with the call itself is wrong with it everywhere.
                 put_off.append(lane)
-                lane = await self._after_withheld(route, put_off, call, error, give_up_ms)
+                lane = await self._put_off.next_lane(route, put_off, call, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
             except (Throttled, Unavailable, KeyRejected, Overspent) as error:
                 # What cannot be paid for there may be cheaper elsewhere.
                 tried.append(lane)
                 now_ms = self._clock.monotonic_ms()
-                other = self._choose(route, call, tried, now_ms) if len(route.lanes) > len(tried) else None
+                is_left = any(one not in tried for one in route.lanes)
+                other = self._choose(route, call, tried, now_ms) if is_left else None
                 if other is None:
                     raise
                 log.info(
@@ -313,7 +324,8 @@ class Router:
 
     def _choose(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
-        beside a good one stays shut. A lane whose budget is spent for a moment is the last resort.
+        beside a good one stays shut. A lane whose budget is spent for a moment is the last resort but one: the last is where this
+        call was tried before, or all its tries could go to the one deployment that is ill.
         """
         if not self._room.has_slots() or (self._caps is not None and self._caps.room(route.model_of(call.model)) < 1):
             for lane in route.lanes:
@@ -321,6 +333,7 @@ class Router:
             return None
         best: Lane | None = None
         spent: Lane | None = None
+        again: Lane | None = None
         sticky: list[Lane] | None = [] if call.prefix_group and len(route.lanes) > 1 else None
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
@@ -337,6 +350,9 @@ class Router:
                 if self._purse.spent_until_ms(route.budgets(lane)) > now_ms:
                     spent = lane
                     continue
+            if call.attempt_count and lane.has_failed(call.idempotency_key):
+                again = lane
+                continue
             if lane.breaker.is_open:
                 return lane
             if sticky is not None:
@@ -345,7 +361,7 @@ class Router:
                 best = lane
         if sticky and len(sticky) > 1:
             return stick(sticky, call.prefix_group) or best
-        return best or spent
+        return best or spent or again
 
     async def _send_to(self, route: Route, lane: Lane, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
@@ -379,7 +395,7 @@ class Router:
             else:
                 status, line, usage = await self._delivery.send(route, lane, call, total_s, flight)
         except UpstreamError as error:
-            failed = self._learn(lane, call, error, bucket)
+            failed = self._lessons.failed(lane, call, error, bucket)
             refused = error.status in (429, 503)
         except asyncio.CancelledError:
             if flight is None or not flight.handed_back or _is_cancelled_twice():
@@ -388,8 +404,7 @@ class Router:
             failed = HandedBack("an interactive call needed the engine, and this one had no first token yet")
         else:
             answered = usage.output_tokens
-            if lane.succeeded():
-                log.info("upstream_recovered", deployment=lane.deployment.name)
+            self._lessons.answered(lane)
             return Answer(status, line, usage, lane.deployment.name)
         finally:
             lane.in_flight -= 1
@@ -406,82 +421,14 @@ class Router:
         """A probe or a connection may take a while: nothing begins when the lease may be over by then, or after the job's window."""
         leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
         try:
-            return await lane.line.post(lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave)
+            return await lane.line.post(
+                lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
+            )
         except LeaveDied:
             until_ms = self._clock.monotonic_ms()
         raise Withheld(
             "the lease or the window may be over before the call was sent", until_ms=until_ms, code="lease_over"
         )
-
-    async def _after_withheld(
-        self, route: Route, put_off: Sequence[Lane], call: Call, error: Withheld, give_up_ms: float
-    ) -> Lane:
-        """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
-        neither."""
-        now_ms = self._clock.monotonic_ms()
-        lane = put_off[-1]
-        is_spent = error.code in Withheld.BRIEF
-        is_lanes_own = self._purse.spent_until_ms(route.budgets(lane)) > now_ms
-        if len(route.lanes) > 1 and (is_lanes_own or not is_spent):
-            other = self._choose(route, call, put_off, now_ms)
-            if other is not None and self._purse.spent_until_ms(route.budgets(other)) <= now_ms:
-                return other
-        too_many = not is_lanes_own and self._budget_waiters[error.spent] >= BUDGET_WAITERS_MAX
-        wait_ms = max(error.until_ms - now_ms, 1.0)
-        if error.until_ms > give_up_ms or not is_spent or too_many:
-            # From so long before the moment on, the call would be let in to wait here.
-            early_ms = self._patience_ms if wait_ms > self._patience_ms else 0
-            error.retry_after_ms = math.ceil(wait_ms - early_ms)
-            raise error
-        if is_lanes_own:
-            lane.expecting += 1
-        self._budget_waiters[error.spent] += 1
-        try:
-            await asyncio.sleep(wait_ms / 1000)
-        finally:
-            self._budget_waiters[error.spent] -= 1
-            if not self._budget_waiters[error.spent]:
-                del self._budget_waiters[error.spent]
-            if is_lanes_own:
-                lane.expecting -= 1
-        return self._choose(route, call, (), self._clock.monotonic_ms()) or await self._waiters.wait(route, call)
-
-    def _learn(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
-        """Let the lane learn from a failure; gives the error that the engine sees."""
-        now_ms = self._clock.monotonic_ms()
-        was_withheld = isinstance(error, Withheld | Overspent) or error.code in (EXCEEDS_LIMIT, UNBOUNDED)
-        if was_withheld or (not error.billed and not isinstance(error, Refused)):
-            # The upstream did not take it, so it was no attempt, neither a first nor another.
-            (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
-        if was_withheld:
-            return error
-        if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):
-            lane.failures[Refused.reason] += 1
-            return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
-        if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
-            # Our own ceiling or our own deadline: nobody's health is harmed. Who asks for a rest gets it, however late it says so.
-            lane.failures[error.reason] += 1
-        else:
-            rested_until_ms = lane.rests_until_ms
-            if lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
-                self._say_shut(lane, error)
-            if self._rests is not None and lane.rests_until_ms > rested_until_ms:
-                self._rests.publish(lane.deployment.name, math.ceil(lane.rests_until_ms - now_ms))
-        key = lane.deployment.api_key
-        if key is not None and error.body:
-            error.body = error.body.replace(key.reveal().encode(), b"***")
-        if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._room.wait_ms(self._route(call.model), now_ms)
-        return error
-
-    def _say_shut(self, lane: Lane, error: UpstreamError) -> None:
-        name = lane.deployment.name
-        if isinstance(error, KeyRejected):
-            log.error(
-                "upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key"
-            )
-        else:
-            log.warning("upstream_shut", deployment=name, why=error.message)
 
     # What people ask.
 
@@ -496,8 +443,7 @@ class Router:
 
     def price_of(self, name: str) -> Price | None:
         """What tokens cost at a deployment; None where they cost nothing."""
-        lane = self._lanes.get(name)
-        return None if lane is None else lane.deployment.price
+        return self._lanes.prices.get(name)
 
     async def probe(self, name: str) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
@@ -530,7 +476,12 @@ def open_router(
     policy: LanePolicy | None = None,
     resources: Iterable[Resource] = (),
     capacity: Capacity | None = None,
+    open_queue: Callable[[Queue], RequestQueue] | None = None,
 ) -> Router:
-    """A router over aiohttp; to be called inside the running loop, and closed with it."""
-    transport, control = AiohttpTransport(limits), AiohttpTransport(CONTROL_LIMITS)
+    """A router over aiohttp, and over queues where deployments have one; to be called inside the running loop, and closed with it."""
+    transport: Transport = AiohttpTransport(limits)
+    control: Transport = AiohttpTransport(CONTROL_LIMITS)
+    if open_queue is not None:
+        office = Office(open_queue, limits, clock, entropy)
+        transport, control = QueueTransport(transport, office), QueueTransport(control, office)
     return Router(deployments, transport, control, clock, entropy, policy, limits.pool_timeout_s, resources, capacity)
