@@ -17,10 +17,12 @@ from tests.engine.test_keys import ended, key
 from tests.engine.workshop import Script, until, working
 from tests.engine.world import World
 from tidegate.core.errors import Ambiguous
+from tidegate.core.guardrails import Action, Patterns, Transformed
 from tidegate.core.hooks import Rule
 from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.prices import Price
 from tidegate.flow import own_code
+from tidegate.flow.long_looks import LongLooks
 from tidegate.settings import call_rules, load
 
 pytestmark = pytest.mark.anyio
@@ -230,9 +232,9 @@ async def test_a_request_that_is_refused_is_not_sent(live: World, entry: dict[st
 async def test_a_refused_answer_was_paid_for(live: World, entry: dict[str, Any], code: str) -> None:
     script = Script(live, "m")
     saying(script, "this is forbidden")
-    prices = {"here": Price.of("2", "1", "4", "0.5")}
+    price_of = {"here": Price.of("2", "1", "4", "0.5")}.get
     caller = await key(live)
-    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, prices=prices)
+    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, price_of=price_of)
     assert (job.answered_count, job.failed_count, len(script.calls)) == (0, 2, 2)
     assert {one for one, _ in (await errors(live, job)).values()} == {code}
     assert (job.usage.input_tokens, job.usage.output_tokens) == (14, 6)
@@ -433,3 +435,65 @@ async def test_threads_that_never_come_back_are_bounded() -> None:
     assert await slow_enough.call() == 7
     code.close()
     slow_enough.close()
+
+
+LOOSE = [r"\w+@\w+\.x"]
+HOSTILE = "a" * 20_000 + "@.x " + CANARY
+
+
+async def test_a_text_that_would_keep_a_pattern_busy_for_minutes_holds_up_nobody(live: World) -> None:
+    """Someone else's items are answered while it is looked through, which ends: it is refused, and says nothing of itself."""
+    script = Script(live, "m", "n")
+    made = rules(guardrails={"mail": {"patterns": LOOSE, "action": "redact", "models": ["m"]}})
+    hostile = await live.started(lines(HOSTILE))
+    other = await live.started(lines(*map(str, range(50)), model="n"))
+    with structlog.testing.capture_logs() as logged:
+        async with working(live, script, rules=made, in_flight_max=8) as bench:
+            assert (await ended(live, other)).answered_count == 50
+            job = await ended(live, hostile)
+            assert bench.worker.broken is None
+    assert {call.model for call in script.calls} == {"n"}
+    found = await errors(live, job)
+    assert found["c0"][0] == "guardrail_length"
+    assert CANARY not in str(logged) + str(found)
+
+
+async def test_what_is_long_is_looked_through_all_the_same(live: World) -> None:
+    script = Script(live, "m")
+    long = "words and words " * 5_000
+    saying(script, long + " me@here.x")
+    made = rules(guardrails={"mail": {"patterns": LOOSE, "action": "redact"}})
+    job = await run(live, script, lines(f"{long} someone@there.x", long, "a@b.x"), made)
+    sent = sorted(json.loads(call.body)["messages"][0]["content"] for call in script.calls)
+    assert sent == sorted([f"{long} [redacted]", long, "[redacted]"])
+    kept = await answers(live, job)
+    assert {one["choices"][0]["message"]["content"] for one in kept.values()} == {long + " [redacted]"}
+
+
+async def test_each_hears_the_answer_to_its_own_question_whatever_was_given_up(tmp_path: Path) -> None:
+    looks = LongLooks([Patterns("p", ["a"], Action.REDACT, replacement="_").spec])
+    bodies = [b'{"input":"a%d"}' % number for number in range(200)]
+    waiting = [asyncio.create_task(looks.look(0, body, is_answer=False)) for body in bodies]
+    for number, task in enumerate(waiting):
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+            task.cancel()
+    async with asyncio.timeout(120):
+        heard = await asyncio.gather(*waiting, return_exceptions=True)
+    for number, said in enumerate(heard):
+        if not isinstance(said, asyncio.CancelledError):
+            assert said == Transformed(b'{"input":"_%d"}' % number)
+    looks.close()
+    assert sum(isinstance(said, Transformed) for said in heard) >= 133
+
+
+async def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    looks = LongLooks([Patterns("p", ["a"], Action.REDACT, replacement="_").spec])
+    assert await looks.look(0, b'{"input":"a"}', is_answer=False) == Transformed(b'{"input":"_"}')
+    process = looks._looker._process
+    assert process is not None
+    process.kill()
+    with pytest.raises(OSError):
+        await looks.look(0, b'{"input":"a"}', is_answer=False)
+    assert await looks.look(0, b'{"input":"a"}', is_answer=False) == Transformed(b'{"input":"_"}')
+    looks.close()

@@ -5,8 +5,9 @@
     AnswerShape the text of an answer is JSON that fits a schema
 
 Patterns look at every text of a body but for the words of the API itself (roles, types, ids) and media; keys are not texts. A text longer
-than the bound is refused rather than left unseen, because nothing can stop a match that has begun. Bodies are changed in place: every byte
-around a replaced text stays as it was. Own guardrails are anything with these two methods; who loads them is not this module's affair.
+than the bound is refused rather than left unseen; what may take long to look through is for a process of its own. Bodies are changed in
+place: every byte around a replaced text stays as it was. Own guardrails are anything with these two methods; who loads them is not this
+module's affair.
 """
 
 import re
@@ -20,9 +21,11 @@ import msgspec
 from tidegate.core.errors import SettingsError
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.json_schema import Schema
-from tidegate.core.patterns import Needle, compile_pattern, needle_of
+from tidegate.core.patterns import Needle, compile_pattern, loose_repeats, needle_of
 
-TEXT_CHARS_MAX = 100_000
+TEXT_CHARS_MAX = 1_000_000
+# Bodies up to these sizes can be looked through at once, by how many loose repeats the patterns have: a few milliseconds at the worst.
+QUICK_BYTES_MAX = (16_000, 2_000, 200)
 # A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
 _API_WORDS = frozenset((b'"role"', b'"type"', b'"object"', b'"finish_reason"', b'"stop_reason"', b'"model"', b'"id"'))
@@ -121,6 +124,16 @@ class Action(StrEnum):
     REDACT = "redact"
 
 
+class PatternSpec(msgspec.Struct, frozen=True):
+    """All that makes a guardrail of patterns, as it can be told to another process."""
+
+    name: str
+    patterns: tuple[str, ...]
+    action: Action
+    replacement: str
+    text_chars_max: int
+
+
 class Patterns:
     """Regular expressions over the texts of prompts, answers or both. `replacement` is literal: it refers to no group."""
 
@@ -150,6 +163,9 @@ class Patterns:
         ]
         self._action = action
         self._replacement = replacement
+        self.spec = PatternSpec(name, tuple(patterns), action, replacement, text_chars_max)
+        loose = max(loose_repeats(text) for text in patterns)
+        self._quick_bytes_max = QUICK_BYTES_MAX[min(loose, len(QUICK_BYTES_MAX) - 1)]
         self._prompts = prompts
         self._answers = answers
         self._text_chars_max = text_chars_max
@@ -159,6 +175,10 @@ class Patterns:
 
     def check_answer(self, body: bytes) -> Verdict:
         return self._check(body, "answer") if self._answers else PASS
+
+    def may_take_long(self, body: bytes) -> bool:
+        """Whether to look this body through may hold whoever does it."""
+        return len(body) > self._quick_bytes_max and bool(self._candidates(body))
 
     def _candidates(self, body: bytes) -> list[re.Pattern[str]]:
         """The patterns that may match something in this body: those whose needle is in it, or that have none."""

@@ -19,6 +19,7 @@ from tidegate.core.errors import SettingsError
 PATTERN_CHARS_MAX = 2000
 # A group with an unbounded repeat in it may be repeated so often: each time raises the power of the text's length by one.
 REPEATS_WITHIN_MAX = 3
+LOOSE_FROM = 256
 
 _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 _REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})([?+]?)")
@@ -67,6 +68,19 @@ def needle_of(text: str) -> Needle | None:
     found = max(_pieces(parsed), key=len, default="")
     folded = bool(parsed.state.flags & re.IGNORECASE)
     return Needle((found.lower() if folded else found).encode(), folded) if found else None
+
+
+def loose_repeats(text: str) -> int:
+    """How many repeats of this pattern have next to no bound: each raises the power of the text's length that a search may take by one."""
+    return _count_loose(importlib.import_module("re._parser").parse(text))
+
+
+def _count_loose(part: Any) -> int:
+    if isinstance(part, str | bytes | int) or not isinstance(part, Iterable):
+        return 0
+    steps = list(part)
+    is_loose = len(steps) == 2 and str(steps[0]) in _REPEATS and steps[1][1] - steps[1][0] >= LOOSE_FROM
+    return int(is_loose) + sum(_count_loose(step) for step in steps)
 
 
 def _pieces(steps: Iterable[tuple[Any, Any]]) -> Iterator[str]:

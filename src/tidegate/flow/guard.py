@@ -14,6 +14,7 @@ import structlog
 
 from tidegate.core import guardrails, hooks
 from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop
+from tidegate.flow.long_looks import LongLooks
 from tidegate.flow.own_code import Overran, OwnCode
 
 log = structlog.get_logger()
@@ -23,6 +24,7 @@ KINDS_MAX = 4_096
 AFTER_TRIES = 3
 AFTER_PAUSE_S = 0.5
 COMPLAINTS_EVERY_S = 1.0
+LOOKS_RETRY_MS = 5_000
 
 
 class _OwnStep:
@@ -89,7 +91,31 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-Step = _OwnStep | Callable[[bytes], guardrails.Verdict]
+class _PatternStep:
+    """Patterns of a guardrail: here, or where a body that may take long to look through holds up nobody."""
+
+    def __init__(self, rail: guardrails.Patterns, looks: LongLooks, number: int, *, after: bool) -> None:
+        self._rail = rail
+        self._looks = looks
+        self._number = number
+        self._after = after
+        self.check = rail.check_answer if after else rail.check_prompt
+        self.may_take_long = rail.may_take_long
+
+    async def look(self, body: bytes) -> guardrails.Verdict | Stop:
+        name = self._rail.spec.name
+        try:
+            return await self._looks.look(self._number, body, is_answer=self._after)
+        except Overran:
+            log.warning("guardrail_overran", guardrail=name)
+            message = f"The guardrail {name!r} takes too long to look through this text: make it shorter."
+            return guardrails.Refuse(guardrails.Code.LENGTH, message)
+        except OSError as error:
+            log.warning("guardrail_unavailable", guardrail=name, kind=type(error).__name__)
+            return Stop(Code.UNAVAILABLE, f"The guardrail {name!r} cannot look through this now.", LOOKS_RETRY_MS)
+
+
+Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
 
 
 class Guard:
@@ -118,13 +144,20 @@ async def _run(steps: tuple[Step, ...], body: bytes, about: Callable[[], About])
             body = said
             continue
         try:
-            verdict = step(body)
+            if not isinstance(step, _PatternStep):
+                verdict: guardrails.Verdict | Stop = step(body)
+            elif step.may_take_long(body):
+                verdict = await step.look(body)
+            else:
+                verdict = step.check(body)
         except Exception as error:
             # A mistake of ours that one body brings to light must not stop the worker for all others.
             log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
             return Stop(
                 Code.FAILED, f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
             )
+        if isinstance(verdict, Stop):
+            return verdict
         if isinstance(verdict, guardrails.Refuse):
             return Stop(verdict.code, verdict.message)
         if isinstance(verdict, guardrails.Transformed):
@@ -138,7 +171,9 @@ class Guards:
     def __init__(self, rules: Sequence[Rule] = (), model_of: Mapping[str, str] | None = None) -> None:
         self._rules = tuple(rules)
         self._model_of = model_of or {}
-        self._steps = {id(rule): _steps(rule) for rule in self._rules}
+        patterns = [rule.guardrail for rule in self._rules if isinstance(rule.guardrail, guardrails.Patterns)]
+        self._looks = LongLooks([rail.spec for rail in patterns])
+        self._steps = {id(rule): self._steps_of(rule, patterns) for rule in self._rules}
         self._known: dict[tuple[str, str, str], Guard | None] = {}
 
     def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
@@ -157,6 +192,7 @@ class Guards:
             for step in (*before, *after):
                 if isinstance(step, _OwnStep):
                     step.code.close()
+        self._looks.close()
 
     def _made(self, tenant: str, key_id: str, model: str) -> Guard | None:
         names = (model, self._model_of.get(model, model))
@@ -166,17 +202,23 @@ class Guards:
         passes = all(rule.passes_streams for rule in bound if self._steps[id(rule)][1])
         return Guard(before, after, passes_streams=passes) if before or after else None
 
-
-def _steps(rule: Rule) -> tuple[list[Step], list[Step]]:
-    before: list[Step] = []
-    after: list[Step] = []
-    if rule.guardrail is not None:
-        if rule.on_requests:
-            before.append(rule.guardrail.check_prompt)
-        if rule.on_answers:
-            after.append(rule.guardrail.check_answer)
-    if rule.before is not None:
-        before.append(_OwnStep(rule, rule.before, after=False))
-    if rule.after is not None:
-        after.append(_OwnStep(rule, rule.after, after=True))
-    return before, after
+    def _steps_of(self, rule: Rule, patterns: list[guardrails.Patterns]) -> tuple[list[Step], list[Step]]:
+        before: list[Step] = []
+        after: list[Step] = []
+        rail = rule.guardrail
+        if isinstance(rail, guardrails.Patterns):
+            number = patterns.index(rail)
+            before.append(_PatternStep(rail, self._looks, number, after=False))
+            after.append(_PatternStep(rail, self._looks, number, after=True))
+        elif rail is not None:
+            before.append(rail.check_prompt)
+            after.append(rail.check_answer)
+        if not rule.on_requests:
+            before.clear()
+        if not rule.on_answers:
+            after.clear()
+        if rule.before is not None:
+            before.append(_OwnStep(rule, rule.before, after=False))
+        if rule.after is not None:
+            after.append(_OwnStep(rule, rule.after, after=True))
+        return before, after
