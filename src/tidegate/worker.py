@@ -15,7 +15,6 @@ It holds nothing that another process could not find in the store.
 """
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,7 +287,7 @@ class Worker:
                     held.deadline_ms,
                     item,
                     options.grace_ms,
-                    functools.partial(self._begin_by_ms, held.slice),
+                    self._begin_by_ms,
                     self._budgets(held),
                     self._keys.denial,
                     self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
@@ -317,35 +316,15 @@ class Worker:
 
     def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
         piece = held.slice
-        if isinstance(verdict, Answered):
+        if isinstance(verdict, Answered | Failed):
             paid = self._cost_nano(verdict)
-            self._recorder.answered(
-                piece.job_id,
-                item.number,
-                verdict.line if paid is None else with_cost(verdict.line, paid),
-                verdict.usage,
-                piece.first,
-                piece.token,
-                piece.model,
-                piece.item_units,
-                verdict.deployment,
-                paid or NOTHING,
-            )
-            held.left -= 1
-        elif isinstance(verdict, Failed):
-            paid = self._cost_nano(verdict)
-            self._recorder.failed(
-                piece.job_id,
-                item.number,
-                verdict.line if paid is None else with_cost(verdict.line, paid),
-                piece.first,
-                piece.token,
-                piece.model,
-                piece.item_units,
-                verdict.usage,
-                verdict.deployment,
-                paid or NOTHING,
-            )
+            line = verdict.line if paid is None else with_cost(verdict.line, paid)
+            place = (piece.first, piece.token, piece.model, piece.item_units)
+            bill = (verdict.deployment, paid or NOTHING)
+            if isinstance(verdict, Answered):
+                self._recorder.answered(piece.job_id, item.number, line, verdict.usage, *place, *bill)
+            else:
+                self._recorder.failed(piece.job_id, item.number, line, *place, verdict.usage, *bill)
             held.left -= 1
         elif isinstance(verdict, Again):
             was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
