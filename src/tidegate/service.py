@@ -34,6 +34,7 @@ from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
 from tidegate.settings import Settings, deployments, local_path, resources
+from tidegate.settings.models import retry_policies
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
@@ -218,14 +219,10 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
 
 
 async def probe_upstreams(settings: Settings) -> list[Probe]:
-    """Ask every deployment whether it is there and which models it serves; needs no store."""
-    router = open_router(
-        deployments(settings),
-        settings.http.limits(),
-        SystemClock(),
-        SystemEntropy(),
-        open_queue=functools.partial(RedisQueue, owner="doctor"),
-    )
+    """Ask every deployment that is called from here whether it is there and which models it serves; needs no store."""
+    # Nothing is sent from here to one that has a queue.
+    asked = [one for one in deployments(settings) if one.queue is None]
+    router = open_router(asked, settings.http.limits(), SystemClock(), SystemEntropy())
     try:
         return await asyncio.gather(*(router.probe(status.name) for status in router.status()))
     finally:
@@ -362,6 +359,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
             worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
         ),
         retry=settings.retry.policy(),
+        retry_of=retry_policies(settings),
         scratch=scratch,
         result_expires_after_ms=settings.retention.file_s * 1000,
         job_keep_ms=settings.retention.job_s * 1000,

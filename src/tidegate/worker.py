@@ -67,6 +67,7 @@ class WorkerOptions:
     grace_ms: int
     flush: FlushLimits
     retry: RetryPolicy
+    retry_of: Mapping[str, RetryPolicy] = field(default_factory=dict, kw_only=True)
     scratch: Path
     result_expires_after_ms: int | None
     job_keep_ms: int
@@ -108,7 +109,7 @@ class Worker:
         async def new_log_blob(kind: str) -> str:
             return await new_blob(kind, self._me.id)
 
-        self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded)
+        self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded, upstream.recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.model_of)
@@ -282,7 +283,7 @@ class Worker:
                     self._upstream,
                     self._clock,
                     self._entropy,
-                    options.retry,
+                    options.retry_of.get(held.slice.model, options.retry),
                     held.slice,
                     held.deadline_ms,
                     item,

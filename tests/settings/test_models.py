@@ -7,7 +7,8 @@ import pytest
 from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.retry import RetryPolicy
-from tidegate.settings import deployments, load
+from tidegate.settings import deployments, load, resources
+from tidegate.settings.models import retry_policies
 
 YAML = """\
 models:
@@ -63,7 +64,7 @@ def test_one_gateway_takes_every_model(tmp_path: Path) -> None:
 
 def test_there_is_one_gateway_or_deployments_by_model_never_both(tmp_path: Path) -> None:
     text = "upstream: {url: 'http://h/v1'}\nmodels: {m: {deployments: [{url: 'http://i/v1'}]}}"
-    with pytest.raises(SettingsError, match="upstream.url and `models` are both set: .* remove one of them"):
+    with pytest.raises(SettingsError, match=r"upstream.url and `models` are both set: .* remove one of them"):
         load_text(tmp_path, text)
 
 
@@ -130,3 +131,54 @@ def test_the_defaults_are_the_engine_s_own() -> None:
     settings = load(None, None, {}, {}).settings
     assert settings.http.limits() == HttpLimits()
     assert settings.retry.policy() == RetryPolicy()
+
+
+def test_one_gateway_has_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "upstream: {url: 'https://h/v1', engine: vllm, read_timeout_s: 60, total_timeout_s: 300, ca_file: /ca.pem, cert_file: /c.pem,"
+        " key_file: /k.pem, api_key: os.environ/THE_KEY}"
+    )
+    loaded = load(tmp_path / "c.yaml", None, {}, {"THE_KEY": "k"})
+    (one,) = deployments(loaded.settings)
+    assert (one.engine, one.read_timeout_s, one.total_timeout_s) == (Engine.VLLM, 60.0, 300.0)
+    assert (one.tls, one.api_key) == (Tls("/ca.pem", "/c.pem", "/k.pem"), Secret("k"))
+    assert loaded.warnings == ()
+
+
+def test_a_certificate_that_nobody_checks_is_warned_about(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("models: {m: {deployments: [{url: 'https://h/v1', tls: {verify: false}}]}}")
+    (warning,) = load(tmp_path / "c.yaml", None, {}, {}).warnings
+    assert "deployment m/1 is not checked" in warning
+
+
+def test_a_model_may_be_tried_again_in_its_own_way(tmp_path: Path) -> None:
+    place = "deployments: [{url: 'http://h/v1'}]"
+    (tmp_path / "c.yaml").write_text(
+        f"retry: {{attempts_max: 7}}\nmodels: {{a: {{{place}}}, b: {{{place}, retry: {{backoff_ms: 1000, backoff_ms_max: 60000}}}}}}\n"
+        "resources: {chat: {model: b, total_timeout_s: 9}}"
+    )
+    settings = load(tmp_path / "c.yaml", None, {}, {}).settings
+    own = RetryPolicy(attempts_max=7, backoff_ms=1000, backoff_ms_max=60_000)
+    assert retry_policies(settings) == {"b": own, "chat": own}
+    assert resources(settings)[0].total_timeout_s == 9.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {m: {deployments: [{url: 'http://h'}], retry: {backoff_ms: 60000}}}", "above backoff_ms_max"),
+        ("models: {m: {deployments: [{url: 'http://h', endpoint_timeouts_s: {chat: 5}}]}}", "must be text"),
+        ("upstream: {url: 'https://h', key_file: /k.pem}", "without tls.cert_file"),
+        (
+            "models: {m: {deployments: [{url: 'http://h'}]}}\nresources: {a: {model: m, fallbacks: [b]}, b: {model: m, fallbacks: [a]}}",
+            "resources.a.fallbacks lead back to it \\(a -> b -> a\\)",
+        ),
+        (
+            "models: {m: {deployments: [{url: 'http://h'}]}}\nresources: {a: {model: m, fallbacks: [x]}}",
+            "resources.a.fallbacks.0 is 'x', which neither `models` nor `resources` names",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_said(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        load_text(tmp_path, text)

@@ -268,3 +268,24 @@ async def test_a_beginning_with_what_cannot_be_used_is_refused(world: World) -> 
     with pytest.raises(SettingsError, match="check that each exists"):
         async with world.router(deployment("https://h/v1", tls=Tls(ca_file="/no/such/file"))):
             pass
+
+
+# How long a call may take.
+
+
+@pytest.mark.parametrize(
+    ("place", "named", "said"),
+    [
+        ({"endpoint_timeouts_s": {"/v1/chat/completions": 0.2}}, None, "its deadline passed"),
+        ({"endpoint_timeouts_s": {"/v1/embeddings": 1000.0}, "total_timeout_s": 0.2}, None, "its deadline passed"),
+        ({"endpoint_timeouts_s": {"/v1/chat/completions": 1000.0}}, 0.2, "its deadline passed"),
+    ],
+)
+async def test_a_whole_call_may_take_what_its_route_endpoint_or_deployment_says(
+    world: World, place: dict[str, object], named: float | None, said: str
+) -> None:
+    async with RawServer(Gate()) as server:
+        resource = [] if named is None else [Resource("chat", "m", total_timeout_s=named)]
+        async with world.router(deployment(server.url, models=("m",), **place), resources=resource) as router:
+            error = await failure(router, world, model="m" if named is None else "chat")
+            assert said in error.message

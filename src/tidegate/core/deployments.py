@@ -155,6 +155,15 @@ class Hints:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """Where a deployment's requests are laid down for others to take, and where its answers are found. `url` may carry a password."""
+
+    url: Secret
+    requests: str
+    results: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One upstream endpoint. `models` are the public names it serves; none means any model.
 
@@ -175,6 +184,7 @@ class Deployment:
     weight: float = 1.0
     read_timeout_s: float | None = None
     total_timeout_s: float = 3600.0
+    endpoint_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     tls: Tls = field(default_factory=Tls)
     limits: tuple[Limit, ...] = ()
     estimate: Estimate = Estimate.LIKELY
@@ -190,6 +200,7 @@ class Deployment:
     chat_batching: ChatBatching = field(default_factory=ChatBatching)
     price: Price | None = None
     output_tokens_max: int = 0
+    queue: Queue | None = None
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"
@@ -210,11 +221,32 @@ class Deployment:
             raise SettingsError(
                 f"{where}: upstream_max_batch_inputs is 1 (off) or more, and upstream_min_batch_inputs 2 or more"
             )
-        for name, value in (("read_timeout_s", self.read_timeout_s), ("total_timeout_s", self.total_timeout_s)):
+        timeouts = [("read_timeout_s", self.read_timeout_s), ("total_timeout_s", self.total_timeout_s)]
+        timeouts += [(f"endpoint_timeouts_s of {name}", value) for name, value in self.endpoint_timeouts_s.items()]
+        for name, value in timeouts:
             if value is not None and not value > 0:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
+        if self.queue is not None:
+            self._check_queue(where)
         if self.api_key is not None and not _fits_a_header(self.api_key.reveal()):
             raise SettingsError(f"{where}: api_key is empty or has spaces, line ends or non-ASCII characters: check it")
+
+    def _check_queue(self, where: str) -> None:
+        assert self.queue is not None
+        if self.serves is not Serves.BATCH:
+            raise SettingsError(
+                f"{where}: nobody waits at a queue for an interactive answer: use serves: batch with queue"
+            )
+        if self.api_key is not None:
+            raise SettingsError(
+                f"{where}: api_key would lie in the queue for all to read: give it to what takes from the queue instead"
+            )
+        if self.queue.url.reveal().partition("://")[0] not in ("redis", "rediss", "unix"):
+            raise SettingsError(f"{where}: queue.url must begin with redis://, rediss:// or unix://")
+        if self.queue.requests == self.queue.results:
+            raise SettingsError(f"{where}: queue.requests and queue.results are the same: give each a name of its own")
+        if self.items_per_call_max > 1:
+            raise SettingsError(f"{where}: what goes through a queue is not grouped: leave out the settings for batches of inputs")
 
     @property
     def takes_batch(self) -> bool:
@@ -238,7 +270,8 @@ class Deployment:
 
     def is_same_server(self, other: "Deployment") -> bool:
         """Whether calls to both reach the same server as the same caller: then what was learned of one holds for the other."""
-        return (self.url, self.engine, self.api_key, self.tls) == (other.url, other.engine, other.api_key, other.tls)
+        mine = (self.url, self.engine, self.api_key, self.tls, self.queue)
+        return mine == (other.url, other.engine, other.api_key, other.tls, other.queue)
 
     def url_of(self, endpoint: str) -> str:
         """Where an endpoint lies: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
@@ -276,12 +309,14 @@ class Resource:
     """A named route to a model with budgets of its own. `limits` replace those of the deployment's for the periods they name.
 
     `fallbacks` name other resources or models, in order: a call goes on to them when it can be neither done nor billed yet.
+    `total_timeout_s` wins over what its deployments say.
     """
 
     name: str
     model: str
     limits: tuple[Limit, ...] = ()
     fallbacks: tuple[str, ...] = ()
+    total_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def _only_references(text: str) -> Secret:
             "holds the secret itself, which is not kept in the store: put it into the environment or a file of every process, "
             "and write env:NAME or file:PATH"
         )
-    return Secret("looked-up-where-it-is-needed")
+    return Secret("redis://looked-up-where-it-is-needed")
 
 
 def _decoded(document: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
 HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^$|^[A-Za-z][A-Za-z0-9-]*$")]
 Price = Annotated[float, Meta(ge=0.0, le=1_000_000.0)]
 ParallelMax = Annotated[int, Meta(ge=0, le=1_000_000)]
+TotalTimeout = Annotated[float, Meta(ge=0.1, le=604_800.0)]
 LIMITS_MAX = 12
 
 
@@ -101,7 +102,10 @@ class ModelDeployment(Entry, frozen=True):
     max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] | None = None
     weight: Weight = 1.0
     read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
-    total_timeout_s: Annotated[float, Meta(ge=0.1, le=604_800.0)] = 3_600.0
+    total_timeout_s: TotalTimeout = 3_600.0
+    endpoint_timeouts_s: Annotated[
+        dict[Annotated[str, Meta(max_length=132, pattern=r"^/v1/[a-z0-9_/-]+$")], TotalTimeout], Meta(max_length=64)
+    ] = msgspec.field(default_factory=dict)
     tls: DeploymentTls = DeploymentTls()
     limits: LimitEntries = ()
     estimate: Literal["likely", "bound"] = "likely"
@@ -123,11 +127,21 @@ class ModelDeployment(Entry, frozen=True):
     queue: DeploymentQueue | None = None
 
 
+class ModelRetry(Entry, frozen=True):
+    """How often and how soon an item of a model is tried again; what is left out is as `retry` says for all."""
+
+    attempts_max: Annotated[int, Meta(ge=1, le=100)] | None = None
+    broken_attempts_max: Annotated[int, Meta(ge=1, le=100)] | None = None
+    backoff_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | None = None
+    backoff_ms_max: Annotated[int, Meta(ge=1, le=3_600_000)] | None = None
+
+
 class Model(Entry, frozen=True):
     """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it."""
 
     deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
     in_flight_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    retry: ModelRetry = ModelRetry()
 
 
 class ResourceEntry(Entry, frozen=True):
@@ -139,6 +153,7 @@ class ResourceEntry(Entry, frozen=True):
     model: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     limits: LimitEntries = ()
     fallbacks: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
+    total_timeout_s: TotalTimeout | None = None
 
 
 class TenantEntry(Entry, frozen=True):

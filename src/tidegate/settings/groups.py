@@ -122,6 +122,21 @@ class Upstream(Group, frozen=True):
         Text, _about("One upstream for every model, in place of `models`, such as http://localhost:8000/v1.")
     ] = ""
     api_key: Annotated[Secret | None, _about("Key for that upstream: env:NAME, file:PATH, or the key itself.")] = None
+    engine: Annotated[
+        Literal["vllm", "sglang", "openai", "anthropic", "generic"], _about("What kind of server that upstream is.")
+    ] = "generic"
+    read_timeout_s: Annotated[
+        float, _num(0, DAY_S, "How long that upstream may stay silent; 0: as long as `http.read_timeout_s`.")
+    ] = 0.0
+    total_timeout_s: Annotated[float, _num(0.1, 7 * DAY_S, "How long a whole call to that upstream may take.")] = (
+        3_600.0
+    )
+    ca_file: Annotated[Text, _about("Certificates that the upstream's is checked against; empty: the system's.")] = ""
+    cert_file: Annotated[Text, _about("Certificate that the upstream is shown.")] = ""
+    key_file: Annotated[Text, _about("Key of that certificate, where it has a file of its own.")] = ""
+    verify: Annotated[
+        bool, _about("Whether the upstream's certificate is checked; only for tests should it not be.")
+    ] = True
 
 
 class Gateway(Group, frozen=True):

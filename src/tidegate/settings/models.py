@@ -1,6 +1,7 @@
 """Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -9,6 +10,7 @@ from tidegate.core.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.prices import Price, nano_of
+from tidegate.core.retry import RetryPolicy
 from tidegate.settings.capacity import LimitEntry, ModelDeployment, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
@@ -44,7 +46,7 @@ def resources(settings: Settings) -> tuple[Resource, ...]:
 
 
 def resource_of(name: str, entry: ResourceEntry) -> Resource:
-    return Resource(name, entry.model or name, limits_of(entry.limits), entry.fallbacks)
+    return Resource(name, entry.model or name, limits_of(entry.limits), entry.fallbacks, entry.total_timeout_s)
 
 
 def name_of(model: str, index: int, entry: ModelDeployment) -> str:
@@ -91,6 +93,10 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
                 ("upstream", "url"),
                 "and `models` are both set: one gateway serves every model, or each model names its own deployments; remove one of them",
             )
+    for model, policy in retry_policies(settings).items():
+        if policy.backoff_ms > policy.backoff_ms_max and model in settings.models:
+            said = f"has backoff_ms ({policy.backoff_ms:,}) above backoff_ms_max ({policy.backoff_ms_max:,}); lower the first"
+            yield ("models", model, "retry"), said
     for path, model, index, entry in _entries(settings):
         name = name_of(model, index, entry)
         yield from deployment_problems(path, name, model, entry)
@@ -196,6 +202,7 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
         is_capacity_known=entry.max_in_flight is not None or entry.queue is not None,
         weight=entry.weight,
         read_timeout_s=entry.read_timeout_s,
+        endpoint_timeouts_s=entry.endpoint_timeouts_s,
         total_timeout_s=entry.total_timeout_s if entry.queue is None else entry.queue.timeout_s,
         tls=Tls(**msgspec.structs.asdict(entry.tls)),
         limits=limits_of(entry.limits),
@@ -239,12 +246,27 @@ def price_of(entry: ModelDeployment) -> Price | None:
     return price if price.input_nano or price.cached_nano or price.output_nano else None
 
 
+def retry_policies(settings: Settings) -> dict[str, RetryPolicy]:
+    """How items are tried again, by what they name as their model; others go by `retry` alone."""
+    own = {}
+    for model, entry in settings.models.items():
+        said = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
+        if said:
+            own[model] = replace(settings.retry.policy(), **said)
+    return own | {one.name: own[one.model] for one in resources(settings) if one.model in own}
+
+
 def _any_model(settings: Settings) -> Deployment:
     # Its slots are the worker's own: whoever names one upstream and raises the worker's number means that one.
+    said = settings.upstream
     return Deployment(
         name=ANY_MODEL,
-        url=settings.upstream.url,
-        api_key=settings.upstream.api_key,
+        url=said.url,
+        engine=Engine(said.engine),
+        api_key=said.api_key,
         max_in_flight=settings.worker.in_flight_max,
         is_capacity_known=False,
+        read_timeout_s=said.read_timeout_s or None,
+        total_timeout_s=said.total_timeout_s,
+        tls=Tls(said.ca_file or None, said.cert_file or None, said.key_file or None, verify=said.verify),
     )

@@ -79,6 +79,11 @@ def warnings(settings: Settings) -> list[str]:
         found.append(
             "redis.url is set though the store is on this machine alone, which deals limits out as fast; remove it."
         )
+    for one in models.deployments(settings):
+        if not one.tls.verify:
+            found.append(
+                f"The certificate of deployment {one.name} is not checked (verify: false), so anyone may answer in its place; use ca_file."
+            )
     if settings.scheduler.shadow_mode == settings.scheduler.mode:
         found.append("scheduler.shadow_mode is scheduler.mode itself and will never differ; choose another, or none.")
     return found

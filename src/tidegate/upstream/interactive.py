@@ -303,7 +303,7 @@ class Interactive:
                     lane.url(shaped.endpoint),
                     call.idempotency_key,
                     body,
-                    lane.total_s,
+                    route.total_s(lane, call.endpoint),
                     shaped.headers,
                     leave,
                     interactive=not ask.flex_wait_s,

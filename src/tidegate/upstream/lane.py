@@ -124,7 +124,6 @@ class Lane:
         is_anthropic = deployment.engine is Engine.ANTHROPIC
         self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
         self.weight = deployment.weight
-        self.total_s = deployment.total_timeout_s
         self._urls.clear()
 
     def url(self, endpoint: str) -> URL:
@@ -132,6 +131,10 @@ class Lane:
         if url is None:
             url = self._urls[endpoint] = URL(self.deployment.url_of(endpoint))
         return url
+
+    def total_s(self, endpoint: str) -> float:
+        """How long a whole call may take there."""
+        return self.deployment.endpoint_timeouts_s.get(endpoint, self.deployment.total_timeout_s)
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""

@@ -92,7 +92,9 @@ class Router:
         self._caps = caps if caps.caps else None
         self._room = Room(self._purse, clock, self._patience_ms, self._caps, self._connections)
         self._in_flight_max = capacity.in_flight_max
-        self._groups = self._room.groups = Groups(self._find, self._send_from, self._bears, policy.attempts_grouped)
+        self._groups = self._room.groups = Groups(
+            self._find, self._send_from, self._bears, clock, policy.attempts_grouped
+        )
         missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms)
         self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
         self._put_off = PutOff(self._purse, clock, self._patience_ms, self._choose, self._waiters)
@@ -385,7 +387,7 @@ class Router:
         try:
             if is_probe:
                 await knock(lane)
-            total_s = min(left_s + call.grace_ms / 1000, lane.total_s)
+            total_s = min(left_s + call.grace_ms / 1000, route.total_s(lane, call.endpoint))
             if lane.is_plain and route.is_plain and not call.budgets:
                 status, headers, body = await self._post(lane, call, total_s)
                 by_requests, by_tokens = lane.tells_by

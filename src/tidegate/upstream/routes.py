@@ -28,6 +28,7 @@ class Route:
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[Route, ...] = ()
         self.is_plain = True
+        self._total_s: float | None = None
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
@@ -40,6 +41,7 @@ class Route:
         self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
         self.items_per_call = max((lane.deployment.items_per_call_max for lane in self.lanes), default=1)
         self.own_budgets = ()
+        self._total_s = None if resource is None else resource.total_timeout_s
         self._model = ""
         self._replaced = frozenset()
         self._made = {}
@@ -64,6 +66,10 @@ class Route:
     def model_of(self, model: str) -> str:
         """The model itself, when this name is a resource's."""
         return self._model or model
+
+    def total_s(self, lane: Lane, endpoint: str) -> float:
+        """How long a whole call for this name may take on this deployment."""
+        return lane.total_s(endpoint) if self._total_s is None else self._total_s
 
     def body(self, body: bytes) -> bytes:
         """The request as the deployment must see it."""
