@@ -39,7 +39,7 @@ async def bare_loop(url: str, bodies: list[bytes]) -> tuple[float, float]:
         return time.perf_counter() - began, cpu_seconds() - cpu_began
 
 
-async def submit(at_work: Working, lines: list[bytes]) -> str:
+async def submit(at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat/completions") -> str:
     """Store the lines as a file and create a job; says its id."""
     parts = at_work.parts
     blob_id = ids.make("blob", parts.entropy.token_bytes(16))
@@ -61,7 +61,7 @@ async def submit(at_work: Working, lines: list[bytes]) -> str:
         expires_after_ms=None,
     )
     job_id = ids.make("batch", parts.entropy.token_bytes(16))
-    await parts.store.create_job(caller, job_id, JobRequest("/v1/chat/completions", file_id, 24 * 3600 * 1000, "24h"))
+    await parts.store.create_job(caller, job_id, JobRequest(endpoint, file_id, 24 * 3600 * 1000, "24h"))
     return job_id
 
 

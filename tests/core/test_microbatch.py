@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.core import answers as answers_core
 from tidegate.core.apportion import apportion
 from tidegate.core.errors import (
     Ambiguous,
@@ -118,9 +119,31 @@ def test_everything_but_the_input_must_be_the_same() -> None:
     ):
         assert other.key != same.key
     assert read(URL, "other", b'{"model":"m","encoding_format":"float","input":"b"}') != same
-    turned = read(URL, "m", b'{"input":"c","encoding_format":"float","model":"m"}')
-    assert isinstance(turned, Part)
-    assert build([same, turned]).endswith(b'"input":["a","c"]}')
+    between = read(URL, "m", b' { "model": "m", "encoding_format": "float" , "input" : "c" } ')
+    assert isinstance(between, Part)
+    assert build([between, between]).endswith(b'"input":["c","c"]}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input":"a"}',
+        b'{"model":"m","input":"a"}',
+        b'{"input":"a","model":"m"}',
+        b' {\n"user" : "input" , "input" : "a" , "x":{"input":"a"} } ',
+        b'{"user":"\\"input\\":","input":"a"}',
+        b'{"inp\\u0075t":"a","x":{"input":"a"}}',
+        b'{"x":{"input":"a"},"input":"a"}',
+        b'{"x":[1,2],"input":[7,8],"y":{"z":null}}',
+        b'{"input":"a","input":"b","x":1}',
+        b'{"x":"\xc3\xa9","input":"\xc3\xa9, \\"input\\":"}',
+    ],
+)
+def test_however_a_body_is_written_only_its_input_is_cut_out(body: bytes) -> None:
+    found = read(URL, "m", body)
+    assert isinstance(found, Part)
+    fields = json.loads(body)
+    assert json.loads(build([found, found])) == {**fields, "input": [fields["input"]] * 2}
 
 
 def test_a_group_cannot_be_faked_by_a_name_with_quotes() -> None:
@@ -162,7 +185,11 @@ def test_split_of_build_is_what_single_calls_answer(inputs: list[Any], data: st.
     tokens = [data.draw(st.integers(0, 50)) for _ in parts]
     grouped = json.loads(build(parts))
     assert grouped["input"] == inputs
-    answers = [json.loads(one) for one in split(json.dumps(embed(grouped, tokens)).encode(), parts)]
+    whole = json.dumps(embed(grouped, tokens)).encode()
+    answers = [json.loads(one) for one, _ in split(whole, parts)]
+    assert [answers_core.read(URL, one)[1] for one, _ in split(whole, parts)] == [
+        used for _, used in split(whole, parts)
+    ]
     singles = [embed({"model": "m", "dimensions": 2, "input": one}, [0]) for one in inputs]
     assert [{**one, "usage": None} for one in answers] == [{**one, "usage": None} for one in singles]
     assert sum(one["usage"]["prompt_tokens"] for one in answers) == sum(tokens)
@@ -184,7 +211,7 @@ def test_every_number_adds_up_and_nobody_has_more_cached_than_prompt(
         "note": None,
     }
     rows = [{"index": index, "embedding": "AAAA"} for index in range(len(parts))]
-    got = [json.loads(one)["usage"] for one in split(json.dumps({"data": rows, "usage": usage}).encode(), parts)]
+    got = [json.loads(one)["usage"] for one, _ in split(json.dumps({"data": rows, "usage": usage}).encode(), parts)]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert sum(one[name] for one in got) == usage[name]
     assert sum(one["prompt_tokens_details"]["cached_tokens"] for one in got) == min(prompt, other)
@@ -197,7 +224,7 @@ def test_every_number_adds_up_and_nobody_has_more_cached_than_prompt(
 
 def test_vectors_and_unknown_fields_go_on_byte_for_byte() -> None:
     body = b'{"id":"e-1","object":"list","data":[{"embedding":[1.50e-2, 3],"index":1,"x":1.0},{"index":0,"embedding":"AA=="}],"model":"m"}'
-    first, second = split(body, [Part(b"k", b"", b'"a"', 1)] * 2)
+    (first, _), (second, _) = split(body, [Part(b"k", b"", b'"a"', 1)] * 2)
     assert first == b'{"id":"e-1","object":"list","data":[{"index":0,"embedding":"AA=="}],"model":"m"}'
     assert second == b'{"id":"e-1","object":"list","data":[{"embedding":[1.50e-2, 3],"index":0,"x":1.0}],"model":"m"}'
 
@@ -236,7 +263,7 @@ def test_an_answer_of_a_bad_shape_is_not_split(body: bytes) -> None:
 @pytest.mark.parametrize("usage", [b"null", b'"many"', b'{"prompt_tokens":-4}', b'{"prompt_tokens":1.5}', b"{}"])
 def test_odd_usage_costs_no_vector(usage: bytes) -> None:
     body = b'{"data":[{"index":0,"embedding":[1]},{"index":1,"embedding":[2]}],"usage":%b}' % usage
-    answers = [json.loads(one) for one in split(body, [Part(b"k", b"", b'"a"', 1)] * 2)]
+    answers = [json.loads(one) for one, _ in split(body, [Part(b"k", b"", b'"a"', 1)] * 2)]
     assert [one["data"][0]["embedding"] for one in answers] == [[1], [2]]
 
 

@@ -1,10 +1,12 @@
 """Several embedding items as one upstream call, and its answer taken apart again.
 
 Only what nobody can tell from a call of its own is grouped: one text or one row of token ids each, and every other field of the body the
-same, byte for byte. The answer is split by `index`; its vectors and every field that we do not know go on as the bytes that the upstream
-sent. An answer that cannot be split safely is no answer: its items are then sent one by one. Nothing here sends, waits or counts time.
+same, byte for byte and in the same order. The answer is split by `index`; its vectors and every field that we do not know go on as the
+bytes that the upstream sent. An answer that cannot be split safely is no answer: its items are then sent one by one. Nothing here sends,
+waits or counts time.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.answers import SaidUsage, usage_of
 from tidegate.core.apportion import apportion
 from tidegate.core.errors import (
     BrokenAnswer,
@@ -23,6 +26,7 @@ from tidegate.core.errors import (
     Withheld,
 )
 from tidegate.core.estimate import prompt_tokens
+from tidegate.core.nouns import Usage
 
 ENDPOINT = "/v1/embeddings"
 # Two inputs already save a call; a deployment whose calls cost little may want more before it pays.
@@ -33,10 +37,27 @@ GROW_AFTER_GROUPS_MAX = 1_024
 TOO_LARGE = 413
 
 _Raw = msgspec.Raw
+
+
+class _Known(msgspec.Struct):
+    """The fields of a request that are looked at; all others stay the bytes that they are."""
+
+    input: msgspec.Raw = _Raw(b"null")
+    stream: msgspec.Raw = _Raw(b"null")
+
+
+_INPUT = re.compile(rb'"input"[ \t\r\n]*:[ \t\r\n]*')
+_JSON_SPACE = b" \t\r\n"
+_decode_known = msgspec.json.Decoder(_Known).decode
 _decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
+_decode_rows = msgspec.json.Decoder(list[dict[str, _Raw]]).decode
+_decode_index = msgspec.json.Decoder(int).decode
+_decode_usage = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_said = msgspec.json.Decoder(SaidUsage).decode
 _decode_tokens = msgspec.json.Decoder(list[int]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
+_FIRST = _Raw(b"0")
 
 
 class Alone(StrEnum):
@@ -67,20 +88,34 @@ def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
     if endpoint != ENDPOINT:
         return Alone.ENDPOINT
     try:
-        fields = _decode_fields(body)
+        known = _decode_known(body)
+        given = bytes(known.input)
+        same = _cut(body, given)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Alone.MALFORMED
-    given = bytes(fields.pop("input", b""))
-    if given in (b"", b"null"):
+    if given == b"null":
         return Alone.NO_INPUT
-    if bytes(fields.get("stream", b"false")) not in (b"false", b"null"):
+    if bytes(known.stream) not in (b"false", b"null"):
         return Alone.STREAM
     kind, tokens = _measure(given)
     if tokens is None:
         return Alone.MALFORMED if kind == b"text" else Alone.MANY_INPUTS
     # Text and token ids do not mix in one call, and neither do two models behind one name.
-    same = b",".join(_encode(name) + b":" + bytes(fields[name]) for name in sorted(fields))
     return Part(b"%b\n%b\n%b" % (kind, model.encode(), same), same, given, tokens)
+
+
+def _cut(body: bytes, given: bytes) -> bytes:
+    """Every field but the input, as it was written and in its order."""
+    found = _INPUT.search(body)
+    if found is not None and body.count(b'"input"') == 1 and body.startswith(given, found.end()):
+        before = body[: found.start()].strip(_JSON_SPACE)[1:].strip(_JSON_SPACE + b",")
+        after = body[found.end() + len(given) :].strip(_JSON_SPACE)[:-1].strip(_JSON_SPACE + b",")
+        if b"\\" not in before and b"\\" not in after:
+            return before + b"," + after if before and after else before or after
+    # The word stands in more than one place, or may: whoever reads the whole knows which is the field.
+    fields = _decode_fields(body)
+    fields.pop("input", None)
+    return b",".join([_encode(name) + b":" + bytes(value) for name, value in fields.items()])
 
 
 def _measure(given: bytes) -> tuple[bytes, int | None]:
@@ -130,11 +165,13 @@ def build(parts: Sequence[Part]) -> bytes:
     return b'{%b%b"input":[%b]}' % (first.fields, b"," if first.fields else b"", inputs)
 
 
-def split(body: bytes, parts: Sequence[Part]) -> list[bytes]:
-    """The grouped answer as one answer for each part, in order, each as a call of its own would have got it."""
+def split(body: bytes, parts: Sequence[Part]) -> list[tuple[bytes, Usage]]:
+    """The grouped answer as one answer for each part with its usage, in order, each as a call of its own would have got it.
+
+    The body is one that was accepted as an answer, on one line."""
     try:
         fields = _decode_fields(body)
-        rows = msgspec.json.decode(fields.get("data", b"null"), type=list[dict[str, _Raw]])
+        rows = _decode_rows(fields.get("data", b"null"))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise CannotSplit("the answer has no list of vectors in `data`") from None
     if bytes(fields.get("error", b"null")) != b"null":
@@ -144,12 +181,12 @@ def split(body: bytes, parts: Sequence[Part]) -> list[bytes]:
     in_order = _by_index(rows)
     usages = _split_usage(fields.get("usage"), [part.tokens for part in parts])
     answers = []
-    for row, usage in zip(in_order, usages, strict=True):
-        row["index"] = _Raw(b"0")
+    for row, (usage, used) in zip(in_order, usages, strict=True):
+        row["index"] = _FIRST
         fields["data"] = _Raw(b"[%b]" % _encode(row))
         if usage is not None:
             fields["usage"] = usage
-        answers.append(_encode(fields))
+        answers.append((_encode(fields), used))
     return answers
 
 
@@ -157,7 +194,7 @@ def _by_index(rows: list[dict[str, msgspec.Raw]]) -> list[dict[str, msgspec.Raw]
     placed: dict[int, dict[str, msgspec.Raw]] = {}
     for row in rows:
         try:
-            index = msgspec.json.decode(row.get("index", b"null"), type=int)
+            index = _decode_index(row.get("index", b"null"))
         except msgspec.MsgspecError:
             raise CannotSplit("a vector has no `index`") from None
         if index in placed or not 0 <= index < len(rows):
@@ -168,21 +205,28 @@ def _by_index(rows: list[dict[str, msgspec.Raw]]) -> list[dict[str, msgspec.Raw]
     return [placed[index] for index in range(len(rows))]
 
 
-def _split_usage(said: msgspec.Raw | None, weights: Sequence[int]) -> list[msgspec.Raw | None]:
+def _split_usage(said: msgspec.Raw | None, weights: Sequence[int]) -> list[tuple[msgspec.Raw | None, Usage]]:
     """Usage for each part, in the upstream's own fields; every number adds up to what the upstream said."""
     if said is None or bytes(said) == b"null":
-        return [None] * len(weights)
+        return [(None, Usage())] * len(weights)
     try:
-        whole = msgspec.json.decode(said, type=dict[str, Any])
+        whole = _decode_usage(said)
     except (msgspec.MsgspecError, RecursionError):
         # A paid answer is not thrown away because its numbers are odd: like in any other answer, only its usage is.
-        return [None] * len(weights)
+        return [(None, Usage())] * len(weights)
     prompts = apportion(_count(whole.get("prompt_tokens")) or 0, weights)
     parts: list[dict[str, Any]] = [{} for _ in weights]
     for name, value in whole.items():
         for part, share in zip(parts, _divide(name, value, whole, prompts, weights), strict=True):
             part[name] = share
-    return [_Raw(_encode(part)) for part in parts]
+    return [_counted(_encode(part)) for part in parts]
+
+
+def _counted(said: bytes) -> tuple[msgspec.Raw, Usage]:
+    try:
+        return _Raw(said), usage_of(_decode_said(said))
+    except msgspec.MsgspecError:
+        return _Raw(said), Usage()
 
 
 def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], weights: Sequence[int]) -> list[Any]:

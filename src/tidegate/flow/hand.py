@@ -47,7 +47,7 @@ class Hand:
         self._queues: dict[str, deque[tuple[Held, Item]]] = {}
         self._held: dict[tuple[str, int, str], Held] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
-        self._invited = 0
+        self._is_inviting = False
         self.lease_until_ms = 0.0
         self._in_flight: dict[str, int] = {}
         self.in_flight = 0
@@ -151,30 +151,25 @@ class Hand:
         """Wait for an item that may be sent."""
         taken = self.take()
         if taken is not None:
-            if self._parked:
-                self._invite(taken[0].slice.model)
+            if self._parked and not self._is_inviting:
+                self._is_inviting = True
+                asyncio.get_running_loop().call_soon(self._invite)
             return taken
         while True:
             future = asyncio.get_running_loop().create_future()
             self._parked.append(future)
-            try:
-                await future
-            finally:
-                if self._invited:
-                    self._invited -= 1
+            await future
             taken = self.take()
             if taken is not None:
                 return taken
 
-    def _invite(self, model: str) -> None:
-        """Where several items share a call, a slot that came free is worth several: let as many look, in this same turn of the loop."""
-        if self._upstream.items_per_call(model) == 1:
-            return
-        count = min(self._upstream.free_slots(model), self.unsent(model)) - self._invited
-        for _ in range(count):
-            if self._parked:
-                self._invited += 1
-                self.wake_one()
+    def _invite(self) -> None:
+        """Where several items share a call, a slot that came free is worth several: let as many look as there are items to take."""
+        self._is_inviting = False
+        for model, queue in self._queues.items():
+            if queue and model and self._upstream.items_per_call(model) > 1:
+                for _ in range(min(self._upstream.free_slots(model), len(queue))):
+                    self.wake_one()
 
     def wake(self) -> None:
         """Something changed: let everyone who waits look again."""

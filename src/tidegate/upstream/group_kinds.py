@@ -7,7 +7,7 @@ Nothing here waits, sends or counts.
 from collections.abc import Sequence
 from typing import Protocol
 
-from tidegate.core import answers, chat_batches, microbatch
+from tidegate.core import chat_batches, microbatch
 from tidegate.core.chat_batches import ChatBatching, ChatPart, Singly
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import BrokenAnswer, Refused, UpstreamError
@@ -65,9 +65,8 @@ class Embeddings:
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
         try:
-            bodies = microbatch.split(body, [part for part in parts if isinstance(part, Part)])
-            return [answers.read(self.endpoint, one) for one in bodies]
-        except (microbatch.CannotSplit, answers.NotAnAnswer) as wrong:
+            return list(microbatch.split(body, [part for part in parts if isinstance(part, Part)]))
+        except microbatch.CannotSplit as wrong:
             why = str(wrong)
         raise BrokenAnswer(f"an answer for {len(parts)} requests cannot be taken apart: {why}")
 

@@ -1,15 +1,17 @@
 """Several items of one job as one call, where their deployment takes that.
 
-Items come one by one, each with someone who waits for it. Those that fit together share a bench; the one that has sat longest leads: it
-waits for a slot like any call, and takes along whoever sits there by then, as many as the deployment bears. Nobody waits for company: while
+Items come one by one, each with someone who waits for it. Those that fit together share a bench; one of them leads: it waits
+for a slot like any call, and takes along whoever sits there by then, as many as the deployment bears. Nobody waits for company: while
 slots are free every item goes at once, and while none is, a group forms by itself. What comes back is split, and each gets its own. What
 failed for being a group is tried alone. This module chooses no deployment and knows no HTTP.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from hashlib import blake2b
+from itertools import islice
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -20,6 +22,7 @@ from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
 from tidegate.core.ids import group_id
 from tidegate.core.microbatch import GroupSize, Part, Remedy
 from tidegate.core.nouns import Answer, Call
+from tidegate.core.ports import Clock
 from tidegate.upstream.group_kinds import KINDS, Kind, Share
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.routes import Route
@@ -30,7 +33,9 @@ log = structlog.get_logger(__name__)
 KEY_LENGTH_MAX = 255
 
 # What must be the same of two calls before their items share one: everything but what makes an item itself.
-BenchKey = tuple[Call, bytes]
+_OWN = ("number", "body", "idempotency_key", "deadline_ms", "begin_by_ms", "tokens", "prefix_group", "hand_backs")
+_common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _OWN])
+BenchKey = tuple[object, bytes]
 
 
 class _Trial:
@@ -70,22 +75,30 @@ class _Seat:
 
 
 class _Bench:
-    """Those who may share a call, in the order in which they came."""
+    """Those who may share a call, in the order in which they came; leaders among them look for a slot."""
 
-    __slots__ = ("leader", "seats")
+    __slots__ = ("leaders", "seats")
 
     def __init__(self) -> None:
         self.seats: dict[_Seat, None] = {}
-        self.leader: _Seat | None = None
+        self.leaders: set[_Seat] = set()
 
-    def leave(self, seats: Sequence[_Seat]) -> None:
-        """These sit here no longer; the next one leads."""
+    def company(self, leader: _Seat, count: int) -> list[_Seat]:
+        """Who goes with a leader: those who came first and lead nobody."""
+        others = (seat for seat in self.seats if seat not in self.leaders)
+        return [leader, *islice(others, count - 1)]
+
+    def leave(self, seats: Iterable[_Seat], leaders: int = 1, items: int = 1) -> None:
+        """These sit here no longer. Of the others as many lead as are needed with so many items each, and not more than there are slots."""
         for seat in seats:
             self.seats.pop(seat, None)
-        if self.leader not in self.seats:
-            self.leader = next(iter(self.seats), None)
-            if self.leader is not None:
-                self.leader.tell(_LEAD)
+            self.leaders.discard(seat)
+        missing = min(leaders, -(-len(self.seats) // items)) - len(self.leaders)
+        if missing > 0:
+            others = [seat for seat in self.seats if seat not in self.leaders]
+            for seat in others[::items][:missing]:
+                self.leaders.add(seat)
+                seat.tell(_LEAD)
 
 
 class Groups:
@@ -97,20 +110,23 @@ class Groups:
         find: Callable[[Route, Call], Awaitable[Lane]],
         send: Callable[[Route, Lane, Call], Awaitable[Answer]],
         bears: Callable[[Route, Lane, Call], bool],
+        clock: Clock,
         attempts_grouped: int,
     ) -> None:
+        self._clock = clock
         self._find = find
         self._send = send
         self._bears = bears
         self._attempts_grouped = attempts_grouped
         self._benches: dict[Route, dict[BenchKey, _Bench]] = {}
         self._sizes: dict[tuple[Lane, str], GroupSize] = {}
+        self._widths: dict[Route, int] = {}
 
     def room(self, route: Route, slots: int) -> int:
         """How many more items so many free slots are worth, beside those who wait for one.
 
         Where these fit together, a slot is worth several; where they do not, each of them takes one."""
-        width = max(self._size(lane, kind).inputs for lane in route.lanes for kind in KINDS.values())
+        width = self._widths.get(route) or self._width(route)
         benches = self._benches.get(route)
         slack = 0
         for bench in benches.values() if benches else ():
@@ -118,6 +134,16 @@ class Groups:
             slots -= calls
             slack = calls * width - len(bench.seats)
         return slots * width + slack if slots >= 0 else 0
+
+    def _width(self, route: Route) -> int:
+        width = max(self._size(lane, kind).inputs for lane in route.lanes for kind in KINDS.values())
+        self._widths[route] = width
+        return width
+
+    def refresh(self) -> None:
+        """Deployments came, changed or went."""
+        self._widths.clear()
+        self._sizes.clear()
 
     async def send(self, route: Route, call: Call) -> Answer:
         """Send one item, in company or alone."""
@@ -133,9 +159,10 @@ class Groups:
             bench = benches[key] = _Bench()
         bench.seats[seat] = None
         try:
-            if bench.leader is None:
-                bench.leader = seat
-                # Whoever comes in this same turn of the loop comes along.
+            if not bench.leaders:
+                bench.leaders.add(seat)
+                # Whoever comes in this turn of the loop, or is woken in it, comes along.
+                await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 told: _Told = _LEAD
             else:
@@ -174,8 +201,12 @@ class Groups:
         answer = await self._send(route, lane, call)
         size = self._sizes.get((lane, call.endpoint))
         if size is not None and answer.deployment == lane.deployment.name:
-            self._sizes[lane, call.endpoint] = size.succeeded(size.epoch)
+            self._learn(lane, call.endpoint, size.succeeded(size.epoch))
         return answer
+
+    def _learn(self, lane: Lane, endpoint: str, size: GroupSize) -> None:
+        self._sizes[lane, endpoint] = size
+        self._widths.clear()
 
     # The group.
 
@@ -185,13 +216,15 @@ class Groups:
             lane = await self._find(route, seat.call)
         except UpstreamError as error:
             # What is missing is missing for all of them: they are of one job, under the same budgets.
-            for other in [one for one in bench.seats if one is not seat]:
+            for other in [one for one in bench.seats if one not in bench.leaders]:
                 other.tell(_again(error))
                 bench.seats.pop(other)
             raise
         size = self._size(lane, kind)
-        members, call = self._members(route, kind, lane, bench, size.inputs)
-        bench.leave(members)
+        members, call = self._members(route, kind, lane, bench.company(seat, size.inputs))
+        # Every slot that is free is somebody's in this same turn of the loop.
+        slots = lane.free_slots(self._clock.monotonic_ms()) - 1
+        bench.leave(members, max(1, slots), size.inputs)
         if call is None:
             return await self._send(route, lane, seat.call)
         narrow = copy(route)
@@ -202,7 +235,7 @@ class Groups:
             answer = await self._send(narrow, lane, call)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
-            self._sizes[lane, kind.endpoint] = self._size(lane, kind).succeeded(size.epoch)
+            self._learn(lane, kind.endpoint, self._size(lane, kind).succeeded(size.epoch))
             _count(kind, len(members), "answered")
         except UpstreamError as error:
             shares = self._after_failure(kind, lane, members, error, size.epoch)
@@ -224,15 +257,12 @@ class Groups:
             size = self._sizes[lane, kind.endpoint] = GroupSize.fresh(allowed)
         return size
 
-    def _members(
-        self, route: Route, kind: Kind, lane: Lane, bench: _Bench, inputs: int
-    ) -> tuple[list[_Seat], Call | None]:
-        """Who goes together with the leader, and their call; None when the leader goes alone."""
-        members: list[_Seat] = []
-        tokens, cap = 0, kind.tokens_max(lane.deployment)
-        for seat in bench.seats:
+    def _members(self, route: Route, kind: Kind, lane: Lane, company: list[_Seat]) -> tuple[list[_Seat], Call | None]:
+        """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
+        members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(lane.deployment)
+        for seat in company[1:]:
             tokens += seat.part.tokens
-            if len(members) >= inputs or (members and cap and tokens > cap):
+            if cap and tokens > cap:
                 break
             members.append(seat)
         while len(members) > 1 and len(members) >= kind.items_min(lane.deployment):
@@ -253,7 +283,7 @@ class Groups:
         self, kind: Kind, lane: Lane, members: Sequence[_Seat], error: UpstreamError, epoch: int
     ) -> list[UpstreamError] | list[_Trial]:
         size, remedy = self._size(lane, kind).failed(error, epoch)
-        self._sizes[lane, kind.endpoint] = size
+        self._learn(lane, kind.endpoint, size)
         _count(kind, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
             # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
@@ -268,21 +298,7 @@ class Groups:
         trial.left -= 1
         if not trial.left:
             size = self._size(trial.lane, trial.kind)
-            self._sizes[trial.lane, trial.kind.endpoint] = size.unfit(trial.epoch)
-
-
-def _common(call: Call) -> Call:
-    return msgspec.structs.replace(
-        call,
-        number=0,
-        body=b"",
-        idempotency_key="",
-        deadline_ms=0.0,
-        begin_by_ms=0.0,
-        tokens=0,
-        prefix_group="",
-        hand_backs=0,
-    )
+            self._learn(trial.lane, trial.kind.endpoint, size.unfit(trial.epoch))
 
 
 def _joined(kind: Kind, members: Sequence[_Seat]) -> Call:
