@@ -45,11 +45,11 @@ def a_key(crew: Crew, org: str, *limits: KeyLimitAsk, parallel_max: int = 0, tea
 def most_of(line: str) -> Decimal:
     """The most that a line's request can cost: a token for each byte that is sent, and all that it may be answered with."""
     body = json.loads(line)["body"]
-    return (len(json.dumps(body)) + body["max_tokens"]) * EACH
+    return Decimal(len(json.dumps(body)) + body["max_tokens"]) * EACH
 
 
 def witnessed(crew: Crew) -> Decimal:
-    return sum(call.get("tokens", 0) for call in crew.calls("m")) * EACH
+    return Decimal(sum(call.get("tokens", 0) for call in crew.calls("m"))) * EACH
 
 
 def cost_in(lines: list[dict[str, Any]]) -> Decimal:
