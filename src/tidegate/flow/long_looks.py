@@ -6,6 +6,7 @@ within a limit of processor time, so that a busy machine makes nobody's text too
 """
 
 import asyncio
+import contextlib
 import signal
 import struct
 import subprocess
@@ -66,6 +67,11 @@ class _Looker:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                # Whoever still reads or writes has been told by now; what was not written is nobody's any more.
+                with contextlib.suppress(OSError, ValueError):
+                    assert pipe is not None
+                    pipe.close()
 
 
 class LongLooks:
@@ -108,9 +114,10 @@ def _put(pipe: IO[bytes] | None, said: bytes) -> None:
 def _get(pipe: IO[bytes] | None) -> bytes:
     assert pipe is not None
     head = pipe.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+    said = pipe.read(_HEAD.unpack(head)[0]) if len(head) == _HEAD.size else b""
+    if len(head) < _HEAD.size or len(said) < _HEAD.unpack(head)[0]:
         raise ConnectionError("the process that looks through long texts has ended")
-    return pipe.read(_HEAD.unpack(head)[0])
+    return said
 
 
 class _TooLong(Exception):
