@@ -22,6 +22,7 @@ from tidegate.core.hooks import Rule
 from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.prices import Price
 from tidegate.flow import own_code
+from tidegate.flow.guard import Guards
 from tidegate.flow.long_looks import LongLooks
 from tidegate.settings import call_rules, load
 
@@ -276,6 +277,16 @@ async def test_rules_bind_those_whom_they_name(live: World) -> None:
         work = lines("x", model="chat")
         job = await run(live, script, work, made, caller=caller, model_of={"chat": "m"})
         assert (job.failed_count == 1) is is_refused, bound
+
+
+def test_what_a_resource_leads_to_may_change_while_rules_stand() -> None:
+    model_of: dict[str, str] = {}
+    guards = Guards(rules(guardrails={"house": {"patterns": ["x"], "models": ["m"]}}), model_of)
+    assert guards.of("acme", None, "chat") is None
+    model_of["chat"] = "m"
+    assert guards.of("acme", None, "chat") is not None
+    del model_of["chat"]
+    assert guards.of("acme", None, "chat") is None
 
 
 @pytest.mark.parametrize("name", ["shout", "shout_async"])

@@ -214,3 +214,4 @@ def test_a_keys_allowlists_hold_at_the_door(
         heard[name] = answer.status_code
         assert answer.status_code == 200 or answer.json()["error"]["code"] == "model_not_found"
     assert {name for name, status in heard.items() if status == 200} == allowed
+    assert {one["id"] for one in client.get("/v1/models").json()["data"]} == allowed

@@ -170,17 +170,18 @@ class Guards:
 
     def __init__(self, rules: Sequence[Rule] = (), model_of: Mapping[str, str] | None = None) -> None:
         self._rules = tuple(rules)
-        self._model_of = model_of or {}
+        self._model_of = {} if model_of is None else model_of
         patterns = [rule.guardrail for rule in self._rules if isinstance(rule.guardrail, guardrails.Patterns)]
         self._looks = LongLooks([rail.spec for rail in patterns])
         self._steps = {id(rule): self._steps_of(rule, patterns) for rule in self._rules}
-        self._known: dict[tuple[str, str, str], Guard | None] = {}
+        self._known: dict[tuple[str, str, str, str], Guard | None] = {}
 
     def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
         """What binds a call of this tenant, by its name, and this key to this model or resource; None when nothing does."""
         if not self._rules:
             return None
-        kind = (tenant, key_id or "", model)
+        # What a resource leads to may change while this process runs.
+        kind = (tenant, key_id or "", model, self._model_of.get(model, model))
         if kind not in self._known:
             if len(self._known) >= KINDS_MAX:
                 self._known.clear()
@@ -194,8 +195,7 @@ class Guards:
                     step.code.close()
         self._looks.close()
 
-    def _made(self, tenant: str, key_id: str, model: str) -> Guard | None:
-        names = (model, self._model_of.get(model, model))
+    def _made(self, tenant: str, key_id: str, *names: str) -> Guard | None:
         bound = [rule for rule in self._rules if rule.bounds.bind(tenant, key_id, names)]
         before = [step for rule in bound for step in self._steps[id(rule)][0]]
         after = [step for rule in bound for step in self._steps[id(rule)][1]]

@@ -7,7 +7,7 @@ from tidegate.core.deployments import Secret
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
 from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.roster import Roster
-from tidegate.settings import Settings
+from tidegate.settings import Settings, resources
 from tidegate.store.store import Store
 from tidegate.upstream.router import Router
 
@@ -38,3 +38,9 @@ class WebContext:
     control_token: Secret | None = None
     roster: Roster | None = None
     book: InteractiveBook | None = None
+
+    def model_of(self) -> Mapping[str, str]:
+        """The model behind each resource: one mapping, which follows what is added at run time."""
+        if self.roster is not None:
+            return self.roster.model_of
+        return {one.name: one.model for one in resources(self.settings)}

@@ -17,7 +17,7 @@ from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
 from tidegate.core.policy_rules import allows
 from tidegate.flow.guard import Guards
-from tidegate.settings import call_rules, resources
+from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
 from tidegate.upstream.interactive import Ask
 from tidegate.web.context import WebContext
@@ -49,7 +49,7 @@ class Gateway:
         self._gateway = context.settings.gateway
         self._tenants = Tenants(context.settings)
         self._names: OrderedDict[str, str] = OrderedDict()
-        self._model_of = {one.name: one.model for one in resources(context.settings)}
+        self._model_of = context.model_of()
         self._guards = Guards(call_rules(context.settings), self._model_of)
 
     def routes(self) -> list[Guarded]:

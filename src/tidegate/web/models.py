@@ -13,6 +13,7 @@ from starlette.responses import Response
 from tidegate.core.errors import ApiProblem
 from tidegate.core.lines import MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller
+from tidegate.core.policy_rules import allows
 from tidegate.upstream.probe import Probe
 from tidegate.web import wire
 from tidegate.web.context import WebContext
@@ -27,6 +28,7 @@ class Models:
     def __init__(self, context: WebContext) -> None:
         settings = context.settings
         self._router = context.router
+        self._model_of = context.model_of()
         self._clock = context.clock
         self._believed_ms = settings.gateway.models_cache_s * 1000
         self._created_s = context.clock.now_ms() // 1000
@@ -57,7 +59,7 @@ class Models:
     async def _names(self, caller: Caller) -> tuple[str, ...]:
         await self._ask_if_due()
         names = {*self._router.names()}.union(*self._found.values())
-        return tuple(sorted(name for name in names if not caller.models or name in caller.models))
+        return tuple(sorted(name for name in names if allows(caller.models, caller.resources, name, self._model_of)))
 
     async def _ask_if_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
