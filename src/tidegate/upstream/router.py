@@ -363,7 +363,18 @@ class Router:
                 best = lane
         if sticky and len(sticky) > 1:
             return stick(sticky, call.prefix_group) or best
+        if again is not None and best is None and spent is None and self._is_full_elsewhere(route, call, now_ms):
+            return None
         return best or spent or again
+
+    def _is_full_elsewhere(self, route: Route, call: Call, now_ms: float) -> bool:
+        """Whether a lane that has not failed this call lacks nothing but a slot or room for another retry: that is worth a wait."""
+        return any(
+            (lane.in_flight >= lane.slots > 0 or not lane.budget.allows_retry(now_ms))
+            and self._room.ready_at_ms(route, lane) <= now_ms
+            and not lane.has_failed(call.idempotency_key)
+            for lane in route.lanes
+        )
 
     async def _send_to(self, route: Route, lane: Lane, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000

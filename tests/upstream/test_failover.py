@@ -1,0 +1,224 @@
+"""Two deployments of one model, one of them ill: no call is lost, no limit is passed on the other's account, and the ill one comes back.
+
+The first tests are DeltaLLM's reports #245 (saturated deployments: retries that stay on the one that failed, failures counted twice, rests
+that never end) and #248 (a fallback that is given more calls at once than it takes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from tests.upstream.limits import MemoryLimits
+from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
+from tests.upstream.world import World, deployment
+from tidegate.core import retry
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.deployments import HttpLimits
+from tidegate.core.errors import UpstreamError
+from tidegate.core.nouns import Answer, Call
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.router import Router
+from tidegate.upstream.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+Way = Callable[[Request, Peer], Awaitable[None]]
+QUICK = HttpLimits(
+    connect_timeout_s=1, read_timeout_s=0.2, body_rate_min_bytes_per_s=10_000, body_rate_grace_s=0.1, pool_timeout_s=0.1
+)
+MINUTE_MS = 60_000
+CALLS = range(20)
+AT_ONCE = 8
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_fallback_is_never_given_more_calls_at_once_than_it_takes(world: World) -> None:
+    """#248: eight calls were turned away together, and all of them met the other deployment, which takes one at a time."""
+    turned_away = asyncio.Barrier(8)
+    at_once = most = 0
+
+    async def refuses(request: Request, peer: Peer) -> None:
+        await turned_away.wait()
+        await peer.answer(429, b"{}", Retry_After="600")
+
+    async def takes_one(request: Request, peer: Peer) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        await peer.answer()
+
+    async with RawServer(refuses) as first, RawServer(takes_one) as second:
+        places = (deployment(first.url, "first", weight=100.0), deployment(second.url, "second", max_in_flight=1))
+        async with world.router(*places) as router:
+            answers = await until_answered(router, world, [world.call() for _ in range(8)])
+            status = {one.name: one for one in router.status()}
+    assert {answer.deployment for answer in answers} == {"second"}
+    assert most == 1
+    assert (len(first.posts), len(second.posts)) == (8, 8)
+    assert all(one.in_flight == 0 for one in status.values()), "every slot was given back"
+
+
+async def test_a_retry_goes_to_the_deployment_that_has_not_failed_it(world: World) -> None:
+    """#245: the tries of one call went A, A, A, B."""
+
+    async def fails(request: Request, peer: Peer) -> None:
+        await peer.answer(500, b"{}")
+
+    async with RawServer(fails) as first, RawServer() as second:
+        places = (deployment(first.url, "first", weight=100.0), deployment(second.url, "second"))
+        async with world.router(*places) as router:
+            with pytest.raises(UpstreamError):
+                await router.send(world.call(key="same"))
+            answer = await router.send(world.call(key="same", attempt_count=1))
+            assert answer.deployment == "second"
+            assert (await asyncio.gather(router.send(world.call()), return_exceptions=True))[0] != answer
+    assert (len(first.posts), len(second.posts)) == (2, 1), "a new call still finds the first one, which is not shut"
+
+
+async def test_where_all_have_failed_a_call_it_is_tried_again_all_the_same(world: World) -> None:
+    async def fails(request: Request, peer: Peer) -> None:
+        await peer.answer(500, b"{}")
+
+    async with RawServer(fails) as first, RawServer(fails) as second:
+        async with world.router(deployment(first.url, "first"), deployment(second.url, "second")) as router:
+            for attempts in range(3):
+                with pytest.raises(UpstreamError):
+                    await router.send(world.call(key="same", attempt_count=attempts))
+    assert sorted([len(first.posts), len(second.posts)]) == [1, 2]
+
+
+async def test_one_failure_counts_once(world: World) -> None:
+    """#245: one 503 was counted twice, so that a deployment was shut after half the failures."""
+
+    async def fails(request: Request, peer: Peer) -> None:
+        await peer.answer(503, b"{}")
+
+    async with RawServer(fails) as first, RawServer(fails) as second:
+        async with world.router(deployment(first.url, "first"), deployment(second.url, "second")) as router:
+            for number in range(1, 9):
+                with pytest.raises(UpstreamError):
+                    await router.send(world.call())
+                states = [(status.state, sum(status.failures.values())) for status in router.status()]
+                assert sum(count for _, count in states) == number
+                assert all(state == "closed" for state, count in states if count < 5)
+
+
+async def test_a_rest_that_is_over_needs_no_probe_to_end(world: World) -> None:
+    """#245: the cooldown ran out, and the deployment stayed unroutable until a background check found it."""
+
+    async def refuses(request: Request, peer: Peer) -> None:
+        await peer.answer(429, b"{}", Retry_After="1")
+
+    async with RawServer(refuses) as first, RawServer() as second:
+        places = (deployment(first.url, "first", weight=100.0), deployment(second.url, "second"))
+        async with world.router(*places) as router:
+            assert (await router.send(world.call())).deployment == "second"
+            first.script = _well
+            world.clock.advance(1_000)
+            assert (await router.send(world.call())).deployment == "first"
+    assert [request.line.split()[0] for request in first.requests] == ["POST", "POST"]
+
+
+async def _well(request: Request, peer: Peer) -> None:
+    await peer.answer()
+
+
+async def _closes(request: Request, peer: Peer) -> None:
+    peer.close()
+
+
+async def _resets(request: Request, peer: Peer) -> None:
+    peer.reset()
+
+
+async def _half(request: Request, peer: Peer) -> None:
+    await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(CHAT) + CHAT[:20])
+    peer.close()
+
+
+def _says(status: int, body: bytes = b"{}", **headers: str) -> Way:
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(status, body, **headers)
+
+    return script
+
+
+_html = _says(200, b"<html>")
+_no_choices = _says(200, b'{"choices":[]}')
+
+WAYS: dict[str, Way] = {
+    "closes": _closes,
+    "resets": _resets,
+    "half": _half,
+    "500": _says(500),
+    "503": _says(503, Retry_After="30"),
+    "429": _says(429, Retry_After="30"),
+    "401": _says(401),
+    "html": _html,
+    "no choices": _no_choices,
+}
+
+
+async def until_answered(router: Router, world: World, calls: list[Call]) -> list[Answer]:
+    """Items as the engine runs them: put off while they must wait, tried again as often as they may be; none may be given up."""
+    waiting: list[tuple[float, Call]] = [(0.0, call) for call in calls]
+    answers: list[Answer] = []
+    while waiting:
+        waiting.sort(key=lambda one: one[0])
+        world.clock.advance(max(0.0, waiting[0][0] - world.clock.monotonic))
+        due, waiting = [call for _, call in waiting[:AT_ONCE]], waiting[AT_ONCE:]
+        ends = await asyncio.gather(*(router.send(call) for call in due), return_exceptions=True)
+        now_ms = int(world.clock.monotonic)
+        for call, end in zip(due, ends, strict=True):
+            if isinstance(end, Answer):
+                answers.append(end)
+                continue
+            assert isinstance(end, UpstreamError), repr(end)
+            verdict = retry.decide(end, call.attempt_count, now_ms, now_ms + 10**9, retry.RetryPolicy(), 0.5)
+            assert isinstance(verdict, retry.RetryAt), verdict
+            attempts = call.attempt_count + int(verdict.counts)
+            waiting.append((verdict.at_ms, msgspec.structs.replace(call, attempt_count=attempts)))
+    return answers
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(world: World, way: str) -> None:
+    # What is no answer is tried only once more: where the other could not be asked at all, that try may meet the ill one again.
+    per_minute = len(CALLS) + 1 if WAYS[way] in (_html, _no_choices) else len(CALLS) // 2
+    sent: list[float] = []
+
+    async def counts(request: Request, peer: Peer) -> None:
+        sent.append(world.clock.monotonic)
+        await peer.answer()
+
+    calls = [world.call(left_ms=1e9) for _ in CALLS]
+    async with RawServer(WAYS[way]) as ill, RawServer(counts) as well:
+        places = (
+            deployment(ill.url, "ill", weight=10.0, max_in_flight=2),
+            deployment(well.url, "well", max_in_flight=3, limits=(Limit(Period.MINUTE, per_minute),)),
+        )
+        limits = MemoryLimits(world.clock)
+        async with world.router(
+            *places, limits=QUICK, policy=LanePolicy(patience_ms=0), capacity=Capacity(limits)
+        ) as router:
+            answers = await until_answered(router, world, calls)
+            assert [answer.deployment for answer in answers] == ["well"] * len(calls)
+            ill.script = _well
+            healed_ms = world.clock.monotonic
+            while not any(status.answered for status in router.status() if status.name == "ill"):
+                await until_answered(router, world, [world.call(left_ms=1e9)])
+                assert world.clock.monotonic - healed_ms <= 2 * MINUTE_MS, "it did not come back"
+                world.clock.advance(1_000)
+    assert well.open_count_highest <= 3
+    fullest = max(sum(at <= other < at + MINUTE_MS for other in sent) for at in sent)
+    assert fullest <= per_minute
