@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
-from tidegate.core.errors import StoreUnavailable
+from tidegate.core.errors import SettingsError, StoreError, StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Wake
@@ -34,6 +34,7 @@ from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
 from tidegate.settings import Settings, deployments, local_path, resources
+from tidegate.settings.added import Added, added
 from tidegate.settings.models import retry_policies
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
@@ -60,6 +61,11 @@ log = structlog.get_logger()
 
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
+# Without one every batch would wait for ever: better to say so at the start.
+NO_MODEL_SERVER = (
+    "No model server is known: name one with --upstream http://HOST:PORT/v1, list models in a --config file, or add one "
+    "with `tidegate deployments add`. `tidegate simulate` is one to try with."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,8 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         me = _incarnation(parts)
         await me.begin()
         router, roster = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
+        if roles.worker and not router.status():
+            raise SettingsError(NO_MODEL_SERVER)
         worker = build_worker(parts, me, router, roster) if roles.worker else None
         address = me.id
         if roles.api:
@@ -218,13 +226,27 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
                 await task
 
 
-async def probe_upstreams(settings: Settings) -> list[Probe]:
+async def added_deployments(settings: Settings) -> Added:
+    """What was added at run time, as this process could use it; nothing where there is no store yet, or it cannot be read."""
+    if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
+        return Added()
+    try:
+        async with opened(settings, read_only=True) as parts:
+            _, entries = await parts.store.routing()
+    except StoreError:
+        return Added()
+    return added(settings, [(one.kind, one.name, one.document) for one in entries])
+
+
+async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -> list[Probe]:
     """Ask every deployment that is called from here whether it is there and which models it serves; needs no store."""
     # Nothing is sent from here to one that has a queue.
     asked = [one for one in deployments(settings) if one.queue is None]
     router = open_router(asked, settings.http.limits(), SystemClock(), SystemEntropy())
     try:
-        return await asyncio.gather(*(router.probe(status.name) for status in router.status()))
+        refused = router.replace([*asked, *(one for one in more if one.queue is None)], ())
+        unasked = [Probe(name, False, 0, (), 0.0, why) for name, why in refused.items()]
+        return unasked + await asyncio.gather(*(router.probe(status.name) for status in router.status()))
     finally:
         await router.close()
 

@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Say what is wrong and what to do about it.
 
-    It looks at the settings, the data directory, the store, the blobs, Redis, the model servers and what they show of their load.
+    It looks at the settings, the data directory, the store, the blobs, Redis, queues, the model servers and what they show of their load.
 
     Exit codes: 0 nothing is wrong, 1 something is.
 
@@ -63,6 +63,7 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
     findings += examine.budgets(loaded.settings)
     findings += [finding async for finding in _store(loaded.settings)]
     findings += [finding async for finding in examine.redis(loaded.settings)]
+    findings += [finding async for finding in examine.queues(loaded.settings)]
     findings += [finding async for finding in _upstreams(loaded.settings)]
     findings += [finding async for finding in examine.engines(loaded.settings)]
     return findings
@@ -115,14 +116,15 @@ def _free_space(place: Path) -> list[Finding]:
 def _descriptors(settings: Settings) -> list[Finding]:
     import resource
 
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A server raises its own limit to the hard one by itself, and does not start where that is too low.
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.http.connections_max + DESCRIPTORS_BESIDE
     if allowed != resource.RLIM_INFINITY and allowed < needed:
-        to_do = f"ulimit -n {needed}, or lower http.connections_max"
-        return [
-            Finding("system", Grade.WARNING, f"{allowed:,} open files are allowed, {needed:,} may be needed", to_do)
-        ]
-    return []
+        to_do = f"ulimit -n {needed} (or LimitNOFILE={needed} in the service's unit), or lower http.connections_max"
+        return [Finding("system", Grade.WRONG, f"{allowed:,} open files are allowed, {needed:,} are needed", to_do)]
+    return [
+        Finding("system", Grade.OK, f"enough open files are allowed for {settings.http.connections_max:,} connections")
+    ]
 
 
 async def _store(settings: Settings) -> AsyncIterator[Finding]:
@@ -173,12 +175,17 @@ async def _contents(parts: "Parts") -> AsyncIterator[Finding]:
 async def _upstreams(settings: Settings) -> AsyncIterator[Finding]:
     from tidegate import service
 
-    known = {one.name: one for one in deployments(settings)}
+    added = await service.added_deployments(settings)
+    for (kind, name), why in added.unusable.items():
+        yield Finding(
+            "upstream", Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", "mend or remove it"
+        )
+    known = {one.name: one for one in (*deployments(settings), *added.deployments)}
     if not known:
-        to_do = "name one with --upstream http://HOST:PORT/v1, or under models in a --config file"
+        to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
         yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
         return
-    for probe in await service.probe_upstreams(settings):
+    for probe in await service.probe_upstreams(settings, added.deployments):
         one = known[probe.deployment]
         where = f"{one.url}" if probe.deployment == "upstream" else f"{probe.deployment} at {one.url}"
         if not probe.reachable:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, TideMode
+from tidegate.core.deployments import Deployment, Engine, Queue, TideMode
+from tidegate.core.queues import QueueAway, QueueState
 from tidegate.settings import Settings, Tenants, deployments, redacted, resources, slot_caps
 from tidegate.settings.models import MODEL_SLOTS, limits_of
 
@@ -107,6 +108,41 @@ async def redis(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("redis", Grade.WARNING, said, "use one that is nearer, or raise redis.timeout_ms")
         return
     yield Finding("redis", Grade.OK, said)
+
+
+async def queues(settings: Settings) -> AsyncIterator[Finding]:
+    """Whether the queues of asynchronous deployments answer, are safe to lie in, and are taken from."""
+    from tidegate import service
+
+    for one, state in await service.queue_states(settings):
+        assert one.queue is not None
+        where = f"{one.name}: {one.queue.requests} at {redacted(one.queue.url.reveal())}"
+        if isinstance(state, QueueAway):
+            to_do = "start it or mend queue.url; until then this deployment's batch calls wait"
+            yield Finding("queue", Grade.WRONG, f"{where} cannot be reached: {state}", to_do)
+            continue
+        for finding in _queue_findings(one.queue, where, state):
+            yield finding
+
+
+def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[Finding]:
+    if state.evicts:
+        said = f"{where}: Redis throws keys away when it is full, requests and paid answers among them"
+        yield Finding("queue", Grade.WRONG, said, "set its maxmemory-policy to noeviction")
+    if not state.is_persistent:
+        said = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
+        yield Finding("queue", Grade.WARNING, said, "set appendonly to yes")
+    if state.waiting and state.oldest_deadline_s < time.time():
+        said = f"{where}: {state.waiting:,} requests wait, some past their deadline: nobody takes them"
+        yield Finding(
+            "queue", Grade.WARNING, said, "start llm-d's async processor at this queue, or look why it does not take"
+        )
+    if state.dead:
+        said = f"{where}: {state.dead:,} results could not be read or were nobody's"
+        to_do = f"look at them with redis-cli LRANGE {queue.results}:dead 0 9, then delete that key"
+        yield Finding("queue", Grade.WARNING, said, to_do)
+    said = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
+    yield Finding("queue", Grade.OK, said)
 
 
 async def tenants(parts: "Parts") -> AsyncIterator[Finding]:

@@ -88,8 +88,6 @@ def _be(
         upstream__url=upstream,
         upstream__api_key=api_key,
     ).settings
-    if worker:
-        require_upstream(settings)
     logs.configure(settings)
     uvloop.run(_serve(settings, api=api, worker=worker))
 

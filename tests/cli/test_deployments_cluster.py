@@ -1,0 +1,112 @@
+"""Deployments that an operator adds and removes are followed by every process of an installation over PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+from tests.cli.conftest import Desk, chat
+from tests.cli.test_beside import Serving
+from tests.support.engine import Engine
+from tests.support.processes import Proc, Processes, wait_until
+
+EVERYWHERE_S = 60.0
+
+
+class Cluster(Serving):
+    """An API process and two workers over one database; each worker shows its metrics."""
+
+    def __init__(self, desk: Desk, store_url: str) -> None:
+        self.desk = desk
+        self.variables = {"TIDEGATE_STORE_URL": store_url, "THE_KEY": "sk-over-there"}
+        (desk.here / "c.yaml").write_text(
+            f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}"
+        )
+        self.proc: Proc = self.start("api", "--port", "0")
+        self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
+        self.workers = [self.start("worker") for _ in range(2)]
+        for worker in self.workers:
+            worker.wait_for_line(r"tidegate worker_\w+ at work")
+
+    def start(self, *words: str, **more: str) -> Proc:
+        return self.desk.start(*words, "--config", "c.yaml", **self.variables, **more)
+
+    def did(self, *words: str) -> str:
+        return self.desk.done(
+            *words, "--config", "c.yaml", TIDEGATE_STORE_URL=self.variables["TIDEGATE_STORE_URL"]
+        ).stdout()
+
+    def models(self) -> set[str]:
+        return {one["id"] for one in self.call("GET", "/v1/models")[1]["data"]}
+
+    def ended(self, batch: str) -> dict[str, Any]:
+        def now() -> dict[str, Any] | None:
+            said: dict[str, Any] = self.call("GET", f"/v1/batches/{batch}")[1]
+            return said if said["status"] in ("completed", "failed", "expired", "cancelled") else None
+
+        return wait_until(now, EVERYWHERE_S, f"{batch} to end")
+
+
+def followed(proc: Proc, count: int) -> None:
+    """This process has followed so many changes."""
+
+    def there() -> bool:
+        return (proc.stdout() + proc.stderr()).count("routing_changed") >= count
+
+    wait_until(there, EVERYWHERE_S, f"{proc} to follow {count} changes")
+
+
+def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: str) -> None:
+    cluster = Cluster(desk, postgres_url)
+    other = Engine(processes, desk.here / "other")
+    # The command has no key in its environment and need not: those who call have it.
+    cluster.did("deployments", "add", "gpu", "--model", "m", "--url", other.url, "--api-key", "env:THE_KEY")
+    wait_until(lambda: cluster.models() == {"fixed", "m"}, EVERYWHERE_S, "the API to follow")
+    for worker in cluster.workers:
+        followed(worker, 1)
+    batch = cluster.submit([chat(f"c{number}", "hi") for number in range(40)])
+    assert cluster.ended(batch)["request_counts"]["completed"] == 40
+    assert len([call for call in other.calls() if call["path"] == "/v1/chat/completions"]) == 40
+
+    # One worker dies in the middle and another begins: it knows what was added from the store.
+    cluster.workers[0].kill()
+    fresh = cluster.start("worker")
+    fresh.wait_for_line(r"tidegate worker_\w+ at work")
+    cluster.did("deployments", "change", "gpu", "--set", f"url={desk.engine.url}")
+    for worker in (cluster.workers[1], fresh):
+        followed(worker, 2)
+    batch = cluster.submit([chat(f"c{number}", "hi again") for number in range(8)])
+    assert cluster.ended(batch)["request_counts"]["completed"] == 8
+    assert len([call for call in other.calls() if call["path"] == "/v1/chat/completions"]) == 40
+
+    cluster.did("deployments", "remove", "gpu")
+    wait_until(lambda: cluster.models() == {"fixed"}, EVERYWHERE_S, "the API to follow")
+    followed(fresh, 3)
+    followed(cluster.workers[1], 3)
+    batch = cluster.submit([chat("c0", "hi")])
+    assert cluster.ended(batch)["request_counts"]["failed"] == 1
+
+
+def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) -> None:
+    cluster = Cluster(desk, postgres_url)
+    cluster.did("deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url, "--api-key", "env:NOT_THERE")
+    cluster.did(
+        "deployments", "add", "tls", "--model", "m", "--url", "https://h/v1", "--set", "tls={ca_file: /no/such/file}"
+    )
+
+    def listed() -> dict[str, str]:
+        control = json.loads((desk.here / ".tidegate" / "control.json").read_text())
+        request = urllib.request.Request(
+            cluster.url + "/control/routing", headers={"X-Tidegate-Control": control["token"]}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return {one["name"]: one["why"] for one in json.loads(answer.read())["data"]}
+
+    wait_until(lambda: bool(listed()["tls"]), EVERYWHERE_S, "the API to look")
+    assert "NOT_THERE, which is not set" in listed()["gpu"]
+    assert "check that each exists" in listed()["tls"]
+    assert listed()["steady"] == ""
+    assert cluster.models() == {"fixed"}
+    batch = cluster.submit([chat(f"c{number}", "hi").replace('"m"', '"fixed"') for number in range(4)])
+    assert cluster.ended(batch)["request_counts"]["completed"] == 4
