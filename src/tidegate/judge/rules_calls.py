@@ -37,6 +37,9 @@ def results_called(case: Case, found: Finding) -> None:
         return
     for number, line in case.by_number().items():
         seen = calls.get(number, [])
+        if any(call.shared and 200 <= call.status <= 299 for call in seen):
+            # What it was told there is in the answer that it shared.
+            continue
         if line.status is not None and all(call.status != line.status for call in seen):
             found.wrong(
                 f"item {number} has status {line.status} ({line.where}), and the witness saw {_statuses(seen)}: "
@@ -64,6 +67,9 @@ def repeats_have_reasons(case: Case, found: Finding) -> None:
             continue
         pairs = [(before, after) for before, after in pairwise(calls) if before.maybe_billed]
         unexplained = [pair for pair in pairs if not _owner_was_lost(case, *pair)]
+        # What came to nothing in company is tried alone at once, and that once is its own reason.
+        isolated = next((pair for pair in unexplained if pair[0].shared and not pair[1].shared), None)
+        unexplained = [pair for pair in unexplained if pair is not isolated]
         reasons = counted.get(number, 0) + lost.get(number, 0)
         if len(unexplained) > reasons:
             before, after = unexplained[0]
@@ -130,10 +136,10 @@ def calls_in_time(case: Case, found: Finding) -> None:
             found.wrong(f"item {number} was called {late} ms after {name} (witness line {calls[-1].line})")
 
 
-@rule("one_key", "P5", "All calls of one item carry the same Idempotency-Key")
+@rule("one_key", "P5", "All calls that one item has to itself carry the same Idempotency-Key")
 def one_key(case: Case, found: Finding) -> None:
     for number, calls in _calls(case, found).items():
-        keys = {call.key for call in calls}
+        keys = {call.key for call in calls if not call.shared}
         if len(keys) > 1:
             found.wrong(f"item {number} was called with {len(keys)} keys: {', '.join(sorted(keys)[:2])}")
 

@@ -1,6 +1,7 @@
 """The witness: the calls log that a simulated engine writes before each answer leaves. The judge reads it by itself.
 
-Only calls of one job are kept; which they are, their Idempotency-Key says: the item's id and a hash of what was sent.
+Only calls of one job are kept; which they are, their Idempotency-Key says: the item's id and a hash of what was sent. A call that several
+items share names them all, by their numbers, and counts as a call of each.
 """
 
 import re
@@ -14,17 +15,23 @@ from tidegate.judge.report import CannotJudge
 # What the upstream refused before it worked: nothing can have been billed.
 FREE_STATUSES = frozenset({401, 403, 429})
 _KEY = re.compile(r"(batch_req_[0-9A-Za-z]{22})-([0-9a-f]{8,64})", re.ASCII)
+_SHARED_KEY = re.compile(
+    r"batch_grp_([0-9A-Za-z]{16})_(\d{1,9}(?:-\d{1,9})?(?:\.\d{1,9}(?:-\d{1,9})?)*)_[0-9a-f]{16}", re.ASCII
+)
+_SHARED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One call. `status` 0 means that no answer left; `clean` that a whole good one did, as far as the engine knows."""
+    """One call. `status` 0 means that no answer left; `clean` that a whole good one did, as far as the engine knows. Of a `shared` one the
+    status says nothing of a single item, unless nobody got an answer."""
 
     line: int
     at_ms: int
     status: int
     key: str
     clean: bool
+    shared: bool = False
 
     @property
     def maybe_billed(self) -> bool:
@@ -49,14 +56,14 @@ def read_witness(path: Path, job_part: str) -> Witness:
             for number, data in enumerate(log, 1):
                 if not data.endswith(b"\n"):
                     break
-                key, seen = _read_call(path, number, data)
+                named, seen = _read_call(path, number, data)
                 count += 1
                 if seen is None:
                     nameless += 1
                     continue
-                split = split_item_id(key)
-                if split is not None and split[0] == job_part:
-                    calls.setdefault(split[1], []).append(seen)
+                for part, item in named:
+                    if part == job_part:
+                        calls.setdefault(item, []).append(seen)
     except OSError as error:
         raise CannotJudge(f"the witness {path} cannot be read: {error.strerror}. Check --witness.") from error
     for seen_calls in calls.values():
@@ -64,7 +71,7 @@ def read_witness(path: Path, job_part: str) -> Witness:
     return Witness(calls, count, nameless)
 
 
-def _read_call(path: Path, number: int, data: bytes) -> tuple[str, Seen | None]:
+def _read_call(path: Path, number: int, data: bytes) -> tuple[list[tuple[str, int]], Seen | None]:
     try:
         said = read_json(data)
     except NotJson as error:
@@ -72,8 +79,24 @@ def _read_call(path: Path, number: int, data: bytes) -> tuple[str, Seen | None]:
     if not isinstance(said, dict) or type(said.get("status")) is not int or not isinstance(said.get("at"), int | float):
         raise CannotJudge(f"line {number} of the witness {path} is no call: `at` and `status` are needed.")
     key = said.get("idempotency_key")
-    found = _KEY.fullmatch(key) if isinstance(key, str) else None
-    if found is None:
-        return "", None
+    if not isinstance(key, str):
+        return [], None
     clean = 200 <= said["status"] <= 299 and not said.get("fault")
-    return found[1], Seen(number, int(said["at"] * 1000), said["status"], found[0], clean)
+    at_ms = int(said["at"] * 1000)
+    if (found := _KEY.fullmatch(key)) is not None:
+        split = split_item_id(found[1])
+        return [split] if split is not None else [], Seen(number, at_ms, said["status"], key, clean)
+    if (found := _SHARED_KEY.fullmatch(key)) is not None:
+        # Several conversations in one call may each fail by themselves; several inputs are embedded together or not at all.
+        clean = clean and said.get("path") == "/v1/embeddings"
+        named = [(found[1], item) for item in _numbers(found[2])]
+        return named, Seen(number, at_ms, said["status"], key, clean, shared=True)
+    return [], None
+
+
+def _numbers(runs: str) -> list[int]:
+    numbers: list[int] = []
+    for run in runs.split("."):
+        first, _, last = run.partition("-")
+        numbers += range(int(first), min(int(last or first), int(first) + _SHARED_MAX) + 1)
+    return numbers

@@ -114,7 +114,7 @@ class Delivery:
     def _settle(self, leave: Leave | None, lane: Lane, call: Call, usage: Usage) -> None:
         spent = usage.input_tokens + usage.output_tokens
         if spent:
-            self._reserve.learn(call.model, usage)
+            self._reserve.learn(call.model, usage, call.items)
         if leave is None:
             return
         if not spent:

@@ -50,32 +50,33 @@ class Reserve:
     def __init__(self) -> None:
         self._output_tokens: dict[str, float] = {}
 
-    def learn(self, model: str, usage: Usage) -> None:
-        if not usage.output_tokens:
+    def learn(self, model: str, usage: Usage, items: int = 1) -> None:
+        output_tokens = usage.output_tokens / items
+        if not output_tokens:
             return
         known = self._output_tokens.get(model)
         if known is None:
             if len(self._output_tokens) >= LEARNED_MAX:
                 # Callers choose the names of models: what is not needed must not pile up.
                 self._output_tokens.clear()
-            self._output_tokens[model] = float(usage.output_tokens)
+            self._output_tokens[model] = output_tokens
         else:
-            self._output_tokens[model] = known + NEWEST_WEIGHT * (usage.output_tokens - known)
+            self._output_tokens[model] = known + NEWEST_WEIGHT * (output_tokens - known)
 
     def tokens(self, call: Call, estimate: Estimate) -> int:
         """What this call is charged before it is sent. WHOLE_BUDGET: nothing bounds it."""
         if estimate is Estimate.BOUND:
             if call.endpoint in SILENT:
                 return len(call.body)
-            allowed = _allowed(call.body)
+            allowed = _allowed(call)
             return WHOLE_BUDGET if allowed is None else len(call.body) + allowed
         if call.tokens:
             return call.tokens
         prompt = prompt_tokens(len(call.body))
         if call.endpoint in SILENT:
             return prompt
-        likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS))
-        allowed = _allowed(call.body)
+        likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
+        allowed = _allowed(call)
         return prompt + (likely if allowed is None else min(likely, allowed))
 
     def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> int:
@@ -85,7 +86,7 @@ class Reserve:
             return 0
         output: int | None = 0
         if price.output_nano and call.endpoint not in SILENT:
-            output = _allowed(call.body, deployment.output_tokens_max)
+            output = _allowed(call, deployment.output_tokens_max)
         if output is None:
             raise Refused(
                 "its key, user, team or organization has a budget in money, and nothing bounds what this request can cost: "
@@ -100,10 +101,10 @@ class Reserve:
         return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
 
 
-def _allowed(body: bytes, otherwise: int = 0) -> int | None:
-    """The most tokens that all choices of an answer may have; None when neither the caller nor `otherwise` says."""
+def _allowed(call: Call, otherwise: int = 0) -> int | None:
+    """The most tokens that all choices of its answers may have; None when neither the caller nor `otherwise` says."""
     try:
-        said = _decoder.decode(body)
+        said = _decoder.decode(call.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     counts = [
@@ -119,4 +120,4 @@ def _allowed(body: bytes, otherwise: int = 0) -> int | None:
         for number in (1, said.n, said.best_of)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0
     ]
-    return max(counts or [otherwise]) * max(choices)
+    return max(counts or [otherwise]) * max(choices) * call.items

@@ -165,6 +165,22 @@ def _chat_event(answer: Answer, index: int, delta: bytes, finish: bytes) -> byte
     )
 
 
+class ChatBatch:
+    """/v1/chat/completions/batch: a result for each conversation, with its own usage, and the sum of all."""
+
+    @staticmethod
+    def whole(answer: Answer) -> bytes:
+        """The body."""
+        results = []
+        for index, choice in enumerate(answer.choices):
+            name = b"%s-%d" % (answer.name, index)
+            one = Answer(
+                answer.ask, name, answer.created, answer.model, [choice], choice.prompt_tokens, choice.output_tokens
+            )
+            results.append(b'{"index":%d,"body":%s}' % (index, Chat.whole(one)))
+        return b'{"object":"list","results":[%s],"usage":%s}' % (b",".join(results), _usage(answer))
+
+
 class Completion:
     """/v1/completions."""
 

@@ -77,6 +77,10 @@ class _Chat(_Sampling):
     tools: msgspec.Raw | None = None
 
 
+class _ChatBatch(_Sampling):
+    messages: list[list[_Message]]
+
+
 class _Completion(_Sampling):
     prompt: str | list[str | int | list[int]]
 
@@ -105,6 +109,7 @@ class _Moderation(msgspec.Struct):
 
 
 _chat = msgspec.json.Decoder(_Chat)
+_chat_batch = msgspec.json.Decoder(_ChatBatch)
 _completion = msgspec.json.Decoder(_Completion)
 _response = msgspec.json.Decoder(_Response)
 _embedding = msgspec.json.Decoder(_Embedding)
@@ -130,6 +135,18 @@ def chat_ask(body: bytes) -> Ask:
     prompt = _render(seen.tools, seen.messages)
     marked = _marker(body, lambda: _last_user_texts(seen.messages))
     return _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
+
+
+def chat_batch_ask(body: bytes) -> Ask:
+    """Several conversations with everything else in common; each is answered by itself."""
+    seen = _chat_batch.decode(body)
+    if not seen.messages or len(seen.messages) > PROMPT_COUNT_MAX or not all(seen.messages):
+        raise BadAsk(f"messages must be 1 to {PROMPT_COUNT_MAX} conversations, none of them empty", "messages")
+    if seen.stream or seen.n not in (None, 1):
+        raise BadAsk("several conversations are neither streamed nor answered more than once each", "n")
+    marked = _marker(body, lambda: (text for one in seen.messages for text in _last_user_texts(one)))
+    prompts = [_render(None, one) for one in seen.messages]
+    return _sampled(seen, prompts, marked, seen.max_completion_tokens or seen.max_tokens)
 
 
 def completion_ask(body: bytes) -> Ask:

@@ -15,6 +15,7 @@ ROUTES = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/moderations",
+    "/v1/chat/completions/batch",
     "/v1/models",
     "other",
 )
