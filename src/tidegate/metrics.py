@@ -212,6 +212,15 @@ group_isolations = _counters(
     reason=(),
 )
 
+# ---- queues of asynchronous deployments
+
+queue_awaited = _gauge("queue_awaited", "Requests in queues that this process waits for.")
+queue_results = _counters(
+    "queue_results_total",
+    "Results from queues by what they were: answers, nobody's, unreadable, there already, or not there any more.",
+    outcome=("answered", "too_large", "lost", "garbage", "unknown", "duplicate", "late"),
+)
+
 # ---- interactive calls
 
 interactive_calls = _counters(

@@ -15,6 +15,7 @@ from tidegate.settings import catalog, load
 from tidegate.settings.capacity import (
     DeploymentHints,
     DeploymentPrice,
+    DeploymentQueue,
     DeploymentTls,
     LimitEntry,
     ModelDeployment,
@@ -26,10 +27,11 @@ from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
 DEPLOYMENT_KEYS = {
-    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints", "price")),
+    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints", "price", "queue")),
     *(f"tls.{field}" for field in DeploymentTls.__struct_fields__),
     *(f"hints.{field}" for field in DeploymentHints.__struct_fields__),
     *(f"price.{field}" for field in DeploymentPrice.__struct_fields__),
+    *(f"queue.{field}" for field in DeploymentQueue.__struct_fields__),
 }
 ENTRY_KEYS = {
     "in_flight_max",

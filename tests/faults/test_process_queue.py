@@ -15,7 +15,7 @@ from redis import Redis
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.redis import RedisServer
-from tests.support.tidegate import ASK_S, END_S, Site, requests
+from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Site, requests
 
 ITEMS = 24
 
@@ -99,7 +99,11 @@ def test_an_answer_that_came_before_its_worker_died_is_found_again(queued: Queue
     batch_id = queued.site.submit(lines)
     assert victim.wait() == -9
     queued.site.relieve()
-    queued.judge(batch_id, lines, repeats_max=0)
+    queued.site.judge(batch_id, lines, repeats_max=0)
+    # What was recorded and not acknowledged when it died lies there until its time is over; nothing else does.
+    queued.until(lambda: queued.waiting() == 0, "the queue to be empty")
+    queued.until(lambda: queued.kept() <= UNRECORDED_MAX, "all others to be acknowledged")
+    assert not queued.dead()
 
 
 def test_requests_of_a_dead_worker_are_adopted_while_they_lie_in_the_queue(queued: Queued) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tidegate.backends.redis_line import CONNECT_TIMEOUT_S, RedisAway, RedisLine, RedisUnsure
+from tidegate.backends.redis_line import CONNECT_TIMEOUT_S, RedisAway, RedisLine, RedisUnsure, script_text
 from tidegate.core.deployments import Queue
 from tidegate.core.queues import Found, Kind, Put, QueueAway, QueueState, Request, Sorted, Withdrawal
 
@@ -31,7 +31,7 @@ DEAD_MS = 7 * 24 * 3600 * 1000
 # A processor that delivers at least once does so within minutes.
 REMEMBERED_MS = 600_000
 
-_SCRIPTS = ("queue_put", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep", "queue_look")
+_SCRIPTS = ("queue_put", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep")
 
 
 class RedisQueue:
@@ -76,17 +76,21 @@ class RedisQueue:
         return int(await self._ask("queue_sweep", SWEPT_MAX, DEAD_MAX, DEAD_MS))
 
     async def state(self) -> QueueState:
-        waiting, oldest, results, kept, dead = await self._ask("queue_look", self._queue.requests)
-        # Only a client of its own may ask how the server is set up, and seldom: this is for people.
-        client = Redis.from_url(
-            self._queue.url.reveal(), socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=TIMEOUT_S
-        )
+        # For people, who ask seldom: a connection of its own.
+        url, wait_s = self._queue.url.reveal(), CONNECT_TIMEOUT_S
         try:
+            client = Redis.from_url(url, socket_connect_timeout=wait_s, socket_timeout=TIMEOUT_S)
+        except ValueError as error:
+            raise QueueAway(f"its url cannot be read: {error}", is_unsure=False) from None
+        try:
+            look = script_text("queue_look")
+            said: Any = await client.eval(look, 1, self._queue.results, self._queue.requests)
             memory, disk = await client.info("memory"), await client.info("persistence")
         except (RedisError, OSError, TimeoutError) as error:
-            raise QueueAway(f"Redis does not say how it is set up: {error}", is_unsure=False) from None
+            raise QueueAway(str(error) or type(error).__name__, is_unsure=False) from None
         finally:
             await asyncio.shield(client.aclose())
+        waiting, oldest, results, kept, dead = said
         policy = str(memory.get("maxmemory_policy", "noeviction"))
         return QueueState(
             waiting=int(waiting),

@@ -14,6 +14,7 @@ from tidegate.cli.serve import require_upstream
 from tidegate.cli.stopping import Stopping
 from tidegate.core.errors import SettingsError, StoreUnavailable, TidegateError
 from tidegate.core.nouns import Caller, Job, JobRequest
+from tidegate.core.queues import QueueState
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.settings import Settings, deployments
 
@@ -168,10 +169,14 @@ async def _refuse_silence(errand: Errand) -> None:
     if errand.wait:
         return
     probes = await service.probe_upstreams(errand.settings)
+    queues = [state for _, state in await service.queue_states(errand.settings)]
+    if any(isinstance(state, QueueState) for state in queues):
+        return
     if not any(probe.reachable for probe in probes):
         urls = ", ".join(dict.fromkeys(one.url for one in deployments(errand.settings)))
+        why = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
         raise SettingsError(
-            f"Nothing answers at {urls}: {probes[0].message}. Start the model server or mend --upstream; --wait waits for it."
+            f"Nothing answers at {urls}: {why[0]}. Start the model server or mend --upstream; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
         raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")

@@ -53,12 +53,7 @@ def simulate(
         str | None, typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key.")
     ] = None,
     queue: Annotated[
-        str | None,
-        typer.Option(
-            "--queue",
-            metavar="URL",
-            help="Also take requests from queues in this Redis, as llm-d's async processor does.",
-        ),
+        str | None, typer.Option("--queue", metavar="URL", help="Also take from queues in this Redis, as llm-d does.")
     ] = None,
     pool: Annotated[
         list[str] | None, typer.Option("--pool", metavar="NAME", help="A pool whose queue is served; may be repeated.")
@@ -75,10 +70,6 @@ def simulate(
     from tidegate.simulate.engine import EngineOptions, serve
     from tidegate.simulate.engine.faults import rate_from_option
 
-    if (queue is None) != (not pool):
-        raise SettingsError("--queue and --pool go together: name the Redis and at least one pool.")
-    if queue is not None and not port:
-        raise SettingsError("--queue needs a --port of its own: whoever takes from the queue must know where to call.")
     try:
         chosen = EngineOptions(
             host=host,
@@ -92,13 +83,17 @@ def simulate(
             api_key=api_key,
             seed=seed,
         )
-        uvloop.run(serve(chosen) if queue is None else _serve_queue(chosen, queue, pool or []))
+        uvloop.run(serve(chosen) if queue is None and not pool else _serve_queue(chosen, queue, pool))
     except (ValueError, OSError, RuntimeError) as error:
         raise SettingsError(f"{error}; see `tidegate simulate --help`.") from error
 
 
-async def _serve_queue(options: "EngineOptions", redis_url: str, pools: list[str]) -> None:
+async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: list[str] | None) -> None:
     """The engine, and beside it whoever takes from the queues and calls it."""
+    if redis_url is None or not pools:
+        raise ValueError("--queue and --pool go together: name the Redis and at least one pool")
+    if not options.port:
+        raise ValueError("--queue needs a --port of its own: whoever takes from the queue must know where to call")
     import asyncio
 
     from tidegate.simulate.engine import serve

@@ -5,7 +5,7 @@ fresh one. What the store refuses because the job closed is counted as paid but 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -66,12 +66,15 @@ class Recorder:
         limits: FlushLimits,
         new_blob: Callable[[str], Coroutine[Any, Any, str]],
         on_recorded: Callable[[Recorded], None],
+        on_committed: Callable[[Iterable[tuple[str, int]]], None] = lambda items: None,
     ) -> None:
+        """`on_committed` hears of every item of which something was committed, also when the store refused it as late or twice."""
         self._store = store
         self._blobs = blobs
         self._limits = limits
         self._new_blob = new_blob
         self._on_recorded = on_recorded
+        self._on_committed = on_committed
         self._part = _Part()
         self._appended: list[_Part] = []
         self._logs: dict[str, ResultLog] = {}
@@ -317,6 +320,7 @@ class Recorder:
         released = [key for part in parts for key in part.released_slices]
         for recorded in await self._commit(flushes, finished, released):
             self._on_recorded(recorded)
+        self._on_committed(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
         self._appended = []
@@ -355,6 +359,14 @@ class Recorder:
             except BlobError as error:
                 log.warning("log_close_failed", error=str(error))
         self._logs.clear()
+
+
+def _items(parts: list[_Part]) -> Iterator[tuple[str, int]]:
+    for part in parts:
+        for kind in _KINDS:
+            yield from map(_PLACE, part.lines[kind])
+        for job_id, _, attempts in part.attempts:
+            yield job_id, attempts.number
 
 
 def _flushes(parts: list[_Part], placed: dict[str, Placed | None]) -> list[JobFlush]:

@@ -177,8 +177,7 @@ class QueueLine:
         queue, request_id = self._mailbox.queue, found.request_id
         if found.kind is Kind.LOST:
             raise Ambiguous(
-                "the queue no longer knows this request: it was emptied, or another process has recorded its answer",
-                code="queue_lost",
+                "the queue no longer knows this request: it was emptied, or another process has recorded its answer"
             )
         try:
             if found.kind is Kind.TOO_LARGE:

@@ -141,5 +141,5 @@ def _failure(result: _Result) -> UpstreamError:
         case "INVALID_REQUEST":
             return Refused(f"the processor refuses the request: {why}", status=400)
         case "DEADLINE_EXCEEDED":
-            return Ambiguous(f"the processor says that the request's time was over: {why}", code="queue_deadline")
-    return Ambiguous(f"the processor has no answer: {why}", code="queue_no_answer")
+            return Ambiguous(f"the processor says that the request's time was over: {why}")
+    return Ambiguous(f"the processor has no answer: {why}")
