@@ -18,7 +18,8 @@ TidegateError
 │   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, nobody's health is harmed
 │   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
 │   ├── Refused               4xx: this request will never work
-│   │   └── Overspent         a budget in money has too little left for it: nothing was sent
+│   │   ├── Overspent         a budget in money has too little left for it: nothing was sent
+│   │   └── Unbounded         nothing says what it can cost, and a budget in money binds it: nothing was sent
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
@@ -152,6 +153,10 @@ class Refused(UpstreamError):
 
 class Overspent(Refused):
     reason = "budget_exceeded"
+
+
+class Unbounded(Refused):
+    reason = "max_tokens_required"
 
 
 class Ambiguous(UpstreamError):

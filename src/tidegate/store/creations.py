@@ -23,7 +23,7 @@ async def count_creation(tx: Tx, budgets: tuple[Budget, ...], size_bytes: int) -
             if limit.tokens is not None and size_bytes > limit.tokens:
                 raise ApiProblem(
                     413,
-                    "quota_exceeded",
+                    "input_exceeds_quota",
                     f"This file has {size_bytes:,} bytes, and the {_whose(budget)} may submit {limit.tokens:,} bytes of input per "
                     f"{limit.period}. Split it, or have the limit raised.",
                     param="input_file_id",

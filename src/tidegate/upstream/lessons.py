@@ -17,6 +17,7 @@ from tidegate.core.errors import (
     Refused,
     Throttled,
     Unavailable,
+    Unbounded,
     UpstreamError,
     Withheld,
 )
@@ -25,7 +26,6 @@ from tidegate.core.ports import Clock, Entropy, Rests
 from tidegate.upstream.backpressure import Backpressure
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import EXCEEDS_LIMIT
-from tidegate.upstream.reserve import UNBOUNDED
 from tidegate.upstream.room import Room
 from tidegate.upstream.routes import Route
 
@@ -58,7 +58,7 @@ class Lessons:
     def failed(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
-        was_withheld = isinstance(error, Withheld | Overspent) or error.code in (EXCEEDS_LIMIT, UNBOUNDED)
+        was_withheld = isinstance(error, Withheld | Overspent | Unbounded) or error.code == EXCEEDS_LIMIT
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
             (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable, Withheld
-from tidegate.core.policy_rules import Code
 from tidegate.core.ports import Clock, Limits
 
 log = structlog.get_logger(__name__)
@@ -119,7 +118,7 @@ class Parallel:
             "all parallel calls that its key, user or organization may have are in use",
             until_ms=self._clock.monotonic_ms() + AGAIN_MS,
             retry_after_ms=AGAIN_MS,
-            code=Code.PARALLEL_EXCEEDED,
+            code="max_parallel_requests_exceeded",
         )
 
     # This process's part.

@@ -338,7 +338,7 @@ class Purse:
                         f"the rest of the budget of {lacking.id} is set aside for calls in flight",
                         until_ms=until_ms,
                         spent=lacking.id,
-                        code=Code.BUDGET_RESERVED,
+                        code="budget_reserved",
                     )
                 )
 

@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.core.budgets import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
-from tidegate.core.errors import Refused
+from tidegate.core.errors import Unbounded
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.prices import bound
@@ -29,8 +29,6 @@ NEWEST_WEIGHT = 0.02
 SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
 
 WHOLE_BUDGET = sys.maxsize
-
-UNBOUNDED = "max_tokens_required"
 
 
 class _Allowed(msgspec.Struct):
@@ -88,11 +86,10 @@ class Reserve:
         if price.output_nano and call.endpoint not in SILENT:
             output = _allowed(call, deployment.output_tokens_max)
         if output is None:
-            raise Refused(
+            raise Unbounded(
                 "its key, user, team or organization has a budget in money, and nothing bounds what this request can cost: "
                 "set its max_tokens, or have output_tokens_max set for the deployment",
                 status=400,
-                code=UNBOUNDED,
             )
         return min(bound(len(call.body), output, price, batch=batch), TOKENS_MAX)
 
