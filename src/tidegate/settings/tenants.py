@@ -64,6 +64,8 @@ class TenantPolicy:
         self, tenant_id: str, user: str | None, key_id: str | None, key_parallel_max: int
     ) -> tuple[tuple[str, int], ...]:
         """How many calls at once those may have who are behind a call, by name; `key_parallel_max` is what the key itself bears."""
+        if not (key_parallel_max or self.parallel_max or self.user_parallel_max or self.key_parallel_max):
+            return ()
         of_key = min((one for one in (self.key_parallel_max, key_parallel_max) if one), default=0)
         named = (
             (f"tenant:{tenant_id}", self.parallel_max),

@@ -1,7 +1,7 @@
 """How many calls at once those behind them may have: a key, a user, a tenant; over every process never above the cap.
 
 A place is taken per call, right before a deployment is looked for, and given back when the call ends, however it ends. With the embedded
-store there is one process, and the caps are its own. With several, this process's part of each cap is asked of the Limits port when somebody
+store there is one process, and the caps are its own. With several, this process's part of a cap is asked of the Limits port when somebody
 is short of it, and given up when nobody wants it. A few calls wait here for a place, so that one is never idle; the others are put off,
 for a call that waits takes the place of one that could go. It knows no deployment and no budget.
 """

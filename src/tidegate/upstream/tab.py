@@ -1,7 +1,7 @@
 """What an interactive call took of its budgets, and what it really used and cost: settled once, told once.
 
-A call whose answer says nothing of its usage is estimated, and of its money all that was set aside counts as spent. Who pays, and where what
-was used is written down, is the affair of whoever listens.
+A call whose answer says nothing of its usage is estimated, and of its money all that was set aside counts as spent. Who pays, and where
+what was used is written down, is the affair of whoever listens.
 """
 
 from collections.abc import Callable
