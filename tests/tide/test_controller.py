@@ -230,6 +230,19 @@ def test_traffic_past_our_gateway_shows_in_the_engines_own_numbers() -> None:
     assert tide.observe(Signals(400.0, in_flight=6, awaiting=1, sample=ours)).why.startswith("quiet")
 
 
+def test_where_users_come_unseen_little_is_in_their_way_beside_a_prompt_that_is() -> None:
+    def quiet(at_ms: float, awaiting: int, interactive: int | None) -> int:
+        sample = EngineSample(at_ms, known=awaiting, running=float(awaiting), waiting=0.0)
+        signals = Signals(at_ms, in_flight=awaiting, awaiting=awaiting, sample=sample)
+        return tide.observe(replace(signals, interactive=interactive, interactive_awaiting=interactive)).prompt_tokens
+
+    tide = Tide(TidePolicy(64))
+    assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_024, 512)
+    assert (quiet(9_000.0, 0, None), quiet(9_010.0, 1, None)) == (2_048, 1_024)
+    tide = Tide(TidePolicy(64))
+    assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_024, 8_192), "a gateway sees who comes"
+
+
 def test_an_engine_that_stops_telling_is_not_pressed() -> None:
     tide = Tide(TidePolicy(256))
     decision = quiet(tide, 0.0, 60.0, gateway=False)
