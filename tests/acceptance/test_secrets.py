@@ -1,0 +1,218 @@
+"""Secrets that stand out, in every place that can hold one, and everything that can go wrong with each: none is ever said.
+
+Real processes at the debug level. What they print, answer, count, write into results and show of their settings is searched for each
+secret, as it is and as others write it (base64, percent signs).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx2
+import pytest
+
+from tests.support.engine import Engine
+from tests.support.processes import Proc, Processes
+from tests.support.run_directory import RunDirectory
+from tests.support.tidegate import TIDEGATE, Site, chat_line
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import Upstream
+
+# One for each place; what is said names the place.
+PLACES = (
+    "api-key-env", "api-key-environ", "api-key-file", "api-key-literal", "pepper", "redis", "postgres", "s3-id", "s3-secret",
+    "header-of-a-caller", "wrong-key", "wrong-token",
+)  # fmt: skip
+CANARY = {place: f"CANARY+{place}/7f3a" for place in PLACES}
+ASK = {"messages": [{"role": "user", "content": "Say hi."}]}
+
+
+def forms(secret: str) -> set[str]:
+    return {secret, quote(secret, safe=""), quote(secret), base64.b64encode(secret.encode()).decode().rstrip("=")}
+
+
+async def quotes_the_key(request: Request, peer: Peer) -> None:
+    """Says what it was sent, as some servers do to a wrong key; which way is in the prompt."""
+    shown = request.headers.get("Authorization", "").encode()
+    status = next((code for code in (401, 400, 500, 200) if f"say {code}".encode() in request.body), 401)
+    await peer.answer(status, b'{"error":{"message":"Incorrect API key provided: %s"}}' % shown, X_Echo=shown.decode())
+
+
+class Told:
+    """Everything that was said so far, by whom."""
+
+    def __init__(self) -> None:
+        self.by: dict[str, str] = {}
+
+    def hear(self, answer: httpx2.Response) -> httpx2.Response:
+        request = answer.request
+        self.by[f"{len(self.by)} {request.method} {request.url.path} -> {answer.status_code}"] = (
+            f"{dict(answer.headers)} {answer.text}"
+        )
+        return answer
+
+    def heard_of(self, secrets: dict[str, str]) -> list[tuple[str, str]]:
+        return [
+            (place, who)
+            for place, secret in secrets.items()
+            for who, text in self.by.items()
+            if any(form in text for form in forms(secret))
+        ]
+
+
+class Installation:
+    def __init__(self, processes: Processes, directory: Path) -> None:
+        self.processes = processes
+        self.directory = directory
+        self.engine = Engine(processes, directory / "engine")
+        self.quoting = Upstream(quotes_the_key)
+        self.told = Told()
+        key_file = directory / "upstream.key"
+        key_file.write_text(CANARY["api-key-file"] + "\n")
+        gone = "http://127.0.0.1:1/v1"
+        models = {
+            "quoted": {"url": self.quoting.url, "api_key": "env:CANARY_ENV"},
+            "forbidden": {"url": self.quoting.url, "api_key": "os.environ/CANARY_ENVIRON"},
+            "gone": {"url": gone, "api_key": f"file:{key_file}"},
+            "well": {"url": self.engine.url, "api_key": CANARY["api-key-literal"]},
+        }
+        self.config = directory / "tidegate.yaml"
+        self.config.write_text(json.dumps({"models": {name: {"deployments": [one]} for name, one in models.items()}}))
+        more = {
+            "TIDEGATE_CONFIG": str(self.config),
+            "TIDEGATE_LOGGING_LEVEL": "debug",
+            "TIDEGATE_AUTH_PEPPER": CANARY["pepper"] * 2,
+            "TIDEGATE_REDIS_URL": f"redis://:{quote(CANARY['redis'], safe='')}@127.0.0.1:1/0",
+            "TIDEGATE_RETRY_BACKOFF_MS": "20",
+            "CANARY_ENV": CANARY["api-key-env"],
+            "CANARY_ENVIRON": CANARY["api-key-environ"],
+        }
+        self.site = Site("embedded", processes, directory, self.engine, more)
+        self.site.env["TIDEGATE_UPSTREAM_URL"] = ""
+        self.serve = self.site.serve()
+        self.token = json.loads((self.site.data / "control.json").read_text())["token"]
+        self.keys: dict[str, str] = {}
+
+    def command(self, *arguments: str, more: dict[str, str] | None = None, data: Path | None = None) -> Proc:
+        """A command run to its end, whatever that is."""
+        args = [TIDEGATE, *arguments, "--data", str(data or self.site.data)]
+        proc = self.processes.start(args, name=arguments[0], env=self.site.environment(more=more))
+        proc.wait(60)
+        return proc
+
+    def key(self, org: str) -> str:
+        headers = {"X-Tidegate-Control": self.token}
+        made = httpx2.post(f"{self.site.url}/control/keys", json={"org": org}, headers=headers, timeout=30)
+        self.keys[f"key of {org}"] = made.json()["key"]
+        return str(made.json()["key"])
+
+    def close(self) -> None:
+        self.quoting.close()
+
+
+@pytest.fixture(scope="module")
+def installation(run_directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    directory: Path = tmp_path_factory.mktemp("secrets")
+    processes = Processes(directory / "process-logs", run_directory.process_registry())
+    made: Installation | None = None
+    try:
+        made = Installation(processes, directory)
+        yield made
+    finally:
+        processes.close()
+        if made is not None:
+            made.close()
+
+
+@pytest.mark.timeout(300)
+def test_no_secret_is_ever_said(installation: Installation) -> None:
+    one, told = installation, installation.told
+    key = one.key("acme")
+    with httpx2.Client(base_url=one.site.url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as client:
+        _run_a_batch(one, key, told)
+        _ask_interactively(client, told)
+        for path in ("/metrics", "/readyz", "/healthz", "/v1/models", "/v1/models/quoted", "/v1/files", "/v1/batches"):
+            told.hear(client.get(path))
+    _be_refused(one, told)
+    _ask_commands(one)
+    for number, proc in enumerate(one.processes.started):
+        told.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
+    assert told.heard_of({**CANARY, **one.keys, "control token": one.token}) == []
+    said = "".join(told.by.values())
+    for word in ("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled"):
+        assert word in said, f"nothing told of {word}: the search would prove nothing"
+
+
+def _ask_interactively(client: httpx2.Client, told: Told) -> None:
+    for model, text in (
+        ("quoted", "say 400"),
+        ("quoted", "say 500"),
+        ("quoted", "say 200"),
+        ("gone", ""),
+        ("well", ""),
+    ):
+        messages = [{"role": "user", "content": text or "Say hi."}]
+        told.hear(client.post("/v1/chat/completions", json={"model": model, "messages": messages}))
+        told.hear(client.post("/v1/messages", json={"model": model, "messages": messages, "max_tokens": 5}))
+    told.hear(client.post("/v1/chat/completions", json={"model": "forbidden", **ASK}))
+    secret_header = {"X-Secret": CANARY["header-of-a-caller"]}
+    told.hear(client.post("/v1/chat/completions", json={"model": "absent", **ASK}, headers=secret_header))
+
+
+def _run_a_batch(one: Installation, key: str, told: Told) -> None:
+    site = one.site.as_caller(key)
+    texts = {"quoted": ("say 400", "say 500", "say 200"), "forbidden": ("a", "b"), "gone": ("a", "b"), "well": ("a",)}
+    lines = [
+        chat_line(f"{model} {number}", text, model)
+        for model, all_of_it in texts.items()
+        for number, text in enumerate(all_of_it)
+    ]
+    batch_id = site.submit(lines)
+    site.until_done(batch_id, 4)
+    one.serve.wait_for_line("upstream_key_rejected")
+    one.command("explain", batch_id, "--org", "acme")
+    site.cancel(batch_id)
+    ended = site.ended(batch_id)
+    told.by["results"] = json.dumps([ended.batch, ended.output, ended.errors])
+
+
+def _be_refused(one: Installation, told: Told) -> None:
+    wrong = [
+        {"Authorization": f"Bearer {CANARY['wrong-key']}"},
+        {"Authorization": CANARY["wrong-key"]},
+        {"x-api-key": CANARY["wrong-key"]},
+        {"X-Tidegate-Control": CANARY["wrong-token"]},
+    ]
+    with httpx2.Client(base_url=one.site.url, timeout=60) as client:
+        for headers in wrong:
+            for method, path in (("GET", "/v1/files"), ("POST", "/v1/messages"), ("POST", "/control/keys")):
+                told.hear(client.request(method, path, headers=headers, json={} if method == "POST" else None))
+
+
+def _ask_commands(one: Installation) -> None:
+    password = quote(CANARY["postgres"], safe="")
+    postgres = {"TIDEGATE_STORE_URL": f"postgresql://tidegate:{password}@127.0.0.1:1/tidegate"}
+    objects = {
+        "TIDEGATE_BLOBS_URL": "s3://bucket/prefix",
+        "TIDEGATE_BLOBS_ENDPOINT": "http://127.0.0.1:1",
+        "TIDEGATE_BLOBS_ALLOW_HTTP": "true",
+        "TIDEGATE_BLOBS_ACCESS_KEY_ID": CANARY["s3-id"],
+        "TIDEGATE_BLOBS_SECRET_ACCESS_KEY": CANARY["s3-secret"],
+    }
+    no_url = {"TIDEGATE_STORE_URL": CANARY["postgres"], "TIDEGATE_REDIS_URL": CANARY["redis"]}
+    elsewhere = one.directory / "elsewhere"
+    for arguments, more, data in (
+        (("config", "--json", "--explain"), {}, None),
+        (("doctor", "--debug"), {}, None),
+        (("keys", "list"), {}, None),
+        (("deployments", "list"), {}, None),
+        (("config",), {**postgres, **objects}, elsewhere),
+        (("worker", "--debug"), postgres, elsewhere),
+        (("doctor", "--json"), {**postgres, **objects}, elsewhere),
+        (("migrate", "--debug"), no_url, elsewhere),
+    ):
+        one.command(*arguments, more=more, data=data)
