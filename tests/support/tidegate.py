@@ -259,8 +259,8 @@ class Site:
 
     def calls_of(self, batch_id: str) -> list[dict[str, Any]]:
         """Those that were made for the items of one batch."""
-        mine = f"batch_req_{job_part(batch_id)}"
-        return [call for call in self.calls() if str(call["idempotency_key"]).startswith(mine)]
+        mine = (f"batch_req_{job_part(batch_id)}", f"batch_grp_{job_part(batch_id)}")
+        return [call for call in self.engine.calls() if str(call["idempotency_key"]).startswith(mine)]
 
     def repeated(self) -> Counter[str]:
         """Items by how often they were called again after a call that may have been billed."""
