@@ -50,6 +50,8 @@ def test_commands_on_pages_exist() -> None:
                     "batches",
                     "keys",
                     "scheduler",
+                    "deployments",
+                    "resources",
                 ), line
                 for option in re.findall(r"(?<!\S)--[a-z-]+", call[1]):
                     assert option in options, line

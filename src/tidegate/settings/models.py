@@ -258,15 +258,19 @@ def retry_policies(settings: Settings) -> dict[str, RetryPolicy]:
 
 def _any_model(settings: Settings) -> Deployment:
     # Its slots are the worker's own: whoever names one upstream and raises the worker's number means that one.
-    said = settings.upstream
     return Deployment(
         name=ANY_MODEL,
-        url=said.url,
-        engine=Engine(said.engine),
-        api_key=said.api_key,
+        url=settings.upstream.url,
+        engine=Engine(settings.upstream.engine),
+        api_key=settings.upstream.api_key,
         max_in_flight=settings.worker.in_flight_max,
         is_capacity_known=False,
-        read_timeout_s=said.read_timeout_s or None,
-        total_timeout_s=said.total_timeout_s,
-        tls=Tls(said.ca_file or None, said.cert_file or None, said.key_file or None, verify=said.verify),
+        read_timeout_s=settings.upstream.read_timeout_s or None,
+        total_timeout_s=settings.upstream.total_timeout_s,
+        tls=Tls(
+            settings.upstream.ca_file or None,
+            settings.upstream.cert_file or None,
+            settings.upstream.key_file or None,
+            verify=settings.upstream.verify,
+        ),
     )
