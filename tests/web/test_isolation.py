@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.server import WebServer, settings_with
+from tidegate.core.ids import item_id
 
 ABSENT = {"file_id": "file_0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
@@ -56,6 +58,9 @@ OPERATORS = {
     ("GET", "/control/scheduler"),
     ("GET", "/control/usage"),
     ("POST", "/control/scheduler"),
+    ("GET", "/control/routing"),
+} | {
+    ("POST", f"/control/{kind}/{verb}") for kind in ("deployments", "resources") for verb in ("add", "change", "remove")
 }
 
 
@@ -89,6 +94,44 @@ class Two:
             ],
             "batch_id": [self.running_id, self.done_id, *NO_SHAPE],
         }
+
+    def of_every_kind(self) -> dict[str, str]:
+        """One id of each kind of thing that `ours` has."""
+        job = self.web.job(self.done_id)
+        keys = [key for key in self.web.run(self.web.store.list_keys(10)) if key["tenant"] == "ours"]
+        return {
+            "file": self.file_id,
+            "batch": self.done_id,
+            "item": item_id(self.done_id, 0),
+            "key": str(keys[0]["id"]),
+            "tenant": job.tenant_id,
+            "worker": self.web.worker_id,
+            "idempotency key": "same",
+            "request": self.ours.get("/v1/files").headers["x-request-id"],
+        }
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        """How the store is asked meanwhile: a name for each transaction. Keys are asked for once in a while, which is nobody's id."""
+        driver, asked = self.web.store._driver, []
+        kept = {name: getattr(driver, name) for name in ("read", "write")}
+
+        def watch(name: str) -> Any:
+            def run(body: Any) -> Any:
+                what = f"{name} {body.__qualname__}"
+                if "key" not in what:
+                    asked.append(what)
+                return kept[name](body)
+
+            return run
+
+        for name in kept:
+            setattr(driver, name, watch(name))
+        try:
+            yield asked
+        finally:
+            for name, was in kept.items():
+                setattr(driver, name, was)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"], scope="module")
@@ -137,6 +180,44 @@ def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) ->
         assert looks(answer) == looks(absent), its_id
     ranged = two.theirs.request(method, path.replace(f"{{{param}}}", two.ids[param][0]), headers={"Range": "bytes=0-"})
     assert looks(ranged) == looks(absent)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
+def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two, method: str, path: str) -> None:
+    """Whatever ids leak, in links, logs or results: of whatever kind, on whatever route, they open nothing."""
+    param = "file_id" if "file_id" in path else "batch_id"
+    absent = looks(two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param])))
+    for kind, its_id in two.of_every_kind().items():
+        assert looks(two.theirs.request(method, path.replace(f"{{{param}}}", its_id))) == absent, kind
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
+def test_the_store_is_asked_as_much_for_a_foreign_id_as_for_an_absent_one(two: Two, method: str, path: str) -> None:
+    """Time tells nothing either: both take the same way through the store."""
+    param = "file_id" if "file_id" in path else "batch_id"
+
+    def asked(its_id: str) -> list[str]:
+        with two.watched() as statements:
+            two.theirs.request(method, path.replace(f"{{{param}}}", its_id))
+        return statements
+
+    absent = asked(ABSENT[param])
+    assert absent
+    for its_id in two.ids[param]:
+        if its_id not in NO_SHAPE:
+            assert asked(its_id) == absent, its_id
+
+
+@pytest.mark.parametrize(
+    "header", ["X-Tidegate-Tenant", "OpenAI-Organization", "OpenAI-Project", "anthropic-workspace"]
+)
+def test_no_header_makes_a_key_another_tenants(two: Two, header: str) -> None:
+    tenant_id = two.web.run(two.web.store.tenant_by_name("ours"))
+    for name in ("ours", str(tenant_id)):
+        named = {header: name}
+        assert two.theirs.get("/v1/files", headers=named).json() == two.theirs.get("/v1/files").json()
+        assert two.theirs.get(f"/v1/batches/{two.running_id}", headers=named).status_code == 404
+        assert two.theirs.delete(f"/v1/files/{two.file_id}", headers=named).status_code == 404
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(OPERATORS))
@@ -194,6 +275,15 @@ def test_idempotency_keys_are_ones_own(two: Two) -> None:
         ]
         assert ids[0] == ids[1]
         client.post(f"/v1/batches/{ids[0]}/cancel")
+    # Nor does the same key with another body show that someone else has used it.
+    for client, name in ((two.ours, "once"), (two.theirs, "once")):
+        answer = client.post(
+            "/v1/files",
+            files={"file": (f"{id(client)}.jsonl", b'{"a": 1}\n')},
+            data={"purpose": "batch"},
+            headers={"Idempotency-Key": name},
+        )
+        assert answer.status_code == 200
 
 
 def test_no_answer_names_the_other(two: Two) -> None:
