@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -18,7 +19,9 @@ from tidegate.core.queues import Found, Kind, Put, QueueAway, Request, Sorted, W
 pytestmark = pytest.mark.anyio
 
 BYTES_MAX = 1 << 20
-SOME = Request("batch_req_1-ab.0", b'{"internal":{"request_token":"t1"},"data":{}}', 1_900_000_000.25, "t1", 60_000)
+# The processor's markers know no queue: what runs beside this has other ids.
+ID = f"batch_req_1-{secrets.token_hex(8)}.0"
+SOME = Request(ID, b'{"internal":{"request_token":"t1"},"data":{}}', 1_900_000_000.25, "t1", 60_000)
 
 
 class Place:
@@ -27,7 +30,7 @@ class Place:
     def __init__(self, url: str) -> None:
         name = secrets.token_hex(6)
         self.queue = Queue(Secret(url), f"requests:{name}", f"results:{name}")
-        self.redis: Redis = Redis.from_url(url)
+        self.redis: Any = Redis.from_url(url)
         self.opened: list[RedisQueue] = []
 
     def process(self) -> RedisQueue:
@@ -36,16 +39,16 @@ class Place:
 
     async def take(self) -> list[bytes]:
         """As the processor does."""
-        return [message for message, _ in await self.redis.zpopmin(self.queue.requests, 100)]  # type: ignore[misc]
+        return [message for message, _ in await self.redis.zpopmin(self.queue.requests, 100)]
 
     async def push(self, *messages: bytes) -> None:
-        await self.redis.lpush(self.queue.results, *messages)  # type: ignore[misc]
+        await self.redis.lpush(self.queue.results, *messages)
 
     async def dead(self) -> list[bytes]:
-        return list(await self.redis.lrange(self.queue.results + ":dead", 0, -1))  # type: ignore[misc]
+        return list(await self.redis.lrange(self.queue.results + ":dead", 0, -1))
 
     async def kept(self) -> int:
-        return int(await self.redis.hlen(self.queue.results + ":kept"))  # type: ignore[misc]
+        return int(await self.redis.hlen(self.queue.results + ":kept"))
 
 
 @pytest.fixture
@@ -108,6 +111,20 @@ async def test_a_request_with_an_unread_result_is_out(place: Place) -> None:
     await place.push(result())
     assert await two.put(SOME) is Put.OUT
     assert (await look(two)).found == (Found(SOME.id, Kind.ANSWERED, result()),)
+
+
+async def test_a_request_is_out_from_its_laying_down_until_it_is_recorded(place: Place) -> None:
+    one, two = place.process(), place.process()
+    seen = [await two.is_out(SOME.id)]
+    await one.put(SOME)
+    seen.append(await two.is_out(SOME.id))
+    await place.take()
+    await place.push(result())
+    await look(one)
+    seen.append(await two.is_out(SOME.id))
+    await one.acknowledge([SOME.id])
+    seen.append(await two.is_out(SOME.id))
+    assert seen == [False, True, True, False]
 
 
 async def test_what_was_discarded_may_be_laid_down_again_and_what_was_recorded_too(place: Place) -> None:

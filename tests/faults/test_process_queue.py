@@ -23,14 +23,14 @@ ITEMS = 24
 class Queued:
     """A site whose one deployment has a queue, and whoever takes from it."""
 
-    def __init__(self, site: Site, redis_url: str) -> None:
+    def __init__(self, site: Site, redis_url: str, **more: Any) -> None:
         self.site = site
         self.redis_url = redis_url
         self.pool = f"pool-{secrets.token_hex(6)}"
-        self.redis: Redis = Redis.from_url(redis_url)
+        self.redis: Any = Redis.from_url(redis_url)
         self.requests = f"llm-d-async:requests:{self.pool}"
         self.results = f"llm-d-async:results:{self.pool}:tidegate"
-        queue = {"url": redis_url, "pool": self.pool}
+        queue = {"url": redis_url, "pool": self.pool, **more}
         deployment = {"url": site.engine.url, "queue": queue, "max_in_flight": 64, "name": "queued"}
         path = site.directory / "tidegate.yaml"
         path.write_text(json.dumps({"models": {"m": {"deployments": [deployment]}}}))
@@ -47,13 +47,13 @@ class Queued:
         wait_until(there, END_S, what, poll_s=ASK_S)
 
     def waiting(self) -> int:
-        return int(self.redis.zcard(self.requests))  # type: ignore[arg-type]
+        return int(self.redis.zcard(self.requests))
 
     def kept(self) -> int:
-        return int(self.redis.hlen(self.results + ":kept"))  # type: ignore[arg-type]
+        return int(self.redis.hlen(self.results + ":kept"))
 
     def dead(self) -> list[bytes]:
-        return list(self.redis.lrange(self.results + ":dead", 0, -1))  # type: ignore[arg-type]
+        return list(self.redis.lrange(self.results + ":dead", 0, -1))
 
     def is_clean(self) -> bool:
         """Nothing of ours is left in Redis but the memory of what was recorded."""
@@ -112,7 +112,7 @@ def test_requests_of_a_dead_worker_are_adopted_while_they_lie_in_the_queue(queue
     batch_id = queued.site.submit(lines)
     queued.until(lambda: queued.waiting() > 0, "requests in the queue")
     victim.kill()
-    before = {message for message, _ in queued.redis.zrange(queued.requests, 0, -1, withscores=True)}  # type: ignore[union-attr]
+    before = {message for message, _ in queued.redis.zrange(queued.requests, 0, -1, withscores=True)}
     queued.site.relieve()
     queued.processor()
     queued.judge(batch_id, lines, repeats_max=0)
@@ -183,3 +183,28 @@ def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_
     wait_until(lambda: "queue_away" in worker.logs(), END_S, "the worker to notice")
     private_redis.resume()
     queued.judge(batch_id, lines, repeats_max=0)
+
+
+def test_a_paused_worker_takes_nothing_back_from_the_one_that_went_on(queued: Queued) -> None:
+    lines = requests(ITEMS)
+    paused = queued.site.begin()
+    batch_id = queued.site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    paused.stop()
+    queued.site.worker(name="next")
+    queued.until(lambda: queued.site.is_gone(paused), "the paused one to be declared gone")
+    paused.cont()
+    queued.processor()
+    queued.judge(batch_id, lines, repeats_max=0)
+
+
+def test_a_processor_that_dies_with_what_it_took_costs_a_try(queue_site: Site, redis_url: str) -> None:
+    queued = Queued(queue_site, redis_url, timeout_s=3.0)
+    lines = requests(4)
+    queue_site.begin()
+    batch_id = queue_site.submit(lines)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
+    queued.redis.zpopmin(queued.requests, 100)
+    queued.processor()
+    # Nobody can know that the first try was never sent.
+    queue_site.judge(batch_id, lines, repeats_max=len(lines))

@@ -31,7 +31,7 @@ DEAD_MS = 7 * 24 * 3600 * 1000
 # A processor that delivers at least once does so within minutes.
 REMEMBERED_MS = 600_000
 
-_SCRIPTS = ("queue_put", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep")
+_SCRIPTS = ("queue_put", "queue_out", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep")
 
 
 class RedisQueue:
@@ -56,6 +56,9 @@ class RedisQueue:
     async def put(self, request: Request) -> Put:
         words = (request.id, self._queue.requests, request.message, repr(request.score), request.token, self._owner)
         return Put(_text(await self._ask("queue_put", *words, request.keep_ms)))
+
+    async def is_out(self, request_id: str) -> bool:
+        return bool(await self._ask("queue_out", request_id))
 
     async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
         terms = (SORTED_MAX, result_bytes_max, READ_BYTES_MAX, int(look), DEAD_MAX, DEAD_MS)

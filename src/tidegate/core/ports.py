@@ -187,6 +187,9 @@ class RequestQueue(Protocol):
     async def put(self, request: Request) -> Put:
         """Lay a request down, unless one with its id is out already: then that one is this process's to wait for."""
 
+    async def is_out(self, request_id: str) -> bool:
+        """Whether a request with this id is out: it lies there, runs, or was answered and is not recorded."""
+
     async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
         """Sort what came back, and say what is known of these requests; reading takes nothing away. With `look`, also which of them the
         queue no longer knows."""

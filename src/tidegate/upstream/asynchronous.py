@@ -111,7 +111,7 @@ class QueueLine:
         leave: Leave | None = None,
         attempt: int = 0,
     ) -> Reply:
-        request_id = f"{idempotency_key}.{attempt}"
+        request_id = _request_id(idempotency_key, attempt)
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
@@ -142,6 +142,12 @@ class QueueLine:
         else:
             return await self._read(idempotency_key.partition("-")[0], found)
         raise await self._too_late(request_id, total_s)
+
+    async def is_out(self, idempotency_key: str, attempt: int) -> bool:
+        try:
+            return await self._mailbox.queue.is_out(_request_id(idempotency_key, attempt))
+        except QueueAway:
+            return False
 
     async def get(self, url: URL, total_s: float) -> Reply:
         """Whether the queue is there: nobody but whoever takes from it knows how the model server is."""
@@ -238,6 +244,10 @@ class QueueTransport:
     async def close(self) -> None:
         await self._office.close()
         await self._http.close()
+
+
+def _request_id(idempotency_key: str, attempt: int) -> str:
+    return f"{idempotency_key}.{attempt}"
 
 
 def _never_started(away: QueueAway) -> Unavailable:

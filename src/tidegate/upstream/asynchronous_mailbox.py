@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 # How often the queue is looked at: at once after news, ever more rarely while there is none.
 LOOK_S_MIN = 0.01
 LOOK_S_MAX = 0.25
+# Each look names all that are waited for: many of them are looked at more rarely.
+LOOK_S_EACH = 0.00005
 AWAY_S = 0.5
 IDS_MAX = 512
 # What the queue no longer knows is looked for less often: it costs another question for each request.
@@ -87,7 +89,7 @@ class Mailbox:
             if is_sweep_due:
                 sweep_at_s = now_s() + SWEEP_S
             self._pause_s = LOOK_S_MIN if found else min(self._pause_s * 1.5, LOOK_S_MAX)
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(max(self._pause_s, min(len(self._waiting) * LOOK_S_EACH, LOOK_S_MAX)))
 
     async def _look_once(self, *, look: bool) -> bool:
         """One round over all who wait; says whether there was news."""

@@ -27,7 +27,7 @@ from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
 from tidegate.upstream.tides import LaneTide
-from tidegate.upstream.transport import Line, OpenLine
+from tidegate.upstream.transport import Line, OpenLine, QueuedLine
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
@@ -115,6 +115,7 @@ class Lane:
         self.deployment = deployment
         self.line = line
         self.open_line = line if isinstance(line, OpenLine) else None
+        self.queued_line = line if isinstance(line, QueuedLine) else None
         self.control = control
         self.slots = min(self.slots, deployment.batch_in_flight_max)
         self.tokens_max = deployment.tokens_in_flight_max

@@ -254,9 +254,22 @@ class Router:
 
     async def _send(self, call: Call) -> Answer:
         route = self._route(call.model)
+        for one in (route, *route.fallbacks):
+            if one.queued_lanes and (len(one.lanes) > 1 or route.fallbacks):
+                lane = await self._out_at(one, call)
+                if lane is not None:
+                    return await self._send_from(one, lane, call)
         if not route.fallbacks:
             return await self._send_by(route, call)
         return await self._along(route, call, lambda one: self._send_by(one, call))
+
+    async def _out_at(self, route: Route, call: Call) -> Lane | None:
+        """Where a worker that is gone left this very call: it is waited for there, and sent to no other."""
+        for lane in route.queued_lanes:
+            line = lane.queued_line
+            if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):
+                return lane
+        return None
 
     async def _along(self, route: Route, call: Call, go: Callable[[Route], Awaitable[T]]) -> T:
         """The name's own deployments, then its fallbacks: each only when those before can neither have done nor billed the call."""

@@ -24,6 +24,7 @@ class Route:
 
     def __init__(self, lanes: Sequence[Lane] = (), resource: Resource | None = None) -> None:
         self.lanes: list[Lane] = []
+        self.queued_lanes: list[Lane] = []
         self.interactive_lanes: list[Lane] = []
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[Route, ...] = ()
@@ -39,6 +40,7 @@ class Route:
         """Lead to these from now on. A call that comes here by another name is told the model's own."""
         self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
         self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
+        self.queued_lanes = [lane for lane in self.lanes if lane.queued_line is not None]
         self.items_per_call = max((lane.deployment.items_per_call_max for lane in self.lanes), default=1)
         self.own_budgets = ()
         self._total_s = None if resource is None else resource.total_timeout_s

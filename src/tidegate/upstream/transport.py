@@ -86,6 +86,14 @@ class OpenLine(Protocol):
         """Send one request and give its answer as soon as its head is here, whatever its status; raises like `post`."""
 
 
+@runtime_checkable
+class QueuedLine(Protocol):
+    """A way on which a call may still be under way though whoever sent it is gone."""
+
+    async def is_out(self, idempotency_key: str, attempt: int) -> bool:
+        """Whether this very call is under way there; no when nobody can say."""
+
+
 class Transport(Protocol):
     def line(self, deployment: Deployment) -> Line:
         """The way to this deployment: with its key, its certificates and its time-outs."""
