@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import structlog
 
@@ -166,8 +167,18 @@ def test_a_hook_that_says_no_or_breaks_is_an_answer_of_its_own(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers.get("retry-after") == wait_s
     assert says in answer.json()["error"]["message"]
+    assert answer.headers.get("x-should-retry") == ("false" if code == "hook_failed" else None)
     assert CANARY not in answer.text + str(logged)
     assert world.upstreams[0].posts == []
+
+
+def test_a_hook_that_breaks_on_an_answer_is_not_paid_for_again_by_the_sdk(world: World, own: str) -> None:
+    world.start(answers(chat_with("hi")), hooks={"house": HookEntry(after=f"{own}:breaks")})
+    client = openai.OpenAI(base_url=f"{world.web.url}/v1", api_key="none", max_retries=3)
+    with client, pytest.raises(openai.InternalServerError) as failed:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert failed.value.code == "hook_failed"
+    assert len(world.upstreams[0].posts) == 1
 
 
 def test_rules_bind_by_organization_key_and_model(world: World) -> None:

@@ -39,7 +39,7 @@ ITEM_CODES = (
     | JUDGED_CODES
     | BILLED_REASONS
     | frozenset(STATE_OF_CODE)
-    | {"internal_error", "upstream_refused", "worker_lost"}
+    | {"group_ended", "internal_error", "upstream_refused", "worker_lost"}
 )
 
 

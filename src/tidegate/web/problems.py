@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError
+from tidegate.core.hooks import Code as HookCode
 from tidegate.core.translate import error_to_anthropic
 
 log = structlog.get_logger()
@@ -79,8 +80,9 @@ def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Respons
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
-    if problem.status == 409:
-        # OpenAI's SDK takes a conflict for a passing one and sends it again; none of ours passes.
+    if problem.status == 409 or problem.code == HookCode.FAILED:
+        # OpenAI's SDK takes a conflict or a 500 for a passing one and sends it again. None of our conflicts passes, and where a hook broke
+        # on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
