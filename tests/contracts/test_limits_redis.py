@@ -25,6 +25,14 @@ from tidegate.store.limits import StoreLimits
 pytestmark = pytest.mark.anyio
 
 FOREVER = 9_999_999_999_999
+# Of the one block that a server has: others want so many; nobody fetches it; nobody may take what is left of it any more.
+_WANTED = "return redis.call('HINCRBY', redis.call('KEYS', '*')[1], 'asked', 29)"
+_IS_THERE = "return 1 - redis.call('HEXISTS', redis.call('KEYS', '*')[1], 'lender_till')"
+_IS_OVER = """
+local time = redis.call('TIME')
+local block = redis.call('HMGET', redis.call('KEYS', '*')[1], 'requests', 'till')
+return (tonumber(block[1]) > 0 and tonumber(block[2]) <= time[1] * 1000 + math.floor(time[2] / 1000)) and 1 or 0
+"""
 
 
 @pytest.fixture
@@ -66,8 +74,12 @@ async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: s
     assert (kind, demand) == (b"lend", 3 + 3 + 9 + 5), "one request is left, but no tokens for it"
     rest = (0, 0, server_ms, FOREVER, "1300", 200_000, 15, FOREVER, "deployment:gpu")
     assert await line.call("deposit", key, *rest, run_id=run_id) == [b"1234", 1, 0]
-    assert (await take(1, 15))[0::2] == [b"resting", b"deployment:gpu"]
-    assert (await take(1, 14))[0] == b"lend", "less than what had no room may have some"
+    kind, wait_ms, spent = await take(1, 15)
+    assert (kind, spent) == (b"resting", b"deployment:gpu")
+    assert wait_ms <= 200_000, "what was left went back, so the moment that the store named is too late"
+    kind, _, demand = await take(1, 14)
+    assert kind == b"lend", "less than what had no room may have some"
+    assert demand == 0, "where there is too little, nobody fetches for others"
     late = (7, 70, server_ms, server_ms, "1400", 0, 10, 0, "")
     assert await line.call("deposit", key, *late, run_id=run_id) == [b"1300", 0, 0]
     assert (await take(1, 10))[0] == b"lend", "a block that came too late is dealt to nobody"
@@ -75,6 +87,28 @@ async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: s
     assert await line.call("deposit", key, *early, run_id=run_id) == [b"1400", 7, 70]
     assert (await take(1, 10))[0] == b"lend", "nor is one whose beginning the server's clock has not seen"
     await line.close()
+
+
+async def test_what_nobody_took_of_a_block_is_used_soon_and_not_a_minute_later(
+    limits: LimitsWorld, private_redis: RedisServer
+) -> None:
+    """The store's clock stands still, so nothing frees by itself."""
+    first, second = await limits.process(), await limits.process()
+    one = budget("gpu", minute(40))
+    await limits.send(first, one)
+
+    def says(script: str) -> bool:
+        return private_redis.command("EVAL", script, "0") == ":1"
+
+    await wait_until_async(lambda: says(_IS_THERE), 30, "the first block")
+    says(_WANTED)
+    assert (await limits.send(second, one, 5)).requests == 5
+    await wait_until_async(lambda: says(_IS_OVER), 30, "the rest of the second block to be nobody's any more")
+    short = await limits.send(first, one, 20)
+    assert short.requests < 20
+    assert short.wait_ms <= 250
+    await until_sent(limits, [first], one, 40)
+    limits.judge(40)
 
 
 @pytest.mark.parametrize("fault", ["FLUSHALL", "SCRIPT FLUSH", "restart"])

@@ -12,6 +12,7 @@ about money always do.
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
 from tidegate.core.budgets import GRANT_MS, NEVER_MS, Ask, Budget, Grant, Settlement
@@ -35,7 +36,7 @@ class RedisLimits:
         self._store = store
         self._name = name
         self._line = RedisLine(url, ("take", "deposit"), timeout_s)
-        self._deposits: set[asyncio.Task[None]] = set()
+        self._deposits: set[asyncio.Task[bool]] = set()
 
     async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
         for ask in asks:
@@ -78,6 +79,9 @@ class RedisLimits:
                     server_ms, demand = said
                     return await self._borrow(ask, each, key, run_id, server_ms, demand)
                 await asyncio.sleep(_BUSY_S)
+            # The block that another process fetches has this part too, and what nobody takes of it comes back soon.
+            grant = await self._ask_store(ask)
+            return grant if grant.wait_ms == NEVER_MS else replace(grant, wait_ms=min(grant.wait_ms, _REST_MS_MAX))
         except RedisAway:
             pass
         return await self._ask_store(ask)
@@ -100,22 +104,28 @@ class RedisLimits:
         self._deposits.add(deposit)
         deposit.add_done_callback(self._deposits.discard)
         short = own < ask.requests
+        wait_ms = lent.wait_ms if short else 0
+        if short and await asyncio.shield(deposit):
+            # The store did not know of what came back when it named that moment.
+            wait_ms = min(wait_ms, _REST_MS_MAX)
         return Grant(
             lent.id,
             own,
             min(lent.tokens, ask.tokens if own == ask.requests else own * each),
             lent.lasts_ms,
-            lent.wait_ms if short else 0,
+            wait_ms,
             lent.spent if short else "",
         )
 
-    async def _deposit(self, budgets: tuple[Budget, ...], key: str, run_id: str, words: Sequence[str | int]) -> None:
+    async def _deposit(self, budgets: tuple[Budget, ...], key: str, run_id: str, words: Sequence[str | int]) -> bool:
+        """Put a block down; True when something of the last one went back to the store."""
         try:
             grant_id, requests, tokens = await self._line.call("deposit", key, *words, run_id=run_id)
         except RedisAway:
-            return
+            return False
         if requests > 0:
             await self._store.settle([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
+        return bool(requests > 0)
 
     async def close(self) -> None:
         for deposit in list(self._deposits):

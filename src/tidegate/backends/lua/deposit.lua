@@ -5,13 +5,24 @@
 --          for how long nobody needs to ask the store, with how many tokens each or more, until when to wait, the spent budget
 --
 -- Answers: {the last block's grant, requests that were left of it, tokens}
-local KEEP_MS = 60000
+local KEEP_MS = 120000
+-- So long after it lent less than it was asked for, the store is asked for what one process needs alone.
+local TIGHT_MS = 90000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local old = redis.call('HMGET', KEYS[1], 'grant', 'requests', 'tokens')
+local left = tonumber(old[2] or '0') or 0
+local rest_till, wait_till = now + tonumber(ARGV[6]), tonumber(ARGV[8])
+if left > 0 then
+    -- It goes back to the store now, which did not know of it when it named that moment.
+    wait_till = math.min(wait_till, rest_till)
+end
 -- One that came too late is put down all the same: nobody takes from it, and whoever comes next gives it back to the store.
 redis.call('HSET', KEYS[1], 'requests', ARGV[1], 'tokens', ARGV[2], 'from', ARGV[3], 'till', ARGV[4], 'grant', ARGV[5],
-    'rest_till', now + tonumber(ARGV[6]), 'rest_each', ARGV[7], 'wait_till', ARGV[8], 'spent', ARGV[9])
+    'rest_till', string.format('%.0f', rest_till), 'rest_each', ARGV[7], 'wait_till', string.format('%.0f', wait_till), 'spent', ARGV[9])
+if tonumber(ARGV[6]) > 0 then
+    redis.call('HSET', KEYS[1], 'tight_till', now + TIGHT_MS)
+end
 redis.call('HDEL', KEYS[1], 'lender_till')
 redis.call('PEXPIRE', KEYS[1], KEEP_MS)
-return {old[1] or '', tonumber(old[2] or '0') or 0, tonumber(old[3] or '0') or 0}
+return {old[1] or '', left, tonumber(old[3] or '0') or 0}

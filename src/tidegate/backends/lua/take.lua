@@ -6,12 +6,13 @@
 -- Answers: {'granted', how many, for how many ms more, the store's grant}
 --          {'resting', for how many ms, the budget that is spent}
 --          {'busy'}  another process is fetching a block
---          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon
-local KEEP_MS = 60000
+--          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon; none
+--              while the store had too little of late: what others do not come for in time would be nobody's
+local KEEP_MS = 120000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local asked, each = tonumber(ARGV[1]), tonumber(ARGV[2])
-local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till')
+local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till', 'tight_till')
 local function number(place) return tonumber(block[place] or '0') or 0 end
 -- Lua would write a large number with an exponent.
 local function whole(value) return string.format('%.0f', value) end
@@ -36,6 +37,9 @@ end
 if number(10) > now then
     return {'busy'}
 end
-local demand = tonumber(redis.call('HGET', KEYS[1], 'asked'))
+local demand = 0
+if number(11) <= now then
+    demand = tonumber(redis.call('HGET', KEYS[1], 'asked'))
+end
 redis.call('HSET', KEYS[1], 'lender_till', now + tonumber(ARGV[4]), 'asked', 0)
 return {'lend', now, demand}

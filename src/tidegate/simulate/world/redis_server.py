@@ -110,18 +110,23 @@ class RedisServer:
             return [b"resting", number("wait_till") - now, str(block["spent"]).encode()]
         if number("lender_till") > now:
             return [b"busy"]
-        demand = number("asked")
+        demand = number("asked") if number("tight_till") <= now else 0
         block["lender_till"], block["asked"] = now + lender_ms, 0
         return [b"lend", now, demand]
 
     def _deposit(self, key: str, words: Sequence[Any]) -> list[Any]:
         block = self._keys.setdefault(key, {})
         old = [block.get(name, "") for name in ("grant", "requests", "tokens")]
+        left, now, rest_ms = int(old[1] or 0), self._now(), int(words[5])
         names = ("requests", "tokens", "from", "till", "grant", "rest_till", "rest_each", "wait_till", "spent")
         block.update(zip(names, words, strict=True))
-        block["rest_till"] = self._now() + int(words[5])
+        block["rest_till"] = now + rest_ms
+        if left > 0:
+            block["wait_till"] = min(int(words[7]), now + rest_ms)
+        if rest_ms > 0:
+            block["tight_till"] = now + _TIGHT_MS
         block.pop("lender_till", None)
-        return [str(old[0]).encode(), int(old[1] or 0), int(old[2] or 0)]
+        return [str(old[0]).encode(), left, int(old[2] or 0)]
 
     # ---- clients
 
@@ -141,6 +146,7 @@ class RedisServer:
 
 
 _SCRIPTS = ("take", "deposit")
+_TIGHT_MS = 90_000
 
 
 class Connection:
