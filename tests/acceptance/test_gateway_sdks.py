@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from pydantic import BaseModel
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
-from tests.web.upstream import Upstream, answers, chat_with, chunk, event, streams
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
 
 MESSAGES: Any = [{"role": "user", "content": "Say hi."}]
 TOOL = {
@@ -48,6 +51,7 @@ class Served:
             "any": [{"url": self.engine.url}],
             "m": [{"url": self.engine.url}],
             "slow": [{"url": self.slow.url}],
+            "gone": [{"url": "http://127.0.0.1:1/v1"}],
             "scripted": [{"url": self.scripted.url}],
             "scripted-anthropic": [{"url": self.scripted.url, "engine": "anthropic"}],
             "two": [{"url": "http://127.0.0.1:1/v1", "weight": 100.0}, {"url": self.engine.url, "weight": 0.01}],
@@ -133,8 +137,8 @@ def test_openai_other_endpoints(ours: openai.OpenAI) -> None:
     events = list(ours.responses.create(model="any", input="Say hi.", instructions="Be brief.", stream=True))
     assert events[-1].type == "response.completed"
     assert events[-1].response.output_text == response.output_text
-    assert ours.moderations.create(input="a").results
-    assert "simulated" in [one.id for one in ours.models.list()]
+    assert ours.moderations.create(model="any", input="a").results
+    assert {"any", "scripted"} <= {one.id for one in ours.models.list()}
     assert ours.models.retrieve("scripted").id == "scripted"
 
 
@@ -183,6 +187,128 @@ def test_openai_refusals_of_ours(ours: openai.OpenAI, served: Served) -> None:
     assert refused.value.code == "model_not_found"
 
 
+def test_openai_a_key_without_the_scope_is_a_permission_denied(served: Served) -> None:
+    key = served.key(scopes=["files:read"])
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as reader:
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            reader.chat.completions.create(model="any", messages=MESSAGES)
+    assert refused.value.code == "insufficient_scope"
+
+
+def test_openai_a_server_that_is_away_is_an_internal_error_and_retried_by_the_sdk(
+    ours: openai.OpenAI, served: Served
+) -> None:
+    with pytest.raises(openai.InternalServerError) as failed:
+        ours.chat.completions.create(model="gone", messages=MESSAGES)
+    assert (failed.value.status_code, failed.value.code) == (503, "upstream_unavailable")
+    before = len(served.scripted.posts)
+    broken = iter([answers(b"{}", 500), answers(chat_with("hi"))])
+
+    async def second_time(request: Request, peer: Peer) -> None:
+        await next(broken)(request, peer)
+
+    served.scripted.becomes(second_time)
+    answer = ours.with_options(max_retries=1).chat.completions.create(model="scripted", messages=MESSAGES)
+    assert answer.choices[0].message.content == "hi"
+    assert len(served.scripted.posts) == before + 2
+
+
+def test_openai_tools_in_a_stream_and_their_results(ours: openai.OpenAI, served: Served) -> None:
+    begun = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    parts: list[dict[str, Any]] = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town":'}},
+        {"index": 0, "function": {"arguments": '"Kiel"}'}},
+    ]
+    pieces = [
+        event({**begun, "choices": [{"index": 0, "delta": {"tool_calls": [part]}, "finish_reason": None}]})
+        for part in parts
+    ]
+    served.scripted.becomes(streams(*pieces, chunk("", "tool_calls"), b"data: [DONE]\n\n"))
+    tools: Any = [{"type": "function", "function": {**TOOL, "strict": True}}]
+    with ours.chat.completions.stream(model="scripted", messages=MESSAGES, tools=tools) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == {"town": "Kiel"}
+    served.scripted.becomes(answers(chat_with("It rains.")))
+    told: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    answer = ours.chat.completions.create(model="scripted", messages=told, tools=tools)
+    assert answer.choices[0].message.content == "It rains."
+    assert json.loads(served.scripted.posts[-1].body)["messages"] == told
+
+
+def test_openai_structured_output_in_a_stream(ours: openai.OpenAI, served: Served) -> None:
+    pieces = (chunk('{"name":"Kiel",'), chunk('"people":250000}'), chunk("", "stop"), b"data: [DONE]\n\n")
+    served.scripted.becomes(streams(*pieces))
+    with ours.chat.completions.stream(model="scripted", messages=MESSAGES, response_format=Town) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == Town(name="Kiel", people=250_000)
+    sent = json.loads(served.scripted.posts[-1].body)["response_format"]
+    assert sent["json_schema"]["schema"]["required"] == ["name", "people"]
+
+
+def test_openai_embeddings_as_the_sdk_asks_for_them(ours: openai.OpenAI) -> None:
+    """Without a format the SDK asks for base64 and unpacks it; both ways give the same numbers, in the order of the inputs."""
+    packed = ours.embeddings.create(model="any", input=["a", "b", "a"])
+    plain = ours.embeddings.create(model="any", input=["a", "b", "a"], encoding_format="float")
+    assert [one.index for one in packed.data] == [0, 1, 2]
+    assert [one.embedding for one in packed.data] == [one.embedding for one in plain.data]
+    assert packed.data[0].embedding == packed.data[2].embedding != packed.data[1].embedding
+    assert packed.usage == plain.usage
+    assert len(ours.embeddings.create(model="any", input="a", dimensions=8).data[0].embedding) == 8
+
+
+def test_openai_a_stream_that_the_client_closes_ends_upstream(ours: openai.OpenAI, served: Served) -> None:
+    gone = threading.Event()
+
+    async def goes_on(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, chunked(chunk("a")))
+        await peer.until_gone()
+        gone.set()
+
+    served.scripted.becomes(goes_on)
+    with ours.chat.completions.create(model="scripted", messages=MESSAGES, stream=True) as stream:
+        assert next(iter(stream)).choices[0].delta.content == "a"
+    assert gone.wait(20), "the upstream must see that nobody listens any more"
+
+
+def test_async_clients(served: Served) -> None:
+    """Many calls and streams at once from the asynchronous clients, each with the answer to its own question."""
+
+    async def ask() -> None:
+        key = served.key()
+        async with (
+            openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as theirs,
+            anthropic.AsyncAnthropic(base_url=served.url, api_key=key, max_retries=0) as others,
+        ):
+
+            async def chat(number: int) -> tuple[str, str]:
+                messages: Any = [{"role": "user", "content": f"Say {number}."}]
+                whole = await theirs.chat.completions.create(model="any", messages=messages, max_tokens=20)
+                pieces = []
+                async for one in await theirs.chat.completions.create(
+                    model="any", messages=messages, max_tokens=20, stream=True
+                ):
+                    pieces.append(one.choices[0].delta.content or "" if one.choices else "")
+                return whole.choices[0].message.content or "", "".join(pieces)
+
+            async def message(number: int) -> tuple[str, str]:
+                messages: Any = [{"role": "user", "content": f"Say {number}."}]
+                whole = await others.messages.create(model="any", max_tokens=20, messages=messages)
+                async with others.messages.stream(model="any", max_tokens=20, messages=messages) as stream:
+                    text = await stream.get_final_text()
+                return str(whole.content[0].to_dict()["text"]), text
+
+            told = await asyncio.gather(*(chat(number) for number in range(8)), *(message(n) for n in range(8)))
+            assert all(whole and whole == streamed for whole, streamed in told)
+            assert len({whole for whole, _ in told[:8]}) == 8
+            assert [whole for whole, _ in told[:8]] == [whole for whole, _ in told[8:]]
+
+    asyncio.run(ask())
+
+
 def test_openai_a_stream_that_breaks_off_is_an_error(ours: openai.OpenAI, served: Served) -> None:
     broken = chunk("a") + event({"error": {"message": "the engine died", "type": "server_error"}})
     served.scripted.becomes(streams(broken))
@@ -229,6 +355,33 @@ def test_anthropic_tools(theirs: anthropic.Anthropic, served: Served) -> None:
     served.scripted.becomes(streams(event({**begun, "choices": choices}), chunk("", "tool_calls"), b"data: [DONE]\n\n"))
     with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES, tools=tools) as stream:
         assert stream.get_final_message().content[0].to_dict()["input"] == {"town": "Kiel"}
+
+
+def test_anthropic_tool_results_reach_an_openai_engine(theirs: anthropic.Anthropic, served: Served) -> None:
+    served.scripted.becomes(answers(chat_with("It rains.")))
+    use: Any = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"town": "Kiel"}}
+    result: Any = {"type": "tool_result", "tool_use_id": "call_1", "content": "rain"}
+    turns: Any = [*MESSAGES, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tools: Any = [{"name": "weather", "description": TOOL["description"], "input_schema": TOOL["parameters"]}]
+    answer = theirs.messages.create(model="scripted", max_tokens=20, messages=turns, tools=tools)
+    assert answer.content[0].to_dict()["text"] == "It rains."
+    sent = json.loads(served.scripted.posts[-1].body)["messages"]
+    assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == "call_1"
+    assert (sent[2]["role"], sent[2]["content"]) == ("tool", "rain")
+
+
+def test_anthropic_a_stream_that_the_client_closes_ends_upstream(theirs: anthropic.Anthropic, served: Served) -> None:
+    gone = threading.Event()
+
+    async def goes_on(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, chunked(chunk("a")))
+        await peer.until_gone()
+        gone.set()
+
+    served.scripted.becomes(goes_on)
+    with theirs.messages.stream(model="scripted", max_tokens=20, messages=MESSAGES) as stream:
+        assert next(iter(stream.text_stream)) == "a"
+    assert gone.wait(20), "the upstream must see that nobody listens any more"
 
 
 def test_anthropic_shapes_pass_through_to_an_anthropic_engine(
