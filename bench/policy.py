@@ -20,10 +20,10 @@ _ABOUT = About("/v1/chat/completions", "model-7", "acme")
 def _microseconds(work: Callable[[], object], rounds: int) -> float:
     figures = []
     for _ in range(7):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(rounds):
             work()
-        figures.append((time.perf_counter() - began) / rounds * 1e6)
+        figures.append((time.thread_time() - began) / rounds * 1e6)
     return median(figures)
 
 

@@ -176,9 +176,16 @@ class Patterns:
     def check_answer(self, body: bytes) -> Verdict:
         return self._check(body, "answer") if self._answers else PASS
 
-    def may_take_long(self, body: bytes) -> bool:
-        """Whether to look this body through may hold whoever does it."""
-        return len(body) > self._quick_bytes_max and bool(self._candidates(body))
+    def quick_check(self, what: str) -> Callable[[bytes], Verdict | None]:
+        """The same check of a request or an answer, but for bodies that may hold whoever looks them through: for these it says None."""
+
+        def check(body: bytes) -> Verdict | None:
+            patterns = self._candidates(body)
+            if not patterns:
+                return PASS
+            return None if len(body) > self._quick_bytes_max else self._look(patterns, body, what)
+
+        return check
 
     def _candidates(self, body: bytes) -> list[re.Pattern[str]]:
         """The patterns that may match something in this body: those whose needle is in it, or that have none."""
@@ -193,8 +200,9 @@ class Patterns:
 
     def _check(self, body: bytes, what: str) -> Verdict:
         patterns = self._candidates(body)
-        if not patterns:
-            return PASS
+        return self._look(patterns, body, what) if patterns else PASS
+
+    def _look(self, patterns: list[re.Pattern[str]], body: bytes, what: str) -> Verdict:
         pieces: list[bytes] = []
         done = 0
         for start, end, text in _texts(body):

@@ -7,7 +7,8 @@ and interactive calls meet the same rules.
 
 import asyncio
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -99,8 +100,7 @@ class _PatternStep:
         self._looks = looks
         self._number = number
         self._after = after
-        self.check = rail.check_answer if after else rail.check_prompt
-        self.may_take_long = rail.may_take_long
+        self.check = rail.quick_check("answer" if after else "request")
 
     async def look(self, body: bytes) -> guardrails.Verdict | Stop:
         name = self._rail.spec.name
@@ -126,36 +126,38 @@ class Guard:
         self._after = tuple(after)
         self.refuses_streams = bool(after) and not passes_streams
 
-    async def before(self, body: bytes, about: Callable[[], About]) -> bytes | Stop:
+    def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The request as it is sent, or why it is not. `about` is asked only where own code wants to know."""
-        return await _run(self._before, body, about)
+        return _run(self._before, body, about)
 
-    async def after(self, body: bytes, about: Callable[[], About]) -> bytes | Stop:
+    def after(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The answer as it is recorded or handed on, or why it is not."""
-        return await _run(self._after, body, about)
+        return _run(self._after, body, about)
 
 
 async def _run(steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
     for step in steps:
-        if isinstance(step, _OwnStep):
+        if type(step) is _OwnStep:
             said = await step.run(body, about())
             if isinstance(said, Stop):
                 return said
             body = said
             continue
         try:
-            if not isinstance(step, _PatternStep):
-                verdict: guardrails.Verdict | Stop = step(body)
-            elif step.may_take_long(body):
-                verdict = await step.look(body)
+            # Most of what goes by passes, and this is in the way of every item.
+            if type(step) is _PatternStep:
+                verdict: guardrails.Verdict | Stop | None = step.check(body)
+                if verdict is None:
+                    verdict = await step.look(body)
             else:
-                verdict = step.check(body)
+                verdict = step(body)  # type: ignore[operator]
         except Exception as error:
             # A mistake of ours that one body brings to light must not stop the worker for all others.
             log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
-            return Stop(
-                Code.FAILED, f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
-            )
+            message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
+            return Stop(Code.FAILED, message)
+        if verdict is guardrails.PASS:
+            continue
         if isinstance(verdict, Stop):
             return verdict
         if isinstance(verdict, guardrails.Refuse):
