@@ -156,6 +156,31 @@ RECORDS = [
     ),
     *damages(
         "plain",
+        ["cost"],
+        {
+            "a_cost_that_no_line_has": job("cost_nano = cost_nano + 1"),
+            "a_line_that_cost_something": change_line(
+                "output",
+                lambda said: said.update(
+                    tidegate={"cost": "0.5", "input_cost": "0.2", "cached_cost": "0", "output_cost": "0.3"}
+                ),
+            ),
+        },
+    ),
+    *damages(
+        "plain",
+        ["line_shape"],
+        {
+            "a_cost_that_is_not_the_sum_of_its_parts": change_line(
+                "output",
+                lambda said: said.update(
+                    tidegate={"cost": "0", "input_cost": "0.2", "cached_cost": "0", "output_cost": "0"}
+                ),
+            )
+        },
+    ),
+    *damages(
+        "plain",
         ["outcomes_whole"],
         {
             "an_outcome_lost": sql("delete from outcomes where job_id = $job and number = 24"),

@@ -17,6 +17,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
+from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
 from tidegate.store.limits import StoreLimits
@@ -116,6 +117,7 @@ class WebServer:
             resources=resources(self.settings),
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
+        self.book = InteractiveBook(self.store, Entropy())
         self.context = WebContext(
             store=self.store,
             blobs=self.blobs,
@@ -128,6 +130,7 @@ class WebServer:
             router=self.router,
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
+            book=self.book,
         )
         self.app = build_app(self.context)
         self._listening = listening(self.app, "127.0.0.1", 0)
@@ -137,6 +140,7 @@ class WebServer:
     async def _close(self) -> None:
         await self._listening.__aexit__(None, None, None)
         await self.router.close()
+        await self.book.close()
         await self.blobs.close()
         await self.store.close()
 
@@ -160,6 +164,8 @@ class WebServer:
                 scopes=keys.scopes_text(options.get("scopes", ())),
                 models=keys.models_text(options.get("models", ())),
                 expires_at=options.get("expires_at"),
+                limits=options.get("limits", ()),
+                parallel_max=options.get("parallel_max", 0),
             )
 
         self.run(put())

@@ -1,0 +1,151 @@
+"""What interactive calls used and cost, whoever made them and however they ended: counted once, and held to the key's own limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.upstream.raw_server import Peer, Request
+from tests.web.gateway_world import ASK, CHAT, MESSAGES, World
+from tests.web.gateway_world import world as world
+from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
+from tidegate.core.budgets import Limit, Period
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.prices import NANO
+from tidegate.core.spending import Entry
+from tidegate.settings.capacity import DeploymentPrice
+
+PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000)}
+DAY_MS = 86_400_000
+SAID = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
+
+
+def counted(world: World, calls: int) -> list[Entry]:
+    """What is on record, once so many calls are."""
+
+    async def ask() -> list[Entry]:
+        today = world.web.clock.now_ms() // DAY_MS
+        return await world.web.store.usage(today - 1, today + 2)
+
+    def there() -> list[Entry]:
+        entries = world.web.run(ask())
+        return entries if sum(entry.spend.calls for entry in entries) >= calls else []
+
+    return wait_until(there, timeout_s=30, what=f"{calls} calls to be on record")
+
+
+def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: World) -> None:
+    """Whole, streamed, and one that does not say what it used."""
+    first = chunk("a"), chunk("b", finish="stop"), event({"choices": [], "usage": SAID}), b"data: [DONE]\n\n"
+    world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
+    client = world.client(world.web.make_key("acme", team="red", user="ann"))
+    for _ in range(3):
+        assert client.post(CHAT, json=ASK).status_code == 200
+    [entry] = counted(world, 3)
+    assert (entry.organization, entry.team, entry.user, entry.model, entry.deployment) == (
+        "acme",
+        "red",
+        "ann",
+        "m",
+        "u0",
+    )
+    assert (entry.spend.calls, entry.spend.usage.input_tokens, entry.spend.usage.output_tokens) == (3, 30, 12)
+    assert entry.spend.cost.total_nano == 3 * (10 * NANO // 1_000 + 4 * NANO // 500)
+    world.upstreams[0].becomes(streams(*first))
+    with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+        assert b"".join(answer.iter_bytes()).endswith(b"[DONE]\n\n")
+    [entry] = counted(world, 4)
+    assert entry.spend.usage.cached_tokens == 6
+    assert entry.spend.cost.cached_nano == 6 * NANO // 10_000
+    world.upstreams[0].becomes(streams(chunk("a"), chunk("b", finish="stop")))
+    with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+        answer.read()
+    [entry] = counted(world, 5)
+    assert entry.spend.usage.output_tokens == 16 + 2, "one a piece where nobody says"
+
+
+def test_a_client_that_leaves_pays_for_what_came(world: World) -> None:
+    async def endless(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, *(chunked(chunk("a")) for _ in range(5)))
+        await asyncio.sleep(60)
+
+    world.start(endless)
+    with world.client().stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+        next(answer.iter_bytes())
+    [entry] = counted(world, 1)
+    assert entry.spend.usage.output_tokens >= 1
+    assert entry.spend.usage.input_tokens > 0
+
+
+def test_what_came_to_nothing_is_not_on_record(world: World) -> None:
+    world.start(answers(b'{"error":{"message":"no"}}', 400))
+    client = world.client()
+    assert client.post(CHAT, json=ASK).status_code == 400
+    world.upstreams[0].becomes(answers(chat_with("hi")))
+    assert client.post(CHAT, json=ASK).status_code == 200
+    [entry] = counted(world, 1)
+    assert entry.spend.calls == 1
+
+
+def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: World) -> None:
+    world.start(answers(chat_with("hi", 10, 4)))
+    store: Any = world.web.store
+    real = store.add_interactive
+    said: list[int] = []
+
+    async def lost_answers(writer: str, number: int, entries: list[Entry]) -> None:
+        said.append(number)
+        if len(said) == 1:
+            raise StoreUnavailable("it is away")
+        await real(writer, number, entries)
+        if len(said) == 2:
+            raise StoreUnavailable("the connection broke after the commit was sent")
+
+    store.add_interactive = lost_answers
+    client = world.client()
+    for _ in range(2):
+        assert client.post(CHAT, json=ASK).status_code == 200
+    counted(world, 2)
+    wait_until(lambda: len(said) >= 3, timeout_s=30, what="the flush to be said again")
+    assert client.post(CHAT, json=ASK).status_code == 200
+    [entry] = counted(world, 3)
+    assert entry.spend.calls == 3
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_keys_own_limits_bind_its_interactive_calls(world: World) -> None:
+    world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
+    twice = world.client(world.web.make_key("acme", limits=(Limit(Period.DAY, 2),)))
+    assert [twice.post(CHAT, json=ASK).status_code for _ in range(3)] == [200, 200, 429]
+    poor = world.client(world.web.make_key("acme", limits=(Limit(Period.MONTH, nano=NANO),)))
+    unbounded = poor.post(CHAT, json=ASK)
+    assert (unbounded.status_code, unbounded.json()["error"]["code"]) == (400, "max_tokens_required")
+    dear = poor.post(CHAT, json={**ASK, "max_tokens": 500})
+    assert (dear.status_code, dear.json()["error"]["code"]) == (402, "budget_exceeded")
+    assert poor.post(CHAT, json={**ASK, "max_tokens": 50}).status_code == 200
+    asked = {**ASK, "max_tokens": 500}
+    anthropic = poor.post(MESSAGES, json=asked)
+    assert (anthropic.status_code, anthropic.json()["error"]["code"]) == (402, "budget_exceeded")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_key_has_only_so_many_calls_at_once(world: World, is_stream: bool) -> None:
+    async def held(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, chunked(chunk("a")))
+        await asyncio.sleep(60)
+
+    world.start(held)
+    client = world.client(world.web.make_key("acme", parallel_max=1))
+    with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+        pieces = answer.iter_bytes()
+        next(pieces)
+        second = client.post(CHAT, json={**ASK, "stream": is_stream})
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "max_parallel_requests_exceeded")
+        assert second.headers["Retry-After"] == "1"
+    world.upstreams[0].becomes(answers(chat_with("hi")))
+    # The place is given back when the gateway sees that its client left, which takes a moment.
+    wait_until(lambda: client.post(CHAT, json=ASK).status_code == 200, timeout_s=30, what="the place to be given back")
+    assert client.post(CHAT, json=ASK).status_code == 200
