@@ -1,0 +1,72 @@
+"""Back-pressure of a model between two processes' routers through a real Redis, and by oneself where there is none."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+import pytest
+
+from tests.support.processes import free_port, wait_until_async
+from tests.upstream.raw_server import RawServer
+from tests.upstream.world import World
+from tidegate.backends.shared_redis import RedisShared
+from tidegate.backends.system import SystemClock, SystemEntropy
+from tidegate.core.deployments import Deployment, HttpLimits
+from tidegate.core.errors import UpstreamError
+from tidegate.core.schedule import Reason
+from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.router import Router, open_router
+from tidegate.upstream.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+LONG_S = 60.0
+AWAY = Deployment(name="d", url="http://127.0.0.1:1/v1", models=("m",))
+
+
+def router(place: Deployment, shared: RedisShared) -> Router:
+    policy = LanePolicy(model_rest_ms_min=120_000)
+    return open_router([place], HttpLimits(), SystemClock(), SystemEntropy(), policy, capacity=Capacity(rests=shared))
+
+
+async def shut(sick: Router) -> None:
+    world = World()
+    while sick.status()[0].state != "open":
+        world.clock.monotonic = SystemClock().monotonic_ms()
+        with pytest.raises(UpstreamError):
+            await sick.send(world.call())
+
+
+async def test_the_word_of_one_process_reaches_the_other(redis_url: str) -> None:
+    name = f"t-{secrets.token_hex(8)}"
+    one, two = (RedisShared(redis_url, name, SystemClock(), SystemEntropy()) for _ in range(2))
+    one.start()
+    two.start()
+    async with RawServer() as server:
+        well = replace(AWAY, url=server.url)
+        first, second = router(AWAY, one), router(well, two)
+        try:
+            await shut(first)
+            await wait_until_async(lambda: "model:m" in two.current(), LONG_S, "the word to come")
+            # Every process looks again when it asks for its slots; here, when it is told what there is to serve.
+            second.replace([well], ())
+            assert (second.free_slots("m"), second.closed("m")) == (0, Reason.UNHEALTHY)
+        finally:
+            await first.close()
+            await second.close()
+            await one.close()
+            await two.close()
+    assert server.posts == []
+
+
+async def test_without_redis_the_process_itself_knows() -> None:
+    alone = RedisShared(f"redis://127.0.0.1:{free_port()}/0", "t", SystemClock(), SystemEntropy())
+    alone.start()
+    sick = router(AWAY, alone)
+    try:
+        await shut(sick)
+        assert "model:m" in alone.current()
+    finally:
+        await sick.close()
+        await alone.close()
