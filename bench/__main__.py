@@ -5,7 +5,7 @@ import importlib
 
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "fairness", "decision", "contention", "transport", "gateway", "policy",
-    "throughput", "grouping", "cluster", "publish", "memory",
+    "limits", "throughput", "grouping", "cluster", "publish", "memory",
 )  # fmt: skip
 
 
