@@ -189,11 +189,10 @@ policy_waits = _counters(
 
 # ---- several items as one call
 
-_GROUPED = ("/v1/embeddings", "/v1/chat/completions")
 group_calls = _counters(
     "group_calls_total",
     "Upstream calls that several items shared, by how they ended.",
-    endpoint=_GROUPED,
+    deployment=(),
     outcome=("answered", "refused", "failed"),
 )
 group_items = _histogram(
@@ -202,13 +201,12 @@ group_items = _histogram(
 group_singles = _counters(
     "group_singles_total",
     "Items that were sent alone although their deployment takes several in one call, by why.",
-    endpoint=_GROUPED,
     reason=(),
 )
 group_isolations = _counters(
     "group_isolations_total",
     "Shared calls that were refused or whose answer could not be taken apart, so that each item was sent alone.",
-    endpoint=_GROUPED,
+    deployment=(),
     reason=(),
 )
 

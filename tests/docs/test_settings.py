@@ -13,6 +13,7 @@ import pytest
 from tests.docs.pages import PAGES, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate.settings import catalog, load
 from tidegate.settings.capacity import (
+    DeploymentChatBatching,
     DeploymentHints,
     DeploymentPrice,
     DeploymentQueue,
@@ -27,10 +28,15 @@ from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
 DEPLOYMENT_KEYS = {
-    *(field for field in ModelDeployment.__struct_fields__ if field not in ("tls", "hints", "price", "queue")),
+    *(
+        field
+        for field in ModelDeployment.__struct_fields__
+        if field not in ("tls", "hints", "price", "queue", "chat_batching")
+    ),
     *(f"tls.{field}" for field in DeploymentTls.__struct_fields__),
     *(f"hints.{field}" for field in DeploymentHints.__struct_fields__),
     *(f"price.{field}" for field in DeploymentPrice.__struct_fields__),
+    *(f"chat_batching.{field}" for field in DeploymentChatBatching.__struct_fields__),
     *(f"queue.{field}" for field in DeploymentQueue.__struct_fields__),
 }
 ENTRY_KEYS = {

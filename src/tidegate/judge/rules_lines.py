@@ -39,7 +39,7 @@ ITEM_CODES = (
     | JUDGED_CODES
     | BILLED_REASONS
     | frozenset(STATE_OF_CODE)
-    | {"group_ended", "internal_error", "upstream_refused", "worker_lost"}
+    | {"chat_usage_missing", "internal_error", "upstream_refused", "worker_lost"}
 )
 
 

@@ -39,6 +39,17 @@ class Delivery:
         self._notebook = notebook
         self._rests = rests
 
+    def bears(self, route: Route, lane: Lane, call: Call) -> bool:
+        """Whether a lane that takes an item also takes this call, which the item shares with others."""
+        if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
+            return False
+        terms = self._purse.terms(route.budgets(lane) + call.budgets)
+        if not lane.tokens_max and not terms.counts_tokens:
+            return True
+        tokens = self._reserve.tokens(call, lane.deployment.estimate)
+        fits_now = not lane.tokens_max or lane.tokens_in_flight + tokens <= lane.tokens_max
+        return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
+
     async def send(
         self, route: Route, lane: Lane, call: Call, total_s: float, flight: Flight | None = None
     ) -> tuple[int, bytes, Usage]:

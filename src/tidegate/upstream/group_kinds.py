@@ -113,7 +113,7 @@ def _share(found: chat_batches.ChatAnswer | UpstreamError | GiveUp) -> Share:
     if isinstance(found, chat_batches.ChatAnswer):
         return found.body, found.usage
     if isinstance(found, GiveUp):
-        return Refused(found.message, status=502, code=found.code)
+        return Refused(found.message, status=502, code="chat_usage_missing")
     return found
 
 

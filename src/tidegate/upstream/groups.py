@@ -193,7 +193,7 @@ class Groups:
             if not isinstance(part, str):
                 return part
             why = str(part)
-        metrics.group_singles.of(kind.endpoint, why).inc()
+        metrics.group_singles.of(why).inc()
         return None
 
     async def _alone(self, route: Route, call: Call) -> Answer:
@@ -236,12 +236,12 @@ class Groups:
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
             self._learn(lane, kind.endpoint, self._size(lane, kind).succeeded(size.epoch))
-            _count(kind, len(members), "answered")
+            _count(lane, len(members), "answered")
         except UpstreamError as error:
             shares = self._after_failure(kind, lane, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
-                member.tell(Ambiguous("the call that this request shared was ended", code="group_ended"))
+                member.tell(Ambiguous("the call that this request shared with others was ended"))
             raise
         found = [share if not isinstance(share, tuple) else Answer(status, *share, name) for share in shares]
         for member, one in zip(members[1:], found[1:], strict=True):
@@ -284,10 +284,10 @@ class Groups:
     ) -> list[UpstreamError] | list[_Trial]:
         size, remedy = self._size(lane, kind).failed(error, epoch)
         self._learn(lane, kind.endpoint, size)
-        _count(kind, len(members), "refused" if isinstance(error, Refused) else "failed")
+        _count(lane, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
             # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
-            metrics.group_isolations.of(kind.endpoint, error.reason).inc()
+            metrics.group_isolations.of(lane.deployment.name, error.reason).inc()
             log.warning("group_isolated", deployment=lane.deployment.name, items=len(members), why=error.message)
             return [_Trial(kind, lane, len(members), epoch)] * len(members)
         if remedy is not Remedy.REQUEUE:
@@ -327,6 +327,6 @@ def _again(error: UpstreamError) -> UpstreamError:
     return same
 
 
-def _count(kind: Kind, items: int, outcome: str) -> None:
-    metrics.group_calls.of(kind.endpoint, outcome).inc()
+def _count(lane: Lane, items: int, outcome: str) -> None:
+    metrics.group_calls.of(lane.deployment.name, outcome).inc()
     metrics.group_items.observe(items)

@@ -30,6 +30,7 @@ class Lanes(dict[str, Lane]):
         self._control = control
         self._policy = policy
         self._tide_for = tide_for
+        self._is_grouping = False
 
     def serve(self, deployments: Iterable[Deployment], *, is_alone: bool) -> dict[str, str]:
         """Have one lane for each of these, and say which deployments cannot be used and why: those are left out.
@@ -65,6 +66,7 @@ class Lanes(dict[str, Lane]):
                 lane.slots = deployment.batch_in_flight_max
         self.clear()
         self.update(kept)
+        self._is_grouping = any(lane.deployment.items_per_call_max > 1 for lane in kept.values())
         for name, lane in kept.items():
             if lane.deployment.price is not None:
                 self.prices[name] = lane.deployment.price
@@ -74,6 +76,13 @@ class Lanes(dict[str, Lane]):
 
     def for_batch(self) -> list[Lane]:
         return [lane for lane in self.values() if lane.deployment.takes_batch]
+
+    def spare_calls(self, in_flight_max: int) -> int:
+        """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
+        free = self._transport.free_slots()
+        if in_flight_max and self._is_grouping:
+            free = min(free, in_flight_max - sum(lane.in_flight for lane in self.values()))
+        return max(0, free)
 
     def tides(self) -> list[LaneTide]:
         return [lane.tide for lane in self.values() if lane.tide is not None]

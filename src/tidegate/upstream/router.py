@@ -90,8 +90,9 @@ class Router:
         self._parallel = Parallel(capacity.limits, capacity.worker_id, clock)
         caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._caps = caps if caps.caps else None
-        self._room = Room(self._purse, clock, self._patience_ms, self._caps, self._connections)
-        self._in_flight_max = capacity.in_flight_max
+        self._room = Room(
+            self._purse, clock, self._patience_ms, self._caps, lambda: self._lanes.spare_calls(capacity.in_flight_max)
+        )
         self._groups = self._room.groups = Groups(
             self._find, self._send_from, self._bears, clock, policy.attempts_grouped
         )
@@ -143,7 +144,6 @@ class Router:
         """
         refused = self._lanes.serve(deployments, is_alone=self._shared is None)
         refused |= self._routes.lead(self._lanes.values(), resources)
-        self._is_grouping = self.items_per_call() > 1
         self._groups.refresh()
         self._tides.serve(self._lanes.tides())
         if self._shared is not None:
@@ -201,13 +201,6 @@ class Router:
         routes = self._routes.all() if model is None else (self._route(model),)
         return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
 
-    def _connections(self) -> int:
-        """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
-        free = self._transport.free_slots()
-        if self._in_flight_max and self._is_grouping:
-            free = min(free, self._in_flight_max - sum(lane.in_flight for lane in self._lanes.values()))
-        return max(0, free)
-
     def rests_until_ms(self, model: str) -> float:
         return self._room.rests_until_ms(self._route(model))
 
@@ -258,7 +251,7 @@ class Router:
             if one.queued_lanes and (len(one.lanes) > 1 or route.fallbacks):
                 lane = await self._out_at(one, call)
                 if lane is not None:
-                    return await self._send_from(one, lane, call)
+                    return await self._send_to(one, lane, call, self._clock.monotonic_ms())
         if not route.fallbacks:
             return await self._send_by(route, call)
         return await self._along(route, call, lambda one: self._send_by(one, call))
@@ -298,15 +291,7 @@ class Router:
         return lane if lane is not None else await self._waiters.wait(route, call)
 
     def _bears(self, route: Route, lane: Lane, call: Call) -> bool:
-        """Whether a lane that takes an item also takes this call, which it shares with others."""
-        if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
-            return False
-        terms = self._purse.terms(route.budgets(lane) + call.budgets)
-        if not lane.tokens_max and not terms.counts_tokens:
-            return True
-        tokens = self._reserve.tokens(call, lane.deployment.estimate)
-        fits_now = not lane.tokens_max or lane.tokens_in_flight + tokens <= lane.tokens_max
-        return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
+        return self._delivery.bears(route, lane, call)
 
     async def _send_from(self, route: Route, lane: Lane, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
