@@ -23,7 +23,9 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 	@if [ -z "$(UPSTREAM)" ]; then echo "say which model server to use: make serve UPSTREAM=http://localhost:8000/v1" >&2; exit 2; fi
 	$(BIN)/tidegate serve --upstream "$(UPSTREAM)"
 
+# Compiled first: where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile everything for itself.
 test: venv  ## every test but the soak, on real servers that the run starts and stops
+	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 check: venv  ## format, lint, types, layers, and what the docs claim

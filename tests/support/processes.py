@@ -21,6 +21,8 @@ from typing import TypeVar, overload
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.support.prepared import Forked, fits
+
 T = TypeVar("T")
 
 POLL_S = 0.01
@@ -98,15 +100,19 @@ class Proc:
         self.stdout_path = log_dir / f"{stem}.stdout"
         self.stderr_path = log_dir / f"{stem}.stderr"
         with self.stdout_path.open("xb") as stdout, self.stderr_path.open("xb") as stderr:
-            self.popen = subprocess.Popen(
-                self.args,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=env,
-                cwd=cwd,
-                start_new_session=True,
-            )
+            self.popen: subprocess.Popen[bytes] | Forked
+            if fits(self.args, env):
+                self.popen = Forked(self.args, stdout, stderr, env, cwd)
+            else:
+                self.popen = subprocess.Popen(
+                    self.args,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=env,
+                    cwd=cwd,
+                    start_new_session=True,
+                )
         self.pid = self.popen.pid
         self._entry = register_process(registry, self.pid) if registry is not None else None
 

@@ -1,0 +1,223 @@
+"""The product's processes without the second that loading takes: forked from one that has everything loaded already.
+
+What is forked is a process of its own, in a session of its own, with its own environment, directory and output, and it runs the same
+`main` as the installed command. Only the loading is shared. Who needs a real start (another interpreter's environment, a preloaded
+library, another system than Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
+
+Run as a module it is the process that forks: asks come over a socket, one datagram each, and so do the answers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+ASK_BYTES_MAX = 1 << 18
+POLL_S = 0.005
+REPOSITORY = Path(__file__).resolve().parents[2]
+READ_ONCE = ("PYTHON", "LD_", "LC_", "MALLOC", "TZ")
+HARMLESS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+
+
+def fits(args: Sequence[str], env: Mapping[str, str] | None) -> bool:
+    """Whether this command may be forked: what an interpreter or the loader reads only once must be as it is here."""
+    if sys.platform != "linux" or args[0] != TIDEGATE:
+        return False
+    wanted = os.environ if env is None else env
+    return _read_once(wanted) == _read_once(os.environ)
+
+
+def _read_once(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_ONCE) and name not in HARMLESS}
+
+
+class Prepared:
+    """The one that forks, and the way to it. It ends when this process does, however that is."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.prepared", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._one_at_a_time = threading.Lock()
+
+    def ask(self, question: dict[str, object], fds: Sequence[int] = ()) -> int | None:
+        with self._one_at_a_time:
+            socket.send_fds(self._line, [json.dumps(question).encode()], fds)
+            answer = self._line.recv(ASK_BYTES_MAX)
+        if not answer:
+            raise RuntimeError(f"the process that forks others ended ({self._popen.poll()})")
+        said: int | None = json.loads(answer)
+        return said
+
+
+_prepared: Prepared | None = None
+_preparing = threading.Lock()
+
+
+def prepared() -> Prepared:
+    """The one of this process; begun when it is first asked for."""
+    global _prepared
+    with _preparing:
+        if _prepared is None:
+            _prepared = Prepared()
+        return _prepared
+
+
+class Forked:
+    """One forked process, as far as `subprocess.Popen` is needed for it."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+    ) -> None:
+        self.returncode: int | None = None
+        self._parent = prepared()
+        question = {
+            "args": [*args],
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(Path.cwd() if cwd is None else cwd),
+        }
+        pid = self._parent.ask(question, [stdout.fileno(), stderr.fileno()])
+        assert pid is not None
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._parent.ask({"pid": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and timeout is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(TIDEGATE, timeout)
+            time.sleep(POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+# ---- the process that forks
+
+
+class _Nursery:
+    def __init__(self) -> None:
+        self._ended: dict[int, int] = {}
+        signal.signal(signal.SIGCHLD, self._reap)
+
+    def _reap(self, *_: object) -> None:
+        """Whoever ended is gone at once, for tests that look for it by its number."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
+
+    def serve(self, line: socket.socket) -> bool:
+        """Answer asks until nobody is there to ask; True in a process that was forked."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(line, ASK_BYTES_MAX, 2)
+            if not message:
+                return False
+            ask = json.loads(message)
+            if "pid" in ask:
+                line.send(json.dumps(self._ended.get(ask["pid"])).encode())
+                continue
+            pid = os.fork()
+            if not pid:
+                line.close()
+                _become(ask, *fds)
+                return True
+            for fd in fds:
+                os.close(fd)
+            line.send(json.dumps(pid).encode())
+
+
+def _become(ask: dict[str, object], stdout: int, stderr: int) -> None:
+    """What an interpreter finds when it is started, here by hand."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir(str(ask["cwd"]))
+    for own, standard in ((stdout, 1), (stderr, 2)):
+        os.dup2(own, standard)
+        os.close(own)
+    env, args = ask["env"], ask["args"]
+    assert isinstance(env, dict)
+    assert isinstance(args, list)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = args
+    sys.path[:] = [path for path in sys.path if path not in ("", str(REPOSITORY))]
+    for name, standard, buffering in (("stdout", 1, -1), ("stderr", 2, 1)):
+        file = open(standard, "w", buffering, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
+    tempfile.tempdir = None
+
+
+def _load() -> None:
+    """Everything that a role or a command of the product may need."""
+    import importlib
+    import pkgutil
+
+    import tidegate
+
+    for name in (
+        "cli",
+        "service",
+        "judge",
+        "web.app",
+        "web.serving",
+        "worker",
+        "simulate.engine",
+        "simulate.processor",
+    ):
+        found = importlib.import_module(f"tidegate.{name}")
+        for inner in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."):
+            if not inner.name.endswith("__main__"):
+                importlib.import_module(inner.name)
+    assert tidegate.__version__
+
+
+def main() -> None:
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        line.set_inheritable(False)
+        _load()
+        gc.collect()
+        gc.freeze()
+        is_forked = _Nursery().serve(line)
+    if is_forked:
+        from tidegate.cli import main as tidegate_command
+
+        tidegate_command()
+
+
+if __name__ == "__main__":
+    main()
