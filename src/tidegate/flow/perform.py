@@ -81,7 +81,7 @@ async def perform(
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
     when the lease may be over. `denial` says whether its key still allows it, and `guard` judges what is sent and what came back."""
-    if (unsent := _never_sent(upstream, piece, item, denial)) is not None:
+    if (unsent := _never_sent(upstream, clock, piece, deadline_ms, item, denial)) is not None:
         return unsent
     job_id, number = piece.job_id, item.number
     key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
@@ -89,11 +89,11 @@ async def perform(
     if guard is not None:
         said = await guard.before(body, lambda: _about(piece, item))
         if isinstance(said, Stop):
-            return _stopped(piece, item, said)
+            return _stopped(clock, piece, deadline_ms, item, said)
         body = said
         if (denied := denial(piece)) is not None:
             # A hook may have taken its time, and a key's state is not believed for long.
-            return _stopped(piece, item, denied)
+            return _stopped(clock, piece, deadline_ms, item, denied)
     if failpoints.ARMED:
         await failpoints.hit("before_send", item.custom_id)
     count = item.attempt_count
@@ -127,14 +127,19 @@ async def perform(
     if guard is not None:
         said = await guard.after(kept, lambda: _about(piece, item))
         if isinstance(said, Stop):
-            return _stopped(piece, item, said, answer)
+            return _stopped(clock, piece, deadline_ms, item, said, answer)
         kept = said
     line = results.response_line(job_id, number, item.custom_id, answer.status, kept)
     return Answered(line, answer.usage, answer.deployment)
 
 
 def _never_sent(
-    upstream: Upstream, piece: LeasedSlice, item: Item, denial: Callable[[LeasedSlice], Denied | None]
+    upstream: Upstream,
+    clock: Clock,
+    piece: LeasedSlice,
+    deadline_ms: float,
+    item: Item,
+    denial: Callable[[LeasedSlice], Denied | None],
 ) -> Failed | Again | None:
     """Why this item is not sent, as far as that can be known without asking anyone."""
     job_id, number = piece.job_id, item.number
@@ -148,18 +153,21 @@ def _never_sent(
         message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
     if (denied := denial(piece)) is not None:
-        return _stopped(piece, item, denied)
+        return _stopped(clock, piece, deadline_ms, item, denied)
     if not upstream.knows(piece.model):
         message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     return None
 
 
-def _stopped(piece: LeasedSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> Failed | Again:
-    """Policy lets this item not pass: for good, or for a while that says nothing about the item."""
+def _stopped(
+    clock: Clock, piece: LeasedSlice, deadline_ms: float, item: Item, why: Denied | Stop, paid: Answer | None = None
+) -> Failed | Again:
+    """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
     if why.retryable:
         metrics.policy_waits.of(why.code).inc()
-        return Again(why.wait_ms, item.attempt_count, why.code, item.hand_backs)
+        left_ms = max(0, int(deadline_ms - clock.monotonic_ms()))
+        return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
     metrics.policy_refusals.of(why.code).inc()
     line = results.error_line(piece.job_id, item.number, item.custom_id, why.code, why.message)
     return Failed(line, why.code, paid.usage, paid.deployment) if paid else Failed(line, why.code)
