@@ -105,6 +105,24 @@ async def test_what_failed_or_came_too_late_costs_nobody_anything(world: World) 
     assert await world.store.usage(TODAY, TODAY + 1) == [], "the item had failed before its answer came"
 
 
+async def test_an_answer_that_was_not_let_through_is_charged_once(world: World) -> None:
+    """A guardrail refused it: the item failed, and its tokens were paid for."""
+    tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    job = await world.running(Caller(tenant_id), 2)
+    [piece] = await world.lease(await world.worker(), job)
+    errors = await world.log("errors")
+    text = line(job.id, 0, "guardrail_pattern")
+    usage, paid = Usage(9, 1, 4, 0), (1_000, 20, 300)
+    failed = Finished(0, Outcome.FAILED, len(text), 0, piece.token, usage, 0, "m", 5, "a", paid)
+    flush = JobFlush(job.id, errors=[failed], errors_placed=errors.append([text]))
+    for _ in range(2):
+        await world.store.record_outcomes([flush], [], [])
+    [entry] = await world.store.usage(TODAY, TODAY + 1, by_job=True)
+    assert (entry.spend.calls, entry.spend.usage, entry.spend.cost.total_nano) == (1, usage, sum(paid))
+    seen = await world.look(job)
+    assert (seen.failed_count, seen.answered_count, seen.usage) == (1, 0, usage)
+
+
 def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1") -> Entry:
     return Entry(
         Spend(1, usage, cost(usage, PRICES[deployment], batch=False)),
