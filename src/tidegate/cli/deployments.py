@@ -45,7 +45,7 @@ def list_deployments(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """List deployments: those of the settings, and those that were added.
+    """List deployments, those of the settings and those added.
 
     States and calls in flight are those of the server on this machine; without one there are none.
 
@@ -97,9 +97,10 @@ def change_deployment(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Change a deployment that was added; what is not named stays, and an empty value gives back the default.
+    """Change a deployment that was added.
 
-    Calls in flight go on. With another url or key it is another server, whose health is learned anew.
+    What is not named stays; an empty value gives back the default. Calls in flight go on. With another url or key it is another server,
+    whose health is learned anew.
 
     Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
     """
@@ -117,7 +118,9 @@ def remove_deployment(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Remove a deployment that was added. Calls in flight there end; nothing new is sent to it.
+    """Remove a deployment that was added.
+
+    Calls in flight there end; nothing new is sent to it.
 
     Example: tidegate deployments remove gpu-7
     """
@@ -132,7 +135,7 @@ def list_resources(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """List resources: those of the settings, and those that were added.
+    """List resources, those of the settings and those added.
 
     Example: tidegate resources list
     """
@@ -175,7 +178,9 @@ def change_resource(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Change a resource that was added; what is not named stays, and an empty value gives back the default.
+    """Change a resource that was added.
+
+    What is not named stays; an empty value gives back the default.
 
     Example: tidegate resources change support-chat --set "limits=[{period: minute, requests: 50}]"
     """
