@@ -41,7 +41,7 @@ class Office:
         self, open_queue: Callable[[Queue], RequestQueue], limits: HttpLimits, clock: Clock, entropy: Entropy
     ) -> None:
         self.clock = clock
-        self.receipts = Receipts(clock)
+        self.receipts = Receipts()
         self.answer_bytes_max = limits.response_bytes_max
         self._open_queue = open_queue
         self._mailboxes: dict[Queue, Mailbox] = {}
@@ -119,19 +119,9 @@ class QueueLine:
         if leave is not None:
             leave.begin()
         told = {"Idempotency-Key": idempotency_key, **messages.headers_of(headers)}
-        request = messages.request(
-            request_id,
-            self._office.token(),
-            self._names,
-            url.raw_path,
-            told,
-            body,
-            self._office.clock.now_ms(),
-            total_s,
-        )
         try:
             async with asyncio.timeout(total_s) as limit:
-                await self._put(request)
+                await self._put(self._request(request_id, url.raw_path, told, body, total_s))
                 found = await self._wait(request_id)
         except TimeoutError:
             if not limit.expired():
@@ -157,6 +147,10 @@ class QueueLine:
             raise _never_started(away) from None
         data = [{"id": model} for model in self._models]
         return Reply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
+
+    def _request(self, request_id: str, endpoint: str, headers: dict[str, str], body: bytes, total_s: float) -> Request:
+        now_ms = self._office.clock.now_ms()
+        return messages.request(request_id, self._office.token(), self._names, endpoint, headers, body, now_ms, total_s)
 
     async def _put(self, request: Request) -> None:
         """Lay it down. Once it may lie there, only the queue can say whether it does; asking again lays nothing down twice."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import structlog
 
 from tidegate.core.ids import item_id
-from tidegate.core.ports import Clock, RequestQueue
+from tidegate.core.ports import RequestQueue
 from tidegate.core.queues import QueueAway
 
 log = structlog.get_logger(__name__)
@@ -22,8 +22,7 @@ HELD_MAX = 100_000
 
 
 class Receipts:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._held: dict[str, list[tuple[RequestQueue, str]]] = {}
         self._due: dict[RequestQueue, list[str]] = {}
         self._telling: asyncio.Task[None] | None = None
