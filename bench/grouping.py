@@ -84,7 +84,7 @@ def _check(alone: Took, grouped: Took) -> None:
 
 def main(quick: bool = False) -> dict[str, float]:
     rounds = 1 if quick else 3
-    counts = {0: 4_000, 20: 4_000, 200: 1_500} if quick else {0: 10_000, 20: 8_000, 200: 2_000}
+    counts = {0: 3_000, 20: 3_000, 200: 800} if quick else {0: 8_000, 20: 6_000, 200: 1_500}
     found: dict[str, float] = {}
     rows = []
     for latency_ms in LATENCIES_MS:
