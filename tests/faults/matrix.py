@@ -19,7 +19,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes
 from tests.support.proxy import Proxies, Proxy
 from tests.support.tidegate import LEASE_MS, Results, Site, behaving, chat_line, requests
-from tests.upstream.raw_server import Script
+from tests.upstream.raw_server import Request, Script
 from tests.web.upstream import Upstream, answers
 
 RETRY_AFTER_MAX_MS = 1_500
@@ -80,6 +80,8 @@ class Matrix:
         self.proc: Proc = self.site.begin()
 
     def _url(self, name: str, url: str) -> str:
+        if url == "SCRIPT":
+            return self._scripted[name].url
         address = self.proxies[name].address if name in self.proxies else ""
         return url.replace("PROXY", address).replace("ENGINE", f"127.0.0.1:{self.engine.port}")
 
@@ -106,6 +108,10 @@ class Matrix:
         results = self.site.judge(self.site.submit(lines), lines, witnessed=False)
         assert says(results) == {"c0": code}, model
         assert len(self._scripted[model].posts) == calls, model
+
+    def posts(self, name: str) -> list[Request]:
+        """What a scripted server was sent."""
+        return self._scripted[name].posts
 
     def nobody_was_lost(self) -> bool:
         return self.site.rows("select count(*) as n from workers where state = 'gone'") == [{"n": 0}]

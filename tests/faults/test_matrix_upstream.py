@@ -1,10 +1,12 @@
-"""Rows 31 to 40 of the fault matrix: every way in which an upstream fails, on real processes, with its own log as the witness."""
+"""Rows 31 to 41 of the fault matrix: every way in which an upstream fails, on real processes, with its own log as the witness."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.faults.matrix import ATTEMPTS_MAX, READ_TIMEOUT_S, RETRY_AFTER_MAX_MS
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, behaving, requests
-from tests.upstream.raw_server import Peer, Request
+from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.upstream import answers
 
 BROKEN = "invalid_upstream_response"
@@ -75,7 +77,28 @@ async def is_chunked_without_end(request: Request, peer: Peer) -> None:
     peer.close()
 
 
+def embeds(spoil: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Script:
+    """Each text's embedding is its number; an answer to several is spoiled, one to one is right."""
+
+    async def script(request: Request, peer: Peer) -> None:
+        given = json.loads(request.body).get("input", []) if request.body else []
+        texts = given if isinstance(given, list) else [given]
+        data = [{"object": "embedding", "index": at, "embedding": [float(text)]} for at, text in enumerate(texts)]
+        usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+        spoiled = spoil(data) if len(texts) > 1 else data
+        await peer.answer(200, json.dumps({"object": "list", "model": "m", "data": spoiled, "usage": usage}).encode())
+
+    return script
+
+
+GROUPS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "reordered": lambda data: data[::-1],
+    "missing": lambda data: data[:-1],
+    "extra": lambda data: [*data, {**data[0], "index": len(data)}],
+    "twice": lambda data: [data[0], *data[:-1]],
+}
 SCRIPTS = {
+    **{f"group {name}": embeds(spoil) for name, spoil in GROUPS.items()},
     "nan": answers(b'{"choices":[{"logprob":NaN}]}'),
     "twice": answers(b'{"choices":[{}],"choices":[{"text":"other"}]}'),
     "headers": floods_headers,
@@ -84,6 +107,10 @@ SCRIPTS = {
     "chunked": is_chunked_without_end,
 }
 MODELS = {
+    **{
+        f"group {name}": {"url": "SCRIPT", "max_in_flight": 2, "tide": "off", "upstream_max_batch_inputs": 4}
+        for name in GROUPS
+    },
     "refused": {"url": "http://PROXY/v1"},
     "unresolved": {"url": "http://no-such-host.invalid/v1"},
     "cut": {"url": "http://PROXY/v1"},
@@ -220,6 +247,38 @@ def test_40_connections_that_were_closed_while_idle_repeat_no_call(matrix: Matri
         close()
         wait_until(lambda: proxy.links == 0, END_S, "every connection to be closed")
     assert matrix.site.judge(matrix.site.submit(lines), lines).errors == []
+
+
+def test_41_items_of_a_group_get_their_own_part_of_an_answer_or_are_asked_for_again_alone(matrix: Matrix) -> None:
+    count = 16
+    lines = [
+        json.dumps(
+            {
+                "custom_id": f"{name} {number}",
+                "method": "POST",
+                "url": "/v1/embeddings",
+                "body": {"model": f"group {name}", "input": str(number)},
+            }
+        )
+        for name in GROUPS
+        for number in range(count)
+    ]
+    batch_id = matrix.site.submit(lines, endpoint="/v1/embeddings")
+    results = matrix.site.judge(batch_id, lines, witnessed=False)
+    assert results.errors == []
+    for line in results.output:
+        number = float(line["custom_id"].rpartition(" ")[2])
+        assert [one["embedding"] for one in line["response"]["body"]["data"]] == [[number]], line["custom_id"]
+    sizes = {
+        name: [len(asked) if isinstance(asked, list) else 1 for asked in _inputs(matrix, f"group {name}")]
+        for name in GROUPS
+    }
+    assert all(max(found) > 1 for found in sizes.values()), "groups were tried"
+    assert sum(sizes["reordered"]) == count, "in whatever order, each part names its item"
+
+
+def _inputs(matrix: Matrix, model: str) -> list[Any]:
+    return [json.loads(request.body)["input"] for request in matrix.posts(model)]
 
 
 def _memory_peak_bytes(matrix: Matrix) -> int:
