@@ -40,7 +40,9 @@ class Roster:
     async def look(self) -> None:
         """Follow what an operator changed since the last look."""
         async with self._looking:
-            if not self.unusable and await self._store.routing_number() == self._number:
+            # What lacks a key or a file may get it; what the settings stand against stays unused until the next start.
+            may_mend = bool(self.unusable) and not self._settings.upstream.url
+            if not may_mend and await self._store.routing_number() == self._number:
                 return
             number, entries = await self._store.routing()
             found = added(self._settings, [(one.kind, one.name, one.document) for one in entries])
