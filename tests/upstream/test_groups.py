@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
@@ -146,6 +147,23 @@ async def test_a_slot_is_worth_several_items_only_while_they_fit_together(world:
         gate.opened.set()
         await asyncio.gather(sending, more)
     assert sizes(server) == [1, 1, 1]
+
+
+async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: World) -> None:
+    gate = Gate(embed)
+    async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=3)) as router:
+        tasks = [
+            asyncio.create_task(router.send(msgspec.structs.replace(item(world, "x"), job_id=job)))
+            for job in ("batch_1", "batch_2")
+            for _ in range(8)
+        ]
+        await eventually(lambda: len(server.posts) == 2, "a group of each")
+        assert router.free_slots("m") == 8
+        tasks.append(asyncio.create_task(router.send(item(world, "x"))))
+        await asyncio.sleep(0)
+        assert router.free_slots("m") == 7, "its slot has room for seven more"
+        gate.opened.set()
+        await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize(

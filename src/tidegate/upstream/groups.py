@@ -132,7 +132,7 @@ class Groups:
         for bench in benches.values() if benches else ():
             calls = -(-len(bench.seats) // width)
             slots -= calls
-            slack = calls * width - len(bench.seats)
+            slack = max(slack, calls * width - len(bench.seats))
         return slots * width + slack if slots >= 0 else 0
 
     def _width(self, route: Route) -> int:

@@ -134,8 +134,9 @@ class Lane:
         return url
 
     def total_s(self, endpoint: str) -> float:
-        """How long a whole call may take there."""
-        return self.deployment.endpoint_timeouts_s.get(endpoint, self.deployment.total_timeout_s)
+        """How long a whole call may take there; one for several items as long as one for each."""
+        timeouts_s = self.deployment.endpoint_timeouts_s
+        return timeouts_s.get(endpoint.removesuffix("/batch"), self.deployment.total_timeout_s)
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
