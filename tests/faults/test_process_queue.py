@@ -64,6 +64,13 @@ class Queued:
         self.site.judge(batch_id, lines, **more)
         self.until(self.is_clean, "every result to be acknowledged")
 
+    def judge_but_for_what_died(self, batch_id: str, lines: list[str]) -> None:
+        """The same after a kill: what was recorded and not acknowledged by then lies there until its time is over; nothing else does."""
+        self.site.judge(batch_id, lines, repeats_max=0)
+        self.until(lambda: self.waiting() == 0, "the queue to be empty")
+        self.until(lambda: self.kept() <= UNRECORDED_MAX, "all others to be acknowledged")
+        assert not self.dead()
+
 
 @pytest.fixture
 def queue_site(processes: Processes, tmp_path: Path, slow_engine: Engine, postgres_url: str) -> Iterator[Site]:
@@ -99,11 +106,7 @@ def test_an_answer_that_came_before_its_worker_died_is_found_again(queued: Queue
     batch_id = queued.site.submit(lines)
     assert victim.wait() == -9
     queued.site.relieve()
-    queued.site.judge(batch_id, lines, repeats_max=0)
-    # What was recorded and not acknowledged when it died lies there until its time is over; nothing else does.
-    queued.until(lambda: queued.waiting() == 0, "the queue to be empty")
-    queued.until(lambda: queued.kept() <= UNRECORDED_MAX, "all others to be acknowledged")
-    assert not queued.dead()
+    queued.judge_but_for_what_died(batch_id, lines)
 
 
 def test_requests_of_a_dead_worker_are_adopted_while_they_lie_in_the_queue(queued: Queued) -> None:
@@ -131,7 +134,7 @@ def test_requests_of_a_dead_worker_are_adopted_while_they_run(queued: Queued) ->
     queued.site.until_called(1)
     victim.kill()
     queued.site.relieve()
-    queued.judge(batch_id, lines, repeats_max=0)
+    queued.judge_but_for_what_died(batch_id, lines)
 
 
 def test_cancelling_takes_back_what_nobody_has_taken(queued: Queued) -> None:
@@ -176,12 +179,12 @@ def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_
     queued = Queued(queue_site, private_redis.url)
     lines = requests(ITEMS)
     worker = queue_site.begin()
-    queued.processor()
     batch_id = queue_site.submit(lines)
-    queue_site.until_done(batch_id, 1)
+    queued.until(lambda: queued.waiting() > 0, "requests in the queue")
     private_redis.pause()
     wait_until(lambda: "queue_away" in worker.logs(), END_S, "the worker to notice")
     private_redis.resume()
+    queued.processor()
     queued.judge(batch_id, lines, repeats_max=0)
 
 
@@ -199,7 +202,8 @@ def test_a_paused_worker_takes_nothing_back_from_the_one_that_went_on(queued: Qu
 
 
 def test_a_processor_that_dies_with_what_it_took_costs_a_try(queue_site: Site, redis_url: str) -> None:
-    queued = Queued(queue_site, redis_url, timeout_s=3.0)
+    queued = Queued(queue_site, redis_url, timeout_s=8.0)
+    queue_site.env |= {"TIDEGATE_RETRY_ATTEMPTS_MAX": "9"}
     lines = requests(4)
     queue_site.begin()
     batch_id = queue_site.submit(lines)

@@ -236,7 +236,7 @@ async def test_a_call_that_was_adopted_is_not_withdrawn_by_who_left_it(pair: Pai
 
 async def test_a_request_that_nobody_took_in_time_was_not_sent(pair: Pair, processor: Processor) -> None:
     one, _ = pair
-    error = await failure(one.post(total_s=0.2))
+    error = await failure(one.post(total_s=2.0))
     assert (type(error), error.code) == (Unavailable, "queue_not_taken")
     assert await processor.lies() == 0
 
@@ -245,7 +245,7 @@ async def test_a_request_that_was_taken_and_not_answered_may_have_been_paid_for(
     pair: Pair, processor: Processor
 ) -> None:
     one, _ = pair
-    call = one.post(total_s=2.0)
+    call = one.post(total_s=5.0)
     request = await processor.take()
     assert isinstance(await failure(call), Ambiguous)
     token = await processor.redis.get(f"request-cancel:{request['data']['id']}")
