@@ -11,9 +11,11 @@ from tidegate.cli import batches, beside, options, screen
 from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
 from tidegate.core.budgets import NEVER_MS, Ask
+from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job, Outlook
 from tidegate.core.window import spoken
 from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
+from tidegate.settings.added import added
 from tidegate.settings.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ JOBS_MAX = 2_000
 # So many words on tides are read; more processes say the like.
 TIDES_MAX = 8
 _MINUTE_MS = 60_000
+
+Places = tuple[list[Deployment], list[Resource]]
 
 
 def explain(
@@ -62,13 +66,14 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
         outlook = await parts.store.outlook(job.id)
         if outlook is None or not outlook.models:
             return job, standing
-        spent = await _spent(parts, job, [one.model for one in outlook.models])
+        places = await _places(parts)
+        spent = await _spent(parts, places, job, [one.model for one in outlook.models])
         prospects = await _prospects(parts, job, outlook)
         told = await parts.store.tides()
         models = [one.model for one in prospects]
-        closed = dict.fromkeys(tides_closed(settings, told, models), schedule.Reason.TIDE_CLOSED)
+        closed = dict.fromkeys(tides_closed(places, told, models), schedule.Reason.TIDE_CLOSED)
         closed |= dict.fromkeys(spent, schedule.Reason.BUDGET_SPENT)
-        tides = tide_notes(settings, told, models)
+        tides = tide_notes(places, told, models)
         return job, dataclasses.replace(
             standing,
             prospects=tuple(
@@ -81,7 +86,15 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
         )
 
 
-async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, str]:
+async def _places(parts: "Parts") -> Places:
+    """Every deployment and resource there is, those of the settings and those added; nobody's key is looked for."""
+    _, entries = await parts.store.routing()
+    found = added(parts.settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
+    settings = parts.settings
+    return [*deployments(settings), *found.deployments], [*resources(settings), *found.resources]
+
+
+async def _spent(parts: "Parts", places: Places, job: Job, models: Sequence[str]) -> dict[str, str]:
     """The models that nothing of the batch may be sent to now under the budgets that bind it, and which of these is used up."""
     from tidegate.upstream.router import open_router
 
@@ -89,10 +102,9 @@ async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, s
     tenant = await parts.store.tenant_name(job.tenant_id)
     policy = Tenants(settings).of(tenant or "")
     own = policy.budgets(job.tenant_id, key_id=job.key_id, job_id=job.id, job_limits=job.limits)
-    router = open_router(
-        deployments(settings), settings.http.limits(), parts.clock, parts.entropy, resources=resources(settings)
-    )
+    router = open_router((), settings.http.limits(), parts.clock, parts.entropy)
     try:
+        router.replace(*places)
         bound = {model: [budgets + own for budgets in router.budgets(model)] for model in models}
     finally:
         await router.close()
@@ -106,12 +118,10 @@ async def _spent(parts: "Parts", job: Job, models: Sequence[str]) -> dict[str, s
     return spent
 
 
-def tide_notes(
-    settings: Settings, told: Sequence[tuple[str, str]], models: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
+def tide_notes(places: Places, told: Sequence[tuple[str, str]], models: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """What the running processes said lately of the tides of the deployments that serve each model, as sentences."""
     notes = {}
-    for model, serving in _serving(settings, models).items():
+    for model, serving in _serving(places, models).items():
         said = dict.fromkeys(f"the tide of {place} lets batch have {why}." for place, why in told if place in serving)
         notes[model] = (
             *list(said)[:TIDES_MAX],
@@ -120,19 +130,19 @@ def tide_notes(
     return notes
 
 
-def tides_closed(settings: Settings, told: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
+def tides_closed(places: Places, told: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
     """The models that interactive calls leave no room at, as somebody said lately of every deployment that serves them."""
     shut = {place for place, why in told if schedule.Reason.TIDE_CLOSED in why}
-    return [model for model, serving in _serving(settings, models).items() if serving and serving <= shut]
+    return [model for model, serving in _serving(places, models).items() if serving and serving <= shut]
 
 
-def _serving(settings: Settings, models: Sequence[str]) -> dict[str, set[str]]:
+def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
     """The deployments that batch work for each model may go to."""
-    aims = {one.name: one.model for one in resources(settings)}
-    places = [one for one in deployments(settings) if one.takes_batch]
+    aims = {one.name: one.model for one in places[1]}
+    takers = [one for one in places[0] if one.takes_batch]
     return {
-        model: {one.name for one in places if aims.get(model, model) in one.models}
-        or {one.name for one in places if not one.models}
+        model: {one.name for one in takers if aims.get(model, model) in one.models}
+        or {one.name for one in takers if not one.models}
         for model in models
     }
 
