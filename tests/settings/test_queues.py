@@ -13,7 +13,7 @@ from tidegate.settings import deployments, load
 QUEUE = "queue: {url: 'redis://h:6379/0'}"
 
 
-def loaded(tmp_path: Path, deployment: str) -> tuple[Deployment, list[str]]:
+def loaded(tmp_path: Path, deployment: str) -> tuple[Deployment, tuple[str, ...]]:
     path = tmp_path / "c.yaml"
     path.write_text(f"models:\n  org/m:\n    deployments:\n      - {{url: 'http://h/v1', {deployment}}}\n")
     found = load(path, tmp_path / "data", {}, {"QUEUE_URL": "rediss://:canary@h:6379/0"})
