@@ -246,7 +246,9 @@ class Deployment:
         if self.queue.requests == self.queue.results:
             raise SettingsError(f"{where}: queue.requests and queue.results are the same: give each a name of its own")
         if self.items_per_call_max > 1:
-            raise SettingsError(f"{where}: what goes through a queue is not grouped: leave out the settings for batches of inputs")
+            raise SettingsError(
+                f"{where}: what goes through a queue is not grouped: leave out the settings for batches of inputs"
+            )
 
     @property
     def takes_batch(self) -> bool:
