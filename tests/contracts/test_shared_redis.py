@@ -125,3 +125,12 @@ async def test_without_redis_everything_goes_on_in_this_process(private_redis: R
     await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "what was said while Redis was away")
     await one.close()
     await two.close()
+
+
+async def test_it_ends_whenever_it_is_told_to(redis_url: str) -> None:
+    """The client library now and then swallows a cancellation that comes while it connects."""
+    for number in range(60):
+        shared = RedisShared(redis_url, f"t-{secrets.token_hex(8)}", SystemClock(), SystemEntropy())
+        shared.start()
+        await asyncio.sleep(number % 5 / 1000)
+        await shared.close()

@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 2.0
 AWAY_S = 1.0
+CANCEL_AGAIN_S = 0.1
 _PIPELINE_MAX = 256
 
 
@@ -188,9 +189,17 @@ class RedisLine:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await ended(self._task)
         await self._drop()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Have a task that talks to Redis end. The client library swallows a cancellation now and then, so it is said until it is heard."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.exception()
 
 
 def _fail(questions: Sequence[_Question], why: str, kind: type[RedisAway] = RedisAway) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from redis.exceptions import RedisError
 
-from tidegate.backends.redis_line import RedisAway, RedisLine, open_connection
+from tidegate.backends.redis_line import RedisAway, RedisLine, ended, open_connection
 from tidegate.backends.system import LocalListener, LocalWake
 from tidegate.core.ports import Clock, Entropy
 
@@ -74,8 +74,7 @@ class RedisShared:
 
     async def close(self) -> None:
         for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await ended(task)
         await self._line.close()
 
     def ring(self) -> None:
