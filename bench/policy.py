@@ -8,7 +8,7 @@ from typing import Any
 from bench.machinery import median, table
 from tidegate.core.guardrails import Guardrail, Length, Patterns
 from tidegate.core.hooks import About, Rule
-from tidegate.core.policy_rules import KeyState, Payer, SpendBudget, judge
+from tidegate.core.policy_rules import KeyState, judge
 from tidegate.core.prices import Price, bound
 from tidegate.flow.guard import Guard, Guards
 
@@ -45,8 +45,7 @@ def _guard(*rails: Guardrail) -> Guard:
 def main(*, quick: bool = False) -> None:
     rounds = 500 if quick else 20_000
     models = frozenset(f"model-{number}" for number in range(50))
-    budgets = tuple(SpendBudget(payer, 10**15, 10**12, 10**9) for payer in Payer)
-    key = KeyState("key", models, models, 2**50, budgets=budgets, parallel_max=100, parallel_in_use=3)
+    key = KeyState("key", models, models, 2**50)
     price = Price.of(input=0.05, cached=0.01, output=0.10, batch_factor=0.5)
     messages = [{"role": "system", "content": _SENTENCE * 4}, {"role": "user", "content": _SENTENCE * 16}]
     request = json.dumps({"model": "model-7", "messages": messages, "max_tokens": 512}).encode()
@@ -58,7 +57,8 @@ def main(*, quick: bool = False) -> None:
     nothing_plain = _guard(length, Patterns("cards", [r"\b\d{13,16}\b"]))
 
     def judged() -> None:
-        assert judge(key, "model-7", "model-9", 1, bound(900, 512, price, batch=True)) is None
+        assert judge(key, "model-7", "model-9", 1) is None
+        assert bound(900, 512, price, batch=True)
 
     def guarded(guard: Guard) -> Callable[[], None]:
         def both_ways() -> None:
@@ -75,7 +75,11 @@ def main(*, quick: bool = False) -> None:
     table(
         "policy, per item",
         [
-            ("four budgets, two allowlists, a bound", f"{without:.2f} µs", f"under {BUDGET_US:.0f} µs"),
+            (
+                "a key's state, two allowlists, the most that it can cost",
+                f"{without:.2f} µs",
+                f"under {BUDGET_US:.0f} µs",
+            ),
             (f"and lengths and two patterns, {size}", f"{with_rails:.2f} µs", f"under {BUDGET_US:.0f} µs"),
             ("and lengths and a pattern without any plain text", f"{slow:.2f} µs", "no budget"),
         ],

@@ -14,10 +14,8 @@ from tidegate.core.chat_batches import (
     ChatMode,
     ChatPart,
     Route,
-    Serve,
     Singly,
     build,
-    on_failover,
     plan,
     read,
     split,
@@ -25,12 +23,9 @@ from tidegate.core.chat_batches import (
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
-    PoolExhausted,
     Refused,
     SettingsError,
     Throttled,
-    Unavailable,
-    UpstreamError,
 )
 from tidegate.core.nouns import Usage
 from tidegate.core.retry import GiveUp
@@ -184,33 +179,6 @@ def test_an_answer_about_nobody_is_broken(body: bytes) -> None:
 def test_an_error_without_a_status_is_the_end(error: bytes) -> None:
     (got,) = split(b'{"results":[{"index":0,"error":%b}]}' % error, 1)
     assert isinstance(got, Refused)
-
-
-@pytest.mark.parametrize(
-    ("served", "executor", "earlier", "serve"),
-    [
-        (GROUPS, True, None, Serve.GROUPED),
-        (GROUPS, True, Unavailable("x"), Serve.GROUPED),
-        (ChatBatching(), True, None, Serve.SINGLY),
-        (GROUPS, False, None, Serve.SINGLY),
-        (ChatBatching(ChatMode.SYNC_MICROBATCH, upstream_max_batch_size=2), True, None, Serve.SINGLY),
-        (
-            ChatBatching(ChatMode.SYNC_MICROBATCH, upstream_max_batch_size=4, max_total_input_tokens=1),
-            True,
-            None,
-            Serve.SINGLY,
-        ),
-        (ChatBatching(), True, Unavailable("x"), Serve.REQUEUE),
-        (ChatBatching(), True, Ambiguous("x"), Serve.REQUEUE),
-        (ChatBatching(), True, Throttled("x"), Serve.REQUEUE),
-        (ChatBatching(), True, Refused("x"), Serve.SINGLY),
-        (ChatBatching(), True, PoolExhausted("x"), Serve.SINGLY),
-    ],
-)
-def test_a_deployment_that_failover_reached_is_judged_by_its_own_settings(
-    served: ChatBatching, executor: bool, earlier: UpstreamError | None, serve: Serve
-) -> None:
-    assert on_failover(served, [part()] * 3, executor=executor, earlier=earlier) is serve
 
 
 def test_settings_that_cannot_be_are_refused_in_words() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Usage
-from tidegate.core.prices import FACTOR_ONE, Cost, Price, Spend, bound, cost, group_costs, units_text
+from tidegate.core.prices import FACTOR_ONE, Cost, Price, Spend, bound, cost, units_text
 from tidegate.core.spending import DIMENSIONS, Entry, csv_lines, json_lines, row, sum_by
 
 USAGES = st.builds(
@@ -57,15 +57,6 @@ def test_a_cost_is_the_exact_one_rounded_once(usage: Usage, price: Price) -> Non
     paid = cost(usage, price, batch=True)
     assert abs(paid.total_nano - exact(usage, price)) <= Fraction(1, 2)
     assert min(paid.input_nano, paid.cached_nano, paid.output_nano) >= 0
-
-
-@given(st.lists(USAGES, min_size=1, max_size=12), PRICES)
-def test_a_group_costs_what_its_call_costs_to_the_last_nano(usages: list[Usage], price: Price) -> None:
-    whole = cost(Usage.total(usages), price, batch=True)
-    parts = group_costs(usages, price, batch=True)
-    assert sum(part.total_nano for part in parts) == whole.total_nano
-    for usage, part in zip(usages, parts, strict=True):
-        assert abs(part.total_nano - exact(usage, price)) < 2
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), PRICES)

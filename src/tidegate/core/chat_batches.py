@@ -17,7 +17,6 @@ from tidegate.core import answers
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
-    PoolExhausted,
     Refused,
     SettingsError,
     Throttled,
@@ -214,35 +213,6 @@ def build(parts: Sequence[ChatPart]) -> bytes:
         raise ValueError("only parts with the same key share a call")
     conversations = b",".join([part.messages for part in parts])
     return b'{%b%b"messages":[%b]}' % (first.fields, b"," if first.fields else b"", conversations)
-
-
-class Serve(StrEnum):
-    """What a deployment that failover has reached does with a group."""
-
-    GROUPED = "grouped"
-    SINGLY = "singly"
-    REQUEUE = "requeue"
-
-
-def on_failover(
-    served: ChatBatching, parts: Sequence[ChatPart], *, executor: bool, earlier: UpstreamError | None
-) -> Serve:
-    """Judged by the served deployment's own mode, size, token cap and executor.
-
-    One that cannot take the group runs its items one by one and is not to blame. If an earlier deployment already failed in a way that
-    counts against its health, the group goes back to the queue with that failure instead, so that it is counted and waited out.
-    """
-    fits = (
-        served.mode is ChatMode.SYNC_MICROBATCH
-        and executor
-        and len(parts) <= served.upstream_max_batch_size
-        and not 0 < served.max_total_input_tokens < sum(part.tokens for part in parts)
-    )
-    if fits:
-        return Serve.GROUPED
-    if earlier is not None and not isinstance(earlier, Refused | PoolExhausted):
-        return Serve.REQUEUE
-    return Serve.SINGLY
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ rounded once, and its parts (input, cached, output) and every sum over items, jo
 is, nobody here knows; where spending is kept is the store's affair.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -113,14 +113,6 @@ def _rounded(parts: tuple[int, int, int]) -> Cost:
 def cost(usage: Usage, price: Price, *, batch: bool) -> Cost:
     """What one call cost: its total is rounded to the nearest nano-unit, and its parts add up to that."""
     return _rounded(_exact_parts(usage, price, batch))
-
-
-def group_costs(usages: Sequence[Usage], price: Price, *, batch: bool) -> list[Cost]:
-    """What each item of one grouped call cost: together exactly what the call as a whole did."""
-    exact = [_exact_parts(usage, price, batch) for usage in usages]
-    totals = [sum(parts) for parts in exact]
-    shares = apportion((sum(totals) + _SCALE // 2) // _SCALE, totals)
-    return [Cost(*apportion(share, parts)) for share, parts in zip(shares, exact, strict=True)]
 
 
 def bound(prompt_tokens: int, output_tokens: int, price: Price, *, batch: bool) -> int:
