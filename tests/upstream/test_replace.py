@@ -219,6 +219,29 @@ async def test_a_deployment_that_is_merely_full_is_waited_for(world: World) -> N
     assert (len(first.posts), len(second.posts)) == (2, 0)
 
 
+async def test_deployments_of_a_later_order_are_there_for_when_the_earlier_ones_are_not(world: World) -> None:
+    gate = Gate()
+    async with RawServer(gate) as first, RawServer() as spare, RawServer() as last:
+        places = [
+            deployment(last.url, "last", models=("m",), order=3),
+            deployment(spare.url, "spare", models=("m",), order=2),
+            deployment(first.url, "first", models=("m",), max_in_flight=2),
+        ]
+        async with world.router(*places) as router:
+            assert router.free_slots("m") == 2
+            flying = [asyncio.create_task(router.send(world.call())) for _ in range(3)]
+            await eventually(lambda: len(first.posts) == 2, "2 calls there")
+            assert (router.free_slots("m"), len(spare.posts)) == (0, 0), "who is merely full is waited for"
+            gate.opened.set()
+            assert {(await one).deployment for one in flying} == {"first"}
+            first.script = always(429, **{"Retry-After": "100"})
+            assert {(await router.send(world.call())).deployment for _ in range(3)} == {"spare"}
+            assert len(first.posts) == 4, "a rest is kept"
+            spare.script = always(429, **{"Retry-After": "100"})
+            assert (await router.send(world.call())).deployment == "last"
+            assert router.rests_until_ms("m") == 0
+
+
 async def test_fallbacks_of_fallbacks_come_in_order_and_each_once(world: World) -> None:
     order: list[str] = []
 

@@ -168,6 +168,7 @@ class Deployment:
     """One upstream endpoint. `models` are the public names it serves; none means any model.
 
     Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it bears is learned from a safe beginning.
+    One of a later `order` gets calls only while none of an earlier one is fit for them; who is merely full is waited for.
     `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
     its own, where it is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0: nobody knows.
     So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are not worth
@@ -182,6 +183,7 @@ class Deployment:
     max_in_flight: int = 64
     is_capacity_known: bool = True
     weight: float = 1.0
+    order: int = 1
     read_timeout_s: float | None = None
     total_timeout_s: float = 3600.0
     endpoint_timeouts_s: Mapping[str, float] = field(default_factory=dict)
@@ -211,6 +213,10 @@ class Deployment:
             raise SettingsError(f"{where}: max_in_flight is {self.max_in_flight}: use 1 or more")
         if not self.weight > 0:
             raise SettingsError(f"{where}: weight is {self.weight}: use a number above 0, or remove the deployment")
+        if self.order < 1:
+            raise SettingsError(
+                f"{where}: order is {self.order}: use 1 for those that come first, and more for later ones"
+            )
         if not 0 < self.batch_fraction <= 1:
             raise SettingsError(f"{where}: batch_fraction is {self.batch_fraction}: use a number above 0 and up to 1")
         if self.tokens_in_flight_max < 0:

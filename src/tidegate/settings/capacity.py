@@ -101,6 +101,7 @@ class ModelDeployment(Entry, frozen=True):
     api_key: Secret | None = None
     max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] | None = None
     weight: Weight = 1.0
+    order: Annotated[int, Meta(ge=1, le=100)] = 1
     read_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] | None = None
     total_timeout_s: TotalTimeout = 3_600.0
     endpoint_timeouts_s: Annotated[

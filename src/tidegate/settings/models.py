@@ -201,6 +201,7 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
         max_in_flight=entry.max_in_flight or MAX_IN_FLIGHT,
         is_capacity_known=entry.max_in_flight is not None or entry.queue is not None,
         weight=entry.weight,
+        order=entry.order,
         read_timeout_s=entry.read_timeout_s,
         endpoint_timeouts_s=entry.endpoint_timeouts_s,
         total_timeout_s=entry.total_timeout_s if entry.queue is None else entry.queue.timeout_s,

@@ -2,8 +2,8 @@
 
 A name is a model's or a resource's. A resource's limit takes the place of the deployment's for the period that it names, and is then one
 budget of the resource's own over all of its deployments; what a resource leaves open it shares with everyone on the deployment. What a
-deployment said about itself binds everyone. A resource's fallbacks are routes of their own, under their own budgets. This module sends
-nothing and asks nobody.
+deployment said about itself binds everyone. Deployments of a later `order` and a resource's fallbacks are routes of their own, the latter
+under their own budgets. This module sends nothing and asks nobody.
 """
 
 import math
@@ -17,6 +17,9 @@ from tidegate.upstream.lane import Lane
 
 # A deployment may have this much more than its part before a prefix is served elsewhere: a warm cache is worth a short queue.
 STICKY_LOAD_MAX = 1.25
+
+# A fallback's name, empty for the route's own, and which of its deployments in the order of failover.
+Place = tuple[str, int]
 
 
 class Route:
@@ -33,7 +36,7 @@ class Route:
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
-        self._by_name: dict[str, Route] = {}
+        self._by_place: dict[Place, Route] = {}
         self.lead(lanes, resource)
 
     def lead(self, lanes: Sequence[Lane], resource: Resource | None = None, *, is_fallback: bool = False) -> None:
@@ -55,15 +58,15 @@ class Route:
                 self.own_budgets = (Budget(Bound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
 
-    def fall_back_to(self, found: Mapping[str, tuple[Sequence[Lane], Resource]]) -> None:
-        """After its own deployments come these, by name and in order."""
-        for name, route in self._by_name.items():
-            if name not in found:
+    def fall_back_to(self, found: Mapping[Place, tuple[Sequence[Lane], Resource | None]]) -> None:
+        """After its own deployments come these, in order: what is left of its own name, and then other names."""
+        for place, route in self._by_place.items():
+            if place not in found:
                 route.lead(())
-        self._by_name = {name: self._by_name.get(name) or Route() for name in found}
-        for name, (lanes, resource) in found.items():
-            self._by_name[name].lead(lanes, resource, is_fallback=True)
-        self.fallbacks = tuple(self._by_name.values())
+        self._by_place = {place: self._by_place.get(place) or Route() for place in found}
+        for place, (lanes, resource) in found.items():
+            self._by_place[place].lead(lanes, resource, is_fallback=bool(place[0]))
+        self.fallbacks = tuple(self._by_place.values())
 
     def model_of(self, model: str) -> str:
         """The model itself, when this name is a resource's."""
@@ -142,15 +145,24 @@ class Routes:
             gone.lead(())
             gone.fall_back_to({})
         for name, (found, own) in wanted.items():
-            route = self._by_name.setdefault(name, Route())
-            route.lead(found, own)
-            route.fall_back_to(
-                {one: (by_model.get(aim.model) or for_any, aim) for one, aim in fallbacks(own, by_resource).items()}
-                if own is not None
-                else {}
-            )
-        self._any.lead(for_any)
+            aims = {} if own is None else fallbacks(own, by_resource)
+            later = {one: (by_model.get(aim.model) or for_any, aim) for one, aim in aims.items()}
+            _lead_in_order(self._by_name.setdefault(name, Route()), found, own, later)
+        _lead_in_order(self._any, for_any, None, {})
         return lost
+
+
+def _lead_in_order(
+    route: Route, lanes: Sequence[Lane], own: Resource | None, later: Mapping[str, tuple[Sequence[Lane], Resource]]
+) -> None:
+    """Lead to the deployments that come first, and fall back to those that come later, by their own order."""
+    places: dict[Place, tuple[Sequence[Lane], Resource | None]] = {}
+    for name, (some, resource) in {"": (lanes, own), **later}.items():
+        for order in sorted({lane.deployment.order for lane in some}):
+            places[name, order] = ([lane for lane in some if lane.deployment.order == order], resource)
+    first = next((place for place in places if not place[0]), None)
+    route.lead(*places.pop(first) if first is not None else ((), own))
+    route.fall_back_to(places)
 
 
 def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, Resource]:
