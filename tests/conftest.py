@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ RUN = pytest.StashKey[RunDirectory]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A run in a shell's background ignores Ctrl-C, and so would every process that a test interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         config.stash[RUN] = RunDirectory.create()

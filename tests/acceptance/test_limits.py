@@ -104,10 +104,10 @@ def test_an_eleventh_resource_runs_beside_ten_that_wait(make_crew: MakeCrew) -> 
     lines = [chat_line(f"{name}-{number}", "say", name) for name in names for number in range(20)]
     crew.site.submit(lines)
     last = crew.site.submit(requests(12, model="last"))
-    # A model that no setting names runs as well, at the default upstream.
+    # A model that nobody serves waits for nobody's turn: its items are told so.
     unknown = crew.site.submit(requests(12, model="never-configured"))
     assert crew.site.ended(last).batch["request_counts"]["completed"] == 12
-    assert crew.site.ended(unknown).batch["request_counts"]["completed"] == 12
+    assert set(crew.site.ended(unknown).error_codes()) == {"model_not_found"}
     crew.until_called(10 * 3 + 12, "m")
     assert fullest(crew.sent("m")) == 10 * 3 + 12
 

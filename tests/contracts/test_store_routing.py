@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contracts.store_world import World
+from tests.contracts.store_world import MODEL, World, plan_of
 from tidegate.core.errors import LostRace
 from tidegate.store import routing
 from tidegate.store.routing import RoutingFull
@@ -77,3 +77,20 @@ async def test_there_are_only_so_many(world: World, monkeypatch: pytest.MonkeyPa
     await world.store.put_routing("resource", "b", ONE, 0)
     with pytest.raises(RoutingFull, match="remove some first"):
         await world.store.put_routing("deployment", "c", ONE, 0)
+
+
+async def test_a_model_is_wanted_while_a_job_has_items_for_it(world: World) -> None:
+    assert not await world.store.is_wanted(MODEL)
+    job, worker, token, work = (
+        await world.job(await world.caller()),
+        await world.worker(),
+        world.token(),
+        world.id("blob"),
+    )
+    assert await world.store.take_step(job.id, job.state, worker, token)
+    await world.store.begin_blob(work, "work", worker)
+    await world.store.start_job(
+        job.id, token, plan_of(2), work_blob_id=work, output_file_id=world.id("file"), error_file_id=world.id("file")
+    )
+    assert await world.store.is_wanted(MODEL)
+    assert not await world.store.is_wanted("another")

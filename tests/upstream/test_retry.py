@@ -12,10 +12,12 @@ from tidegate.core.errors import (
     BrokenAnswer,
     HandedBack,
     KeyRejected,
+    Overspent,
     PoolExhausted,
     Refused,
     Throttled,
     Unavailable,
+    Unbounded,
     Withheld,
 )
 from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
@@ -36,7 +38,9 @@ def test_every_class_of_upstream_error_is_decided_on_purpose() -> None:
         for _, kind in inspect.getmembers(errors, inspect.isclass)
         if issubclass(kind, errors.UpstreamError) and kind is not errors.UpstreamError
     }
-    assert every == {*COUNTED, *UNCOUNTED, Refused}
+    assert every == {*COUNTED, *UNCOUNTED, Refused, Overspent, Unbounded}
+    assert issubclass(Overspent, Refused)
+    assert issubclass(Unbounded, Refused)
 
 
 @given(counts, moments, moments, jitters, waits)

@@ -27,8 +27,8 @@ def test_a_batch_keeps_its_queue_and_its_limits(start_web: Any) -> None:
         shown = client.get(f"/v1/batches/{made['id']}").json()["tidegate"]
         assert shown["queue"] == "express"
         assert shown["limits"] == [
-            {"period": "minute", "requests": 10, "tokens": None, "enabled": True},
-            {"period": "lifetime", "requests": None, "tokens": 5_000, "enabled": False},
+            {"period": "minute", "requests": 10, "tokens": None, "enabled": True, "cost": None},
+            {"period": "lifetime", "requests": None, "tokens": 5_000, "enabled": False, "cost": None},
         ]
         plain = create(client, upload(client), queue=None, limits=None)
         assert (plain["tidegate"]["queue"], plain["tidegate"]["limits"]) == ("default", [])

@@ -361,14 +361,15 @@ class Router:
                 best = lane
         if sticky and len(sticky) > 1:
             return stick(sticky, call.prefix_group) or best
-        if again is not None and best is None and spent is None and self._is_full_elsewhere(route, call, now_ms):
+        if again is not None and best is None and spent is None and self._is_full_elsewhere(route, call, tried, now_ms):
             return None
         return best or spent or again
 
-    def _is_full_elsewhere(self, route: Route, call: Call, now_ms: float) -> bool:
-        """Whether a lane that has not failed this call lacks nothing but a slot or room for another retry: that is worth a wait."""
+    def _is_full_elsewhere(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> bool:
+        """Whether a lane that has not failed this call is well and lacks only room for now: that is worth a wait."""
         return any(
-            (lane.in_flight >= lane.slots > 0 or not lane.budget.allows_retry(now_ms))
+            lane.slots > 0
+            and lane not in tried
             and self._room.ready_at_ms(route, lane) <= now_ms
             and not lane.has_failed(call.idempotency_key)
             for lane in route.lanes
