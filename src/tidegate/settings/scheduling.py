@@ -21,7 +21,7 @@ class Scheduler(Group, frozen=True):
     shadow_mode: Annotated[
         ShadowMode, about("A second mode that decides on the same snapshots and only reports where it differs.")
     ] = "none"
-    flows_per_decision_max: Annotated[int, whole(1, 10_000, "Most flows that one decision looks at.")] = 100
+    flows_per_decision_max: Annotated[int, whole(1, 10_000, "Most flows that one decision looks at.")] = 50
     jobs_per_flow_max: Annotated[int, whole(1, 1_000, "Most batches of one flow that one decision looks at.")] = 50
     scope_preference: Annotated[
         tuple[Scope, ...],

@@ -25,7 +25,7 @@ class Bounds:
     """How much of the store one look may show: flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
     first. Where there are many flows or models, fewer jobs of each are looked at."""
 
-    flows_max: int = 100
+    flows_max: int = 50
     jobs_per_flow_max: int = 50
     due_jobs_max: int = 40
     jobs_max: int = 400

@@ -33,7 +33,7 @@ class Policy:
 
     mode: Mode = Mode.SMART
     shadow_mode: Mode | None = None
-    flows_per_decision_max: int = 100
+    flows_per_decision_max: int = 50
     jobs_per_flow_max: int = 50
     in_flight_units_max: int = 0
     in_flight_units_by_tenant: Mapping[str, int] = field(default_factory=dict)
