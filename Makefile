@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# Two workers a core: many tests wait for a lease to run out, and what only breaks side by side breaks here.
-WORKERS ?= $(shell echo $$(( 2 * $(CORES) > 4 ? 2 * $(CORES) : 4 )))
+# Three workers a core: many tests wait for a lease to run out, and what only breaks side by side breaks here.
+WORKERS ?= $(shell echo $$(( 3 * $(CORES) > 4 ? 3 * $(CORES) : 4 )))
 # The stamp carries the lock's checksum: another lock, another stamp, another install.
 LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
