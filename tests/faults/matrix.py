@@ -102,12 +102,13 @@ class Matrix:
         assert {case.fault: len(made[case.model]) - 1 for case in cases} == {case.fault: case.calls for case in cases}
         return {case.fault: made[case.model] for case in cases}
 
-    def fails(self, model: str, code: str, calls: int) -> None:
-        """One item for a scripted server: it must fail with this code after so many calls."""
+    def fails(self, model: str, code: str, calls: int) -> dict[str, Any]:
+        """One item for a scripted server: it must fail with this code after so many calls. Gives its line."""
         lines = requests(1, model=model)
         results = self.site.judge(self.site.submit(lines), lines, witnessed=False)
         assert says(results) == {"c0": code}, model
         assert len(self._scripted[model].posts) == calls, model
+        return results.errors[0]
 
     def posts(self, name: str) -> list[Request]:
         """What a scripted server was sent."""

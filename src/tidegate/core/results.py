@@ -1,5 +1,7 @@
 """Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent."""
 
+from contextlib import suppress
+
 import msgspec
 
 from tidegate.core.ids import item_id
@@ -46,6 +48,15 @@ def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
         units_text(nano).encode() for nano in costs
     )
     return b'%b,"tidegate":{%b}}\n' % (line[:-2], said)
+
+
+def with_raw(line: bytes, raw: bytes) -> bytes:
+    """The same line with what the upstream said instead of an answer, as text: JSON as it came, or the string that what is none became."""
+    text = raw.decode("utf-8", "replace")
+    if raw.startswith(b'"'):
+        with suppress(msgspec.DecodeError):
+            text = msgspec.json.decode(raw, type=str)
+    return b'%b,"tidegate":{"raw":%b}}\n' % (line[:-2], _encode(text))
 
 
 def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:

@@ -11,7 +11,7 @@ import structlog
 from tidegate import failpoints, metrics
 from tidegate.core import results, retry
 from tidegate.core.budgets import Budget
-from tidegate.core.errors import Ambiguous, HandedBack, Overspent, Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Answer, Call, Item, LeasedSlice, Usage
@@ -230,6 +230,8 @@ def _after_failure(
         line = results.response_line(piece.job_id, item.number, item.custom_id, error.status, body)
     else:
         line = results.error_line(piece.job_id, item.number, item.custom_id, verdict.code, verdict.message)
+        if isinstance(error, BrokenAnswer) and error.body:
+            line = results.with_raw(line, error.body)
     return Failed(line, error.reason)
 
 

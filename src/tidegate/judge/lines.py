@@ -96,7 +96,7 @@ def read_result_line(line: Line, name: str, number: int) -> ResultLine:
         read.faults.append(str(error))
         return read
     if isinstance(said, dict) and "tidegate" in said:
-        _read_cost(read, said.pop("tidegate"))
+        _read_extras(read, said.pop("tidegate"), said.get("error"))
     if not _is_object(read, said, "the line", ("id", "custom_id", "response", "error")):
         return read
     if isinstance(said["id"], str):
@@ -117,6 +117,14 @@ def read_result_line(line: Line, name: str, number: int) -> ResultLine:
     if said["error"] is not None:
         _read_error(read, said["error"])
     return read
+
+
+def _read_extras(read: ResultLine, said: Any, error: Any) -> None:
+    """What an answer cost, or what was said instead of one."""
+    if not isinstance(said, dict) or "raw" not in said:
+        _read_cost(read, said)
+    elif set(said) != {"raw"} or not isinstance(said["raw"], str) or error is None:
+        read.faults.append("tidegate.raw must be a text beside an error, and alone")
 
 
 def _read_cost(read: ResultLine, said: Any) -> None:

@@ -1,0 +1,24 @@
+"""What an upstream said instead of an answer is kept as text, whatever it was."""
+
+import json
+
+import pytest
+
+from tidegate.core import ids, results
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b'"<html>no</html>"', "<html>no</html>"),
+        (b'{"a":1,"a":2}', '{"a":1,"a":2}'),
+        (b"null", "null"),
+        (b'"\\ud800"', '"\\ud800"'),
+        (b'"cut', '"cut'),
+    ],
+)
+def test_what_was_said_instead_of_an_answer_is_text_in_the_line(raw: bytes, text: str) -> None:
+    line = results.error_line(ids.make("batch", b"0" * 16), 1, b'"mine"', "invalid_upstream_response", "no answer")
+    said = json.loads(results.with_raw(line, raw))
+    assert said.pop("tidegate") == {"raw": text}
+    assert said == json.loads(line)
