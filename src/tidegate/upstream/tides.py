@@ -31,6 +31,8 @@ SCRAPE_S = 2.0
 SCRAPE_AGAIN_MS = 5_000.0
 TELL_MS, TELL_ALONE_MS = 500.0, 2_000.0
 OWN_EVENTS_MS = 20.0
+# Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
+LEARN_EVERY_MS = 5.0
 # So long after the last interactive call passed it, the gateway's silence says that nobody is there; before the first one it says nothing.
 GATEWAY_MS = 600_000.0
 HAND_BACKS_MAX = 2
@@ -104,6 +106,7 @@ class LaneTide:
         self._held: dict[str, Held] = {}
         self._ended: list[Ended] = []
         self._refusals = 0
+        self._learned_ms = -LEARN_EVERY_MS
         self._asked_ms = 0.0
         self._reading: Reading | None = None
         self._sample: EngineSample | None = None
@@ -183,7 +186,8 @@ class LaneTide:
         if answer_tokens is not None:
             latency_ms = now_ms - flight.sent_ms
             self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms))
-            if self._sample is None:
+            if self._sample is None and now_ms - self._learned_ms >= LEARN_EVERY_MS:
+                self._learned_ms = now_ms
                 self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)
         self._refusals += refused
         if refused or now_ms - self._asked_ms >= OWN_EVENTS_MS:
