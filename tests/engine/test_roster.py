@@ -1,0 +1,62 @@
+"""Deployments added at run time while the store comes and goes: what is served goes on being served, and news are heard later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import wait_until_async
+from tidegate.core.deployments import Deployment, Resource
+from tidegate.core.errors import StoreUnavailable
+from tidegate.flow import roster
+from tidegate.flow.roster import Roster
+from tidegate.settings import load
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_while_the_store_is_away_everything_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "LOOK_S", 0.001)
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    served: list[list[str]] = []
+    looks = 0
+    away = False
+    ask = store.routing_number
+
+    async def routing_number() -> int:
+        nonlocal looks
+        looks += 1
+        if away:
+            raise StoreUnavailable("the database is away")
+        return await ask()
+
+    def serve(deployments: Iterable[Deployment], _: Iterable[Resource]) -> dict[str, str]:
+        served.append([one.name for one in deployments])
+        return {}
+
+    monkeypatch.setattr(store, "routing_number", routing_number)
+    following = asyncio.create_task(Roster(store, load(None, tmp_path, {}, {}).settings, serve).follow())
+    try:
+        await store.put_routing("deployment", "one", '{"model": "m", "url": "http://one/v1"}', 0)
+        await wait_until_async(lambda: served[-1:] == [["one"]], what="the first to be served")
+        away, seen = True, looks
+        # A look that was under way has ended when the next one begins.
+        await wait_until_async(lambda: looks > seen, what="a look in vain")
+        await store.put_routing("deployment", "two", '{"model": "m", "url": "http://two/v1"}', 0)
+        seen = looks
+        await wait_until_async(lambda: looks > seen + 3, what="some looks in vain")
+        assert served[-1] == ["one"]
+        away = False
+        await wait_until_async(lambda: served[-1] == ["one", "two"], what="the second to be served too")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await store.close()
