@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -448,6 +450,34 @@ async def test_threads_that_never_come_back_are_bounded() -> None:
     assert await slow_enough.call() == 7
     code.close()
     slow_enough.close()
+
+
+async def test_calls_that_came_while_a_hook_blocked_its_loop_are_ended_and_not_left_lying(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They have been given up long before; Python must have nothing to say of coroutines that nobody ever ran."""
+    began, never = threading.Event(), threading.Event()
+
+    async def blocks() -> None:
+        began.set()
+        never.wait()
+
+    code = own_code.OwnCode("blocked", blocks, 0.2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        first = asyncio.create_task(code.call())
+        while not began.is_set():  # noqa: ASYNC110 - it happens in another thread
+            await asyncio.sleep(0.001)
+        answers = await asyncio.gather(first, *(code.call() for _ in range(4)), return_exceptions=True)
+        assert [type(one) for one in answers] == [own_code.Overran] * 5
+        never.set()
+        async with asyncio.timeout(20):
+            while any(one.name == "hook blocked" for one in threading.enumerate()):  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.001)
+        gc.collect()
+    assert [str(one.message) for one in said if "never awaited" in str(one.message)] == []
+    assert "destroyed but it is pending" not in caplog.text
+    code.close()
 
 
 LOOSE = [r"\w+@\w+\.x"]

@@ -179,4 +179,9 @@ class _Loop:
 
     def _live(self) -> None:
         self._loop.run_forever()
+        # Calls that came while it was blocked may have begun or not: each is told that it is over, or Python complains of them later.
+        if left := asyncio.all_tasks(self._loop):
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left))
         self._loop.close()
