@@ -293,6 +293,7 @@ class Worker:
                     self._keys.denial,
                     self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
                     options.parallel_of(held.slice, self._keys.parallel_max(held.slice)),
+                    self._keys.models(held.slice),
                 )
             except asyncio.CancelledError:
                 if not held.aborted:

@@ -172,6 +172,20 @@ async def test_a_resource_is_judged_by_the_model_behind_it(live: World) -> None:
         assert await codes(live, await ended(live, by_model)) == {"resource_not_allowed"}
 
 
+async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_leads_elsewhere(live: World) -> None:
+    script = Script(live, "m")
+    door = Door(script, 4)
+    caller = await key(live)
+    job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
+    async with working(live, script) as bench:
+        await called(script, 8)
+        assert await live.store.change_key("k1", models=models_text(["m", "n"]))
+        await settled(live, bench)
+        door.open.set()
+        await ended(live, job)
+    assert (script.calls[0].models, script.calls[-1].models) == (frozenset(), frozenset({"m", "n"}))
+
+
 async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: World) -> None:
     script = Script(live, "m")
     caller = await key(live)

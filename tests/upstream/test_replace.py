@@ -191,6 +191,38 @@ async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_li
     assert (len(first.posts), len(second.posts)) == (1, 2)
 
 
+async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first(world: World) -> None:
+    """Also a second deployment of the first's own model counts as its own, and a key without an allowlist may go everywhere."""
+    async with RawServer(always(429, **{"Retry-After": "7"})) as first, RawServer() as second, RawServer() as third:
+        places = (
+            deployment(first.url, "one", models=("a",)),
+            deployment(second.url, "two", models=("b",)),
+            deployment(third.url, "three", models=("c",)),
+        )
+        chat = Resource("chat", "a", fallbacks=("aside", "c"))
+        async with world.router(*places, resources=[chat, Resource("aside", "b")]) as router:
+            for _ in range(2):
+                refused = await failure(router, world, model="chat", models=frozenset({"a"}))
+                assert type(refused) is Throttled
+                assert refused.retry_after_ms is not None, "the fallbacks' free slots are nothing to this key"
+                assert 6_000 < refused.retry_after_ms <= 7_000
+            only_c = await router.send(world.call("chat", models=frozenset({"a", "c"})))
+            any_model = await router.send(world.call("chat"))
+    assert (only_c.deployment, any_model.deployment) == ("three", "two")
+    assert (len(second.posts), len(third.posts)) == (1, 1)
+
+
+async def test_a_later_order_of_an_allowed_model_is_no_other_model(world: World) -> None:
+    async with RawServer(always(429, **{"Retry-After": "7"})) as first, RawServer() as later:
+        places = (
+            deployment(first.url, "one", models=("a",)),
+            deployment(later.url, "later", models=("a",), order=2),
+        )
+        async with world.router(*places, resources=[Resource("chat", "a")]) as router:
+            for name in ("a", "chat"):
+                assert (await router.send(world.call(name, models=frozenset({"a"})))).deployment == "later"
+
+
 @pytest.mark.parametrize(("status", "kind"), [(500, Ambiguous), (400, Refused)])
 async def test_what_may_be_billed_or_is_wrong_everywhere_takes_no_fallback(
     world: World, status: int, kind: type[Exception]

@@ -14,7 +14,7 @@ import pytest
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
-from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
+from tests.web.upstream import STREAM_END, STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ResourceEntry, TenantEntry
 
@@ -393,6 +393,29 @@ def test_a_resource_is_a_name_for_interactive_calls_too(world: World) -> None:
     assert client.post(CHAT, json={**ASK, "model": "support"}).status_code == 429
     assert client.post(CHAT, json=ASK).status_code == 200
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["m", "support"]
+
+
+def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world: World) -> None:
+    async def throttles(request: Request, peer: Peer) -> None:
+        await peer.answer(429, b"{}", Retry_After="600")
+
+    first, second = Upstream(throttles), Upstream(answers())
+    world.start(
+        models={
+            name: Model(deployments=(ModelDeployment(url=one.url, name=name),))
+            for name, one in (("a", first), ("b", second))
+        },
+        resources={"chat": ResourceEntry(model="a", fallbacks=("b",))},
+    )
+    world.upstreams += [first, second]
+    wide, narrow = (world.client(world.web.make_key("ours", models=names)) for names in (["a", "b"], ["a"]))
+    ask = {**ASK, "model": "chat"}
+    for more in ({}, {"stream": True}, {"service_tier": "flex"}):
+        refused = narrow.post(CHAT, json={**ask, **more})
+        assert (refused.status_code, len(second.posts)) == (429, 0), refused.text
+        assert int(refused.headers["retry-after"]) > 500
+    assert wide.post(CHAT, json=ask).status_code == 200
+    assert len(second.posts) == 1
 
 
 @pytest.fixture

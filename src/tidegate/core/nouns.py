@@ -283,7 +283,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
     where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike.
     `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so many
-    calls at once."""
+    calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any."""
 
     job_id: str
     number: int
@@ -302,6 +302,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     hand_backs: int = 0
     items: int = 1
     parallel: tuple[tuple[str, int], ...] = ()
+    models: frozenset[str] = frozenset()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

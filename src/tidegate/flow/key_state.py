@@ -50,6 +50,11 @@ class KeyStates:
         state = self._states.get(piece.key_id) if piece.key_id else None
         return state.limits if state else ()
 
+    def models(self, piece: LeasedSlice) -> frozenset[str]:
+        """The models that the key allows, wherever a call of this slice may be led to; none named: any."""
+        state = self._states.get(piece.key_id) if piece.key_id else None
+        return state.models if state else frozenset()
+
     def parallel_max(self, piece: LeasedSlice) -> int:
         """How many calls at once the key itself allows; 0: as many as there are slots."""
         state = self._states.get(piece.key_id) if piece.key_id else None

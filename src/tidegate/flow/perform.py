@@ -78,6 +78,7 @@ async def perform(
     denial: Callable[[LeasedSlice], Denied | None] = lambda piece: None,
     guard: Guard | None = None,
     parallel: tuple[tuple[str, int], ...] = (),
+    models: frozenset[str] = frozenset(),
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
     when the lease may be over. `denial` says whether its key still allows it, and `guard` judges what is sent and what came back."""
@@ -115,6 +116,7 @@ async def perform(
                 prefix_group=_prefix_group(piece, body),
                 hand_backs=item.hand_backs,
                 parallel=parallel,
+                models=models,
             )
         )
     except UpstreamError as error:

@@ -79,9 +79,9 @@ class Room:
         at_ms = min((self._rest_ends_ms(one, lane, now_ms) for one, lane in _chain(route)), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
-    def wait_ms(self, route: Route, now_ms: float) -> int | None:
-        """How long until the first deployment takes calls again; None when one does, or none is left."""
-        lanes = list(_chain(route)) or [(route, lane) for lane in route.interactive_lanes]
+    def wait_ms(self, route: Route, now_ms: float, models: frozenset[str] = frozenset()) -> int | None:
+        """How long until the first deployment takes calls for one of these models again; None when one does, or none is left."""
+        lanes = list(_chain(route, models)) or [(route, lane) for lane in route.interactive_lanes]
         wait_ms = math.ceil(min((self.ready_at_ms(one, lane) for one, lane in lanes), default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
@@ -124,6 +124,6 @@ class Room:
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
 
-def _chain(route: Route) -> Iterable[tuple[Route, Lane]]:
+def _chain(route: Route, models: frozenset[str] = frozenset()) -> Iterable[tuple[Route, Lane]]:
     """Every deployment that batch calls for this name may go to, under which of its names."""
-    return ((one, lane) for one in (route, *route.fallbacks) for lane in one.lanes)
+    return ((one, lane) for one in route.ways(models) for lane in one.lanes)

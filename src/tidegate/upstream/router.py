@@ -265,9 +265,9 @@ class Router:
         return None
 
     async def _along(self, route: Route, call: Call, go: Callable[[Route], Awaitable[T]]) -> T:
-        """The name's own deployments, then its fallbacks: each only when those before can neither have done nor billed the call."""
+        """The name's own deployments, then the fallbacks that its key allows, if those before can neither have done nor billed it."""
         failed: UpstreamError | None = None
-        for one in (route, *route.fallbacks):
+        for one in route.ways(call.models):
             try:
                 return await go(one)
             except (Throttled, Unavailable, KeyRejected, PoolExhausted) as error:
@@ -278,7 +278,7 @@ class Router:
         assert failed is not None
         if failed.retry_after_ms is None:
             # When it failed, those after it still took calls.
-            failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms())
+            failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms(), call.models)
         raise failed
 
     async def _send_by(self, route: Route, call: Call) -> Answer:

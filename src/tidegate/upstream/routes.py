@@ -68,6 +68,12 @@ class Route:
             self._by_place[place].lead(lanes, resource, is_fallback=bool(place[0]))
         self.fallbacks = tuple(self._by_place.values())
 
+    def ways(self, models: frozenset[str]) -> "tuple[Route, ...]":
+        """This route and then its fallbacks, without those that lead to a model which is not among these; none named: all."""
+        if not models:
+            return (self, *self.fallbacks)
+        return (self, *(one for one in self.fallbacks if not one._model or one._model in models))
+
     def model_of(self, model: str) -> str:
         """The model itself, when this name is a resource's."""
         return self._model or model

@@ -26,7 +26,7 @@ class Missing:
     purse: Purse
     clock: Clock
     ready_at_ms: Callable[[Route, Lane], float]
-    wait_ms: Callable[[Route, float], int | None]
+    wait_ms: Callable[[Route, float, frozenset[str]], int | None]
 
     def refuse(self, route: Route, call: Call) -> None:
         lanes = route.lanes
@@ -35,7 +35,7 @@ class Missing:
         now_ms = self.clock.monotonic_ms()
         fit = [lane for lane in lanes if self.ready_at_ms(route, lane) <= now_ms]
         if not fit:
-            wait_ms = self.wait_ms(route, now_ms)
+            wait_ms = self.wait_ms(route, now_ms, call.models)
             if any(lane.ready_at_ms() <= now_ms for lane in lanes):
                 is_away = self.purse.unreachable_until_ms > now_ms
                 raise Withheld(

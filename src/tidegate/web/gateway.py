@@ -22,7 +22,7 @@ from tidegate.settings.tenants import Tenants
 from tidegate.upstream.interactive import Ask
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import MESSAGES, Dialect
-from tidegate.web.guarding import guarded_answer, guarded_wish
+from tidegate.web.guarding import guarded_answer, guarded_stream, guarded_wish
 from tidegate.web.passing import Passing
 from tidegate.web.routes import Guarded
 from tidegate.web.wishes import Wish, wish_of
@@ -80,12 +80,14 @@ class Gateway:
             parallel=self._tenants.of(tenant).parallel(
                 caller.tenant_id, caller.user, caller.key_id, caller.parallel_max
             ),
+            models=caller.models,
         )
         book = self._context.book
         heard = None if book is None else functools.partial(book.add, caller, wish.model)
         ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, heard)
         judged = None if guard is None else functools.partial(guarded_answer, guard, about)
-        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged)
+        held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
+        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged, held)
 
     def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
         """What binds a call of this caller, with the limits that its key itself bears."""
