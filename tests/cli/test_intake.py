@@ -1,6 +1,7 @@
 """What a run is about: the same input, upstream and options are the same batch, and impossible targets are refused first."""
 
 import asyncio
+import gzip
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -36,6 +37,26 @@ def test_the_endpoint_is_that_of_the_first_line(tmp_path: Path, data: bytes) -> 
 @pytest.mark.parametrize("data", [b"not json\n", b'{"url": 5}\n', b"[]\n", b'{"url": "\xff"}', b"\x00" * 100])
 def test_a_first_line_that_is_no_request_names_no_endpoint(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path, data).endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\n \n", "no requests"),
+        (b"[" + LINE.strip() + b"]", "JSON array"),
+        (b'{\n  "url": "/v1/embeddings"\n}', "pretty-printed"),
+        (gzip.compress(LINE, mtime=0), "gzip data"),
+        (LINE.decode().encode("utf-16"), "UTF-16"),
+        (LINE[:-5] + b"\n", "not valid JSON"),
+        (b'{"custom_id": "a", "body": {}}\n', "--endpoint"),
+        (b'{"custom_id": "a", "url": "embeddings", "body": {}}\n', "--endpoint"),
+    ],
+    ids=["blank", "array", "pretty", "gzip", "utf-16", "cut", "without url", "no path"],
+)
+def test_what_is_wrong_with_the_first_line_is_said(tmp_path: Path, data: bytes, says: str) -> None:
+    source = read(tmp_path, data)
+    assert source.endpoint is None
+    assert says in source.trouble
 
 
 def test_inputs_that_cannot_be(tmp_path: Path) -> None:
@@ -76,6 +97,9 @@ def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) 
         intake.job_id(read(tmp_path, LINE * 2), here, WISHES, 0),
     }
     assert len(others | {name}) == 5
+    for spelling in ("http://a", "http://a/", "http://a/v1/"):
+        same = load(None, tmp_path, {"upstream.url": spelling}, {}).settings
+        assert intake.job_id(source, same, WISHES, 0) == name
 
 
 def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:
@@ -85,6 +109,7 @@ def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:
         assert found == intake.Targets(tmp_path / output, tmp_path / errors)
     assert intake.targets(None, None, source).results == Path("in.results.jsonl")
     assert intake.targets("-", None, source) == intake.Targets(None, None)
+    assert intake.targets("/dev/null", None, source) == intake.Targets(Path("/dev/null"), None)
 
 
 def test_targets_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
@@ -120,3 +145,28 @@ def test_results_appear_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="The results are kept"):
         asyncio.run(results.save(pieces(b"x"), tmp_path / "no" / "r"))
+
+
+def test_a_pipe_or_a_device_is_written_through_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert asyncio.run(results.save(pieces(b"ne", b"w"), pipe)) == 3
+    assert os.read(reader, 10) == b"new"
+    os.close(reader)
+    results.remove(pipe)
+    assert pipe.is_fifo()
+    assert asyncio.run(results.save(pieces(b"x"), Path("/dev/null"))) == 1
+    results.remove(Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(SettingsError, match="/dev/full cannot be written: No space left"):
+        asyncio.run(results.save(pieces(b"x"), Path("/dev/full")))
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, file = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "r.jsonl"
+    link.symlink_to(file)
+    asyncio.run(results.save(pieces(b"new"), link))
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"

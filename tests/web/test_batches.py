@@ -135,7 +135,8 @@ def test_from_progress_to_completed(web: WebServer, client: httpx2.Client) -> No
     assert client.get(f"/v1/files/{shown['output_file_id']}/content").content == b"{0}\n{2}\n"
     assert client.get(f"/v1/files/{shown['error_file_id']}/content").content == b"{bad}\n"
     assert client.get(f"/v1/files/{shown['output_file_id']}").json()["purpose"] == "batch_output"
-    is_error(client.post(f"/v1/batches/{batch_id}/cancel"), {"status": 409, "code": "batch_not_cancellable"})
+    refusal = {"status": 409, "code": "batch_not_cancellable", "says": "This batch is completed and"}
+    is_error(client.post(f"/v1/batches/{batch_id}/cancel"), refusal)
     assert batch(client, batch_id) == shown
 
 

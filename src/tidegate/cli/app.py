@@ -70,3 +70,9 @@ def main() -> None:
             traceback.print_exc()
         screen.fail(str(error) or type(error).__name__)
         sys.exit(UNUSABLE)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        place = f"{error.filename}: " if error.filename else ""
+        screen.fail(f"{place}{error.strerror or error}. Check that the path is right and writable; --debug shows more.")
+        sys.exit(UNUSABLE)

@@ -13,8 +13,10 @@ from typing import IO
 
 import msgspec
 
+from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
+from tidegate.core.line_faults import LineFault, explain, strange_file
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
@@ -36,6 +38,7 @@ class Input:
     size_bytes: int
     endpoint: str | None
     is_spooled: bool = False
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +105,36 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
             spool.write(piece)
     if not size_bytes:
         raise SettingsError(f"{name} is empty; it needs one JSON request per line.")
-    return Input(path, name, digest.hexdigest(), size_bytes, _endpoint_of(head), spool is not None)
+    endpoint, trouble = _endpoint_of(head)
+    return Input(path, name, digest.hexdigest(), size_bytes, endpoint, spool is not None, trouble)
 
 
 def _has_first_line(head: bytes) -> bool:
     return b"\n" in head.lstrip()
 
 
-def _endpoint_of(head: bytes) -> str | None:
-    """The `url` of the first line; whatever is wrong with that line, ingest will say it better."""
+def _endpoint_of(head: bytes) -> tuple[str | None, str]:
+    """The `url` of the first line, or what its author should know that lacks one."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     try:
-        return msgspec.json.decode(line, type=_Line).url or None
+        url = msgspec.json.decode(line, type=_Line).url
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+        return None, _trouble_with(head, line)
+    if url.startswith("/"):
+        return url, ""
+    return None, 'its first line needs "url": "/v1/chat/completions" or another one, or say --endpoint.'
+
+
+def _trouble_with(head: bytes, line: bytes) -> str:
+    if not line:
+        return "it has no requests: write one JSON object a line."
+    strange = strange_file(head)
+    if strange is not None:
+        return strange.message
+    try:
+        explain(line)
+    except LineFault as fault:
+        return f"its first line cannot be read. {fault.message}"
 
 
 def targets(output: str | None, errors: str | None, source: Input) -> Targets:
@@ -123,31 +142,46 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
     if output is None:
         output = STREAM if source.is_spooled else f"{Path(source.name).stem}.results.jsonl"
     results = None if output == STREAM else Path(output)
-    if errors is None and results is not None:
+    if errors is None and results is not None and not is_stream(results):
         error_path: Path | None = results.with_name(f"{results.stem}.errors{results.suffix or '.jsonl'}")
     else:
         error_path = Path(errors) if errors is not None else None
-    for path in (results, error_path):
+    for path, option in ((results, "-o"), (error_path, "-o" if errors is None else "--errors")):
         if path is not None:
-            _check_target(path, source)
-    if results is not None and error_path is not None and results.absolute() == error_path.absolute():
+            _check_target(path, source, option)
+    if (
+        results is not None
+        and error_path is not None
+        and results.resolve() == error_path.resolve()
+        and not is_stream(results)
+    ):
         raise SettingsError("Answers and failed lines cannot go to the same file; change -o or --errors.")
     return Targets(results, error_path)
 
 
-def _check_target(path: Path, source: Input) -> None:
+def _check_target(path: Path, source: Input, option: str) -> None:
     if path.is_dir():
-        raise SettingsError(f"{path} is a directory; name a file with -o.")
+        raise SettingsError(f"{path} is a directory; name a file with {option}.")
+    if is_stream(path):
+        return
     if not path.parent.is_dir():
-        raise SettingsError(f"There is no directory {path.parent}; create it, or choose another place with -o.")
+        raise SettingsError(f"There is no directory {path.parent}; create it, or choose another place with {option}.")
     if path.exists() and source.path.exists() and path.samefile(source.path):
-        raise SettingsError(f"{path} is the input itself; choose another place with -o.")
-    if not os.access(path.parent, os.W_OK):
-        raise SettingsError(f"Nothing can be written in {path.parent}; choose another place with -o.")
+        raise SettingsError(f"{path} is the input itself; choose another place with {option}.")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise SettingsError(f"Nothing can be written in {path.resolve().parent}; choose another place with {option}.")
 
 
 def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
     """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
-    routes = {model: [one.url for one in entry.deployments] for model, entry in sorted(settings.models.items())}
-    said = msgspec.json.encode([1, source.sha256, settings.upstream.url, routes, wishes, turn])
+    routes = {
+        model: [_one_spelling(one.url) for one in entry.deployments] for model, entry in sorted(settings.models.items())
+    }
+    said = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, wishes, turn])
     return ids.make("batch", hashlib.sha256(said).digest()[: ids.RANDOM_BYTES])
+
+
+def _one_spelling(url: str) -> str:
+    """An upstream's address as most write it: one slash more or `/v1` less is the same server, and paid for only once."""
+    base = url.rstrip("/")
+    return base if not base or base.endswith("/v1") else f"{base}/v1"

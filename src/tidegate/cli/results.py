@@ -1,4 +1,8 @@
-"""Puts result files where the caller wants them: whole or not at all, or straight to stdout."""
+"""Puts result files where the caller wants them: whole or not at all, or straight into a stream.
+
+A stream is stdout, or a name that is none of a file of its own: a device, a pipe, /dev/stdout. Such a name is written through
+and never taken or removed: what has it is not ours.
+"""
 
 import contextlib
 import os
@@ -6,12 +10,14 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tidegate.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
+
+_STREAMS = ("/dev/", "/proc/")
 
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
@@ -23,8 +29,27 @@ async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0)
             yield piece
 
 
+def is_stream(path: Path) -> bool:
+    """Whether what is written under this name goes elsewhere."""
+    return str(path.absolute()).startswith(_STREAMS) or (path.exists() and not path.is_file())
+
+
+def _meant(path: Path) -> Path:
+    """A link is a name that somebody chose for another place: the file there is the one that is meant."""
+    return path.resolve()
+
+
+def remove(path: Path) -> None:
+    """Take a file away that an earlier run may have left under this name."""
+    if not is_stream(path):
+        path.unlink(missing_ok=True)
+
+
 async def save(pieces: AsyncIterator[bytes], path: Path) -> int:
     """Write beside the target, make it durable, then take its name: a reader never sees half a file. Says its size."""
+    if is_stream(path):
+        return await _write_through(pieces, path)
+    path = _meant(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     size_bytes = 0
     try:
@@ -37,9 +62,7 @@ async def save(pieces: AsyncIterator[bytes], path: Path) -> int:
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except OSError as error:
-        raise SettingsError(
-            f"{path} cannot be written: {error.strerror or error}. The results are kept; make room and run the same command again."
-        ) from error
+        raise _cannot_be_written(str(path), error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -48,12 +71,40 @@ async def save(pieces: AsyncIterator[bytes], path: Path) -> int:
 
 async def pour(pieces: AsyncIterator[bytes]) -> int:
     """Write to stdout."""
+    return await _copy(pieces, sys.stdout.buffer, "stdout")
+
+
+async def _write_through(pieces: AsyncIterator[bytes], path: Path) -> int:
+    try:
+        stream = path.open("wb", buffering=0)
+    except OSError as error:
+        raise _cannot_be_written(str(path), error) from error
+    with stream:
+        return await _copy(pieces, stream, str(path))
+
+
+async def _copy(pieces: AsyncIterator[bytes], stream: IO[bytes], name: str) -> int:
     size_bytes = 0
-    async for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        size_bytes += len(piece)
-    sys.stdout.buffer.flush()
+    try:
+        async for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[stream.write(rest) :]
+            size_bytes += len(piece)
+        stream.flush()
+    except BrokenPipeError:
+        # Whoever read has enough: that is no fault, and the command's end says so in its own way.
+        raise
+    except OSError as error:
+        raise _cannot_be_written(name, error) from error
     return size_bytes
+
+
+def _cannot_be_written(name: str, error: OSError) -> SettingsError:
+    why = error.strerror or str(error)
+    return SettingsError(
+        f"{name} cannot be written: {why}. The results are kept; make room, or choose another place, and run the same command again."
+    )
 
 
 def _sync_directory(path: Path) -> None:

@@ -123,12 +123,11 @@ def _connections(in_flight: int | None) -> int | None:
 
 
 def _endpoint(given: str | None, source: intake.Input) -> str:
+    if given is not None and not given.startswith("/"):
+        raise SettingsError(f"--endpoint {given} is no path: write it like /v1/chat/completions.")
     endpoint = given or source.endpoint
-    if endpoint is None or not endpoint.startswith("/"):
-        raise SettingsError(
-            f'The first line of {source.name} names no endpoint: it needs "url": "/v1/chat/completions" or another one, '
-            "or say --endpoint."
-        )
+    if endpoint is None:
+        raise SettingsError(f"{source.name} names no endpoint: {source.trouble}")
     return endpoint
 
 
@@ -176,7 +175,7 @@ async def _refuse_silence(errand: Errand) -> None:
         urls = ", ".join(dict.fromkeys(one.url for one in deployments(errand.settings)))
         why = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
         raise SettingsError(
-            f"Nothing answers at {urls}: {why[0]}. Start the model server or mend --upstream; --wait waits for it."
+            f"Nothing answers at {urls}: {why[0].rstrip('.?')}. Start the model server or mend --upstream; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
         raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")
@@ -283,7 +282,7 @@ async def _deliver(ending: summary.Ending, parts: "Parts") -> None:
     if targets.errors is not None and job.error_file_id is not None and job.error_bytes:
         await results.save(results.content(parts, job.error_file_id, job.error_bytes), targets.errors)
     elif targets.errors is not None:
-        targets.errors.unlink(missing_ok=True)
+        results.remove(targets.errors)
     answers = results.content(parts, job.output_file_id, job.output_bytes)
     if targets.results is not None:
         await results.save(answers, targets.results)

@@ -71,6 +71,8 @@ def for_people(ending: Ending) -> str:
         lines.append(f"results  {ending.targets.results}")
     if ending.not_answered_count and ending.targets.errors is not None:
         lines.append(f"failed   {ending.targets.errors}")
+    elif ending.not_answered_count:
+        lines.append(f"failed   tidegate batches output {job.id} --errors{ending.where}   shows why")
     lines.append(f"batch    {job.id}")
     lines.append(f"next     tidegate verify {job.id}{ending.where}   checks it against every promise")
     return "\n".join(lines)

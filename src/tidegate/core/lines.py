@@ -145,6 +145,10 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Li
         explain(line)
     body = request.body
     endpoint = endpoint_of(rules)
+    # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
+    if request.url is not None and request.url != rules.endpoint:
+        message = f"The batch is for {rules.endpoint}, but this line names {shown(request.url)}: make the two agree."
+        raise LineFault("url_mismatch", message, "url")
     key, prompt = _prompt_of(body, endpoint)
     at = _locate(line, key, prompt)
     _check_frame(line[:at] + line[at + len(prompt) :], line, rules.body_keys_max)
@@ -244,9 +248,6 @@ def _check_request(request: Request, rules: LineRules) -> None:
         raise LineFault("invalid_custom_id", message, "custom_id")
     if request.method is not None and request.method != "POST":
         raise LineFault("invalid_method", 'Only POST can be sent: set "method" to "POST" or leave it out.', "method")
-    if request.url is not None and request.url != rules.endpoint:
-        message = f"The batch is for {rules.endpoint}, but this line names {shown(request.url)}: make the two agree."
-        raise LineFault("url_mismatch", message, "url")
     if not model or len(model.encode()) > MODEL_BYTES_MAX or not model.isprintable():
         message = f"body.model must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise LineFault("invalid_request", message, "body.model")

@@ -115,7 +115,8 @@ class Jobs(Table):
                 return None
             job = job_from(rows[0])
             if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
-                stands = f"about to be {job.closing}" if job.closing else str(job.state)
+                is_over = job.state in JOB_ENDED or not job.closing
+                stands = str(job.state) if is_over else f"about to be {job.closing}"
                 raise ApiProblem(
                     409,
                     "batch_not_cancellable",

@@ -138,6 +138,9 @@ class SqliteDriver:
                 )
             connection.execute("pragma synchronous = full")
             connection.execute("pragma journal_size_limit = 67108864")
+        else:
+            # A file that is none of SQLite's is found out here, where it has a name, and not by the first question.
+            connection.pragma("schema_version")
         connection.execute("pragma temp_store = memory")
         return connection
 

@@ -1,0 +1,50 @@
+"""Commands pointed at places that are not what they should be: one sentence and exit code 2, and nothing of others is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Desk, behaving, chat
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "keys"])
+def test_data_that_is_a_file(desk: Desk, command: str) -> None:
+    desk.write_requests(1)
+    (desk.here / "note").write_text("mine")
+    arguments = {
+        "run": ("run", "requests.jsonl", "--upstream", desk.engine.url),
+        "serve": ("serve", "--port", "0", "--upstream", desk.engine.url),
+        "keys": ("keys", "create", "--org", "acme"),
+    }[command]
+    proc = desk.done(*arguments, "--data", "note", code=2)
+    assert "Traceback" not in proc.stderr()
+    assert proc.stderr().startswith("tidegate: ")
+    assert "note" in proc.stderr()
+    assert (desk.here / "note").read_text() == "mine"
+
+
+def test_a_store_that_is_no_database(desk: Desk) -> None:
+    (desk.here / ".tidegate").mkdir()
+    (desk.here / ".tidegate" / "tidegate.db").write_bytes(b"not a database at all, and longer than its header" * 50)
+    for arguments in (("batches", "list"), ("usage",), ("doctor", "--upstream", desk.engine.url)):
+        proc = desk.done(*arguments, code=1 if arguments[0] == "doctor" else 2)
+        assert "Traceback" not in proc.stderr()
+        assert "file is not a database" in proc.stdout() + proc.stderr()
+
+
+def test_failed_lines_nobody_wants_leave_the_device_alone(desk: Desk) -> None:
+    desk.write_requests(2)
+    desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "/dev/null", "--errors", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+    proc = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "/dev/full", code=2)
+    assert "tidegate: /dev/full cannot be written: No space left on device" in proc.stderr()
+    proc = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "/dev/stdout")
+    assert len(proc.stdout().splitlines()) == 2
+
+
+def test_results_on_stdout_say_how_failed_lines_are_seen(desk: Desk) -> None:
+    desk.write([chat("bad", behaving("400"))])
+    proc = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "-", code=1)
+    assert "failed   tidegate batches output batch_" in proc.stderr()
