@@ -54,7 +54,7 @@ class Cluster:
             _job(tenant.scope, "m", tenant.slices_left * SLICE_UNITS + tenant.in_flight, tenant) for tenant in waiting
         ]
         out = sum(tenant.in_flight for tenant in self.tenants.values())
-        model = ModelView("m", self.free[worker], None, out, {Why.FAIR: out}, None, 0.0, 1.0, self.turns[worker])
+        model = ModelView("m", self.free[worker], None, out, {Why.FAIR: out}, None, 1.0, self.turns[worker])
         return Snapshot(self.now, {"m": model}, flows, jobs, {}, 1, self.free[worker], workers=WORKERS)
 
     def act(self, worker: int) -> None:
@@ -128,7 +128,7 @@ def look_of(models: int, flows: int, jobs: int, items: int) -> Snapshot:
         for number in range(jobs)
     ]
     awake = [FlowView(f"m{model}", f"t{flow}", 1.0, flow * 7.0, 0) for model in range(models) for flow in range(flows)]
-    views = {f"m{model}": ModelView(f"m{model}", 32, None, 0, {}, 5_000.0, 0.0) for model in range(models)}
+    views = {f"m{model}": ModelView(f"m{model}", 32, None, 0, {}, 5_000.0) for model in range(models)}
     return Snapshot(10**6, views, awake, shown, {}, 64, 64)
 
 

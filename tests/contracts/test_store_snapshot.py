@@ -115,6 +115,25 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Wor
     assert (nothing.jobs, nothing.flows) == ([], [])
 
 
+async def test_a_look_names_the_models_that_it_was_not_asked_for(world: World) -> None:
+    caller = await world.caller()
+    await world.running(caller, 1)
+    await world.ingested(await world.job(caller), plan_of(2, model="other"))
+    seen = await look(world, "nobody", MODEL)
+    assert (list(seen.awake), list(seen.models)) == ([MODEL, "other"], [MODEL])
+    assert {job.model for job in seen.jobs} == {flow.model for flow in seen.flows} == {MODEL}
+    assert list((await look(world, models_max=1)).awake) == [MODEL]
+    assert list((await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)).awake) == [MODEL, "other"]
+
+
+async def test_a_look_says_whether_it_may_hide_flows(world: World) -> None:
+    for number in range(3):
+        await world.running(await world.caller(f"tenant {number}"), 1)
+    few, enough = (Bounds(flows_max, 1, 1) for flows_max in (6, 8))
+    assert (await look(world, bounds=few)).models[MODEL].hides_flows
+    assert not (await look(world, bounds=enough)).models[MODEL].hides_flows
+
+
 async def test_names_that_look_like_one_another_are_told_apart(world: World) -> None:
     caller = await world.caller()
     for model in ("gpt", "gpt-4", "4", "", "g,p\tt"):
@@ -146,7 +165,7 @@ async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> No
     await world.store.release_slice(jobs[1].id, 0, held.token, 10_000)
     seen = await look(world, bounds=Bounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1))
     assert {job.job_id for job in seen.jobs} & {jobs[2].id, jobs[3].id}
-    assert {flow.scope for flow in seen.flows} >= {tenant_scope(callers[0].tenant_id)}, "what is out is always shown"
+    assert seen.scope_in_flight_units == {tenant_scope(callers[0].tenant_id): 50}, "what is out is always counted"
 
 
 async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(world: World) -> None:

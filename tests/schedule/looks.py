@@ -45,7 +45,6 @@ def models(draw: st.DrawFn, name: str) -> ModelView:
         sum(by_why.values()) + draw(units),
         by_why,
         draw(st.none() | st.floats(0, 10_000)),
-        0.0,
         draw(st.floats(0.1, 5)),
         draw(st.none() | turns()),
         draw(st.sampled_from([0.0, 50.0])),

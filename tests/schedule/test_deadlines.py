@@ -1,16 +1,15 @@
 """Deadlines: who is urgent, what urgency may take, and that it is enough where anything is."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.schedule import looks
 from tests.schedule.world import World, job
 from tidegate.core.schedule import JobView, ModelView, Policy, Why, deadline
 
-MODEL = ModelView("m", 10, None, 0, {}, 100.0, 0.0)
+MODEL = ModelView("m", 10, None, 0, {}, 100.0)
 VIEW = JobView("j", "m", "t", "default", 0, 100_000, None, 5_000, 5_000, 0, 100, None, None)
 
 

@@ -1,16 +1,18 @@
 """Fair share: the stated bound over random loops, weights, and who is first when a flow wakes."""
 
+import dataclasses
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.schedule import looks
 from tests.schedule.test_modes import slices
 from tests.schedule.world import World, job
 from tidegate.core.schedule import Mode, Policy, Snapshot, Why, choose, fair
-from tidegate.core.schedule.snapshot import FlowView
+from tidegate.core.schedule.snapshot import FlowView, JobView
 
 SHARING = [Mode.FAIR_SHARE, Mode.SMART]
 
@@ -89,6 +91,25 @@ def test_sharing_a_gap_between_workers_changes_no_order(flows: list[tuple[float,
     }
     spread = max(shared.values()) - min(shared.values())
     assert spread <= fair.gap(views, 1.0) / workers + 1e-3
+
+
+@given(looks.snapshots(), looks.policies, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6)), max_size=4))
+@looks.tried
+def test_flows_with_nothing_ready_change_nothing(
+    snapshot: Snapshot, policy: Policy, others: list[tuple[int, int]]
+) -> None:
+    """Why a look may leave them out: what is shared is known from the model, and counters are only held against one another."""
+    told = {name: replace(view, weights=50.0) for name, view in snapshot.models.items()}
+    flows = [replace(flow, served=float(int(flow.served)), in_flight_units=0) for flow in snapshot.flows]
+    idle = [FlowView(f"m{model}", f"idle{number}", 1.0, served, 0) for number, (model, served) in enumerate(others)]
+    seen = dataclasses.replace(snapshot, models=told, flows=flows, jobs=_known(snapshot, flows), workers=4)
+    assert choose(dataclasses.replace(seen, flows=[*idle, *flows]), policy) == choose(seen, policy)
+
+
+def _known(snapshot: Snapshot, flows: list[FlowView]) -> list[JobView]:
+    """The jobs whose flows are shown, as a store shows them."""
+    shown = {(flow.model, flow.scope) for flow in flows}
+    return [job for job in snapshot.jobs if (job.model, job.scope) in shown]
 
 
 @given(looks.snapshots())

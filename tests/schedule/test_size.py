@@ -1,11 +1,11 @@
 """Size and age: small ones first, nobody for ever last, and the fast lane."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.schedule import looks
 from tests.schedule.test_deadlines import VIEW

@@ -142,7 +142,6 @@ class World:
                 self.in_flight(model),
                 {why: self.in_flight(model, why=why) for why in Why},
                 float(self.units_per_s * sum(one.slots[model] for one in self.workers) + self._flying(model)) or None,
-                0.0,
                 turn=worker.turns.get(model),
             )
             for model, slots in worker.slots.items()

@@ -4,7 +4,7 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -26,28 +26,50 @@ _PACE_KEEP_MS = 5_000
 _CAPS_KEEP_MS = 30_000
 _WAKE_EVERY_MS = 500
 _WAKE_MAX = 100
+_TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
 
 # How many more items of a model this worker could hold, and why none where it could not.
 Room = Callable[[str], tuple[int, str | None]]
+Rooms = Mapping[str, tuple[int, str | None]]
 
 
-def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick], flows_each: int) -> list[schedule.Pick]:
+def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick]) -> list[schedule.Pick]:
     """Where a look may not have shown all flows of a model, none of those it showed gets more than a slice from it: others that it did not
     show may be next by then. The next look follows at once."""
-    shown = Counter(flow.model for flow in snapshot.flows)
+    hiding = {name for name, model in snapshot.models.items() if model.hides_flows}
+    if not hiding:
+        return picks
     scopes = {(job.job_id, job.model): job.scope for job in snapshot.jobs}
     taken: set[tuple[str, str]] = set()
     kept = []
     for pick in picks:
-        if pick.why is not schedule.Why.FAIR or shown[pick.model] < flows_each:
+        if pick.why is not schedule.Why.FAIR or pick.model not in hiding:
             kept.append(pick)
             continue
         flow = (pick.model, scopes[pick.job_id, pick.model])
         if flow not in taken:
             taken.add(flow)
-            kept.append(replace(pick, slice_count=1))
+            kept.append(schedule.Pick(pick.job_id, pick.model, 1, pick.why))
     return kept
+
+
+def _has_room(rooms: Rooms) -> bool:
+    return any(items > 0 for items, _ in rooms.values())
+
+
+def _count_skips(skips: list[schedule.Skip]) -> None:
+    for reason, count in Counter([skip.reason for skip in skips]).items():
+        metrics.scheduler_skips.of(reason).inc(count)
+
+
+def _tell_gaps(snapshot: schedule.Snapshot) -> None:
+    """How far the flows of each model stand apart that have something ready."""
+    waiting = {(job.model, job.scope) for job in snapshot.jobs}
+    for name, model in snapshot.models.items():
+        flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.scope) in waiting]
+        if flows:
+            metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
 
 
 class Chooser:
@@ -73,6 +95,9 @@ class Chooser:
         self._paces: dict[str, Pace] = {}
         self._paces_until_ms = 0.0
         self._wake_at_ms = 0.0
+        self._tell_at_ms = 0.0
+        # Those that were awake at the last look; asked for anew where none of them has room.
+        self._models: Sequence[str] = ()
 
     async def follow(self) -> None:
         """Take over the mode that an operator has switched to, if any."""
@@ -96,13 +121,36 @@ class Chooser:
         if begun_ms >= self._wake_at_ms:
             self._wake_at_ms = begun_ms + _WAKE_EVERY_MS
             await self._store.wake_rested(_WAKE_MAX)
-        models = await self._store.awake_models(MODELS_MAX)
-        rooms = {model: room(model) for model in models}
-        if not any(items > 0 for items, _ in rooms.values()):
+        rooms = {model: room(model) for model in self._models}
+        if not _has_room(rooms):
+            rooms = {model: room(model) for model in await self._store.awake_models(MODELS_MAX)}
+            self._models = list(rooms)
+        if not _has_room(rooms):
             return self._nothing(rooms)
-        await self._refresh_paces(models)
+        await self._refresh_paces(rooms)
         policy = self._policy
-        snapshot = await self._store.snapshot(
+        snapshot = await self._look(worker_id, rooms, slices_max)
+        news = [model for model in snapshot.awake if model not in rooms]
+        if news:
+            # Those that were awake at the last look are nearly always those of now; only where they are not, a decision looks twice.
+            rooms |= {model: room(model) for model in news}
+            snapshot = await self._look(worker_id, rooms, slices_max)
+        self._models = snapshot.awake
+        if asleep := rooms.keys() - set(self._models):
+            awake = {model: view for model, view in snapshot.models.items() if model not in asleep}
+            snapshot = replace(snapshot, models=awake)
+        choice = schedule.choose(snapshot, policy)
+        choice = replace(choice, picks=within_sight(snapshot, choice.picks))
+        turns = self._turns | dict(choice.turns)
+        self._turns = {model: turn for model, turn in turns.items() if model in snapshot.models}
+        self._say(snapshot, choice, begun_ms)
+        if policy.shadow_mode is not None:
+            self._shadow(snapshot, choice, policy.shadow_mode)
+        return choice
+
+    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int) -> schedule.Snapshot:
+        policy = self._policy
+        return await self._store.snapshot(
             worker_id,
             {model: items for model, (items, _) in rooms.items()},
             slice_items=self._slice_items,
@@ -111,25 +159,17 @@ class Chooser:
             paces=self._paces,
             turns=self._turns,
             bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
+            models_max=MODELS_MAX,
         )
-        choice = schedule.choose(snapshot, policy)
-        wanted = sum(items > 0 for items, _ in rooms.values())
-        choice = replace(choice, picks=within_sight(snapshot, choice.picks, policy.flows_per_decision_max // wanted))
-        self._turns = {model: turn for model, turn in (self._turns | dict(choice.turns)).items() if model in rooms}
-        self._say(snapshot, choice, self._clock.monotonic_ms() - begun_ms)
-        if policy.shadow_mode is not None:
-            self._shadow(snapshot, choice, policy.shadow_mode)
-        return choice
 
     @staticmethod
-    def _nothing(rooms: Mapping[str, tuple[int, str | None]]) -> schedule.Choice:
+    def _nothing(rooms: Rooms) -> schedule.Choice:
         """Every model that has work is full or closed: the store need not be read any further."""
         skips = [
             schedule.Skip(model, "", "", reason or schedule.Reason.NO_AVAILABLE_SLOTS)
             for model, (_, reason) in rooms.items()
         ]
-        for skip in skips:
-            metrics.scheduler_skips.of(skip.reason).inc()
+        _count_skips(skips)
         return schedule.Choice([], skips)
 
     async def _refresh_paces(self, models: Iterable[str]) -> None:
@@ -138,20 +178,19 @@ class Chooser:
             self._paces = await self._store.paces(list(models))
             self._paces_until_ms = now_ms + _PACE_KEEP_MS
 
-    def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, took_ms: float) -> None:
-        metrics.scheduler_decision_seconds.observe(took_ms / 1000)
+    def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:
+        now_ms = self._clock.monotonic_ms()
+        metrics.scheduler_decision_seconds.observe((now_ms - begun_ms) / 1000)
         for pick in choice.picks:
             metrics.scheduler_picks.of(pick.why).inc(pick.slice_count)
-        for skip in choice.skips:
-            metrics.scheduler_skips.of(skip.reason).inc()
+        _count_skips(choice.skips)
         for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
             log.warning("scheduler_plugin_fault", fault=fault)
-        self._tell_slack(snapshot)
-        waiting = {(job.model, job.scope) for job in snapshot.jobs}
-        for name, model in snapshot.models.items():
-            flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.scope) in waiting]
-            if flows:
-                metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
+        # What stands only until the next look need not be worked out at each of them: nobody reads it so often.
+        if now_ms >= self._tell_at_ms:
+            self._tell_at_ms = now_ms + _TELL_EVERY_MS
+            self._tell_slack(snapshot)
+            _tell_gaps(snapshot)
 
     def _tell_slack(self, snapshot: schedule.Snapshot) -> None:
         slacks = [

@@ -3,6 +3,7 @@
 They turn rows into what `core.schedule` understands. They choose nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,10 +15,12 @@ from tidegate.store.table import Table
 
 RATE_MINUTES = 15
 OUTLOOK_JOBS_MAX = 10_000
+MODELS_MAX = 1_000
 # What separates the parts of a list that comes as text; no name holds one of them.
 _WITHIN, _BETWEEN, _BEHIND = "\x1f", "\n", "\r"
 _NOBODY_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
+_NO_PACE = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +50,32 @@ BOUNDS = Bounds()
 
 @dataclass(slots=True)
 class _Out:
-    """What is in flight, summed up: by model and rule, by scope, by flow (weight in thousandths, service, units) and by job and model."""
+    """What is in flight, summed up: by model and rule, by scope, by flow and by job and model."""
 
-    models: dict[str, dict[Why, int]] = field(default_factory=dict)
+    rules: dict[tuple[str, str], int] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
-    flows: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
+    flows: dict[tuple[str, str], int] = field(default_factory=dict)
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     holds_suspect: bool = False
 
-    def add(self, row: Row) -> None:
-        job_id, model, why, scope, weight_milli, served, units, lost_count = row
-        rule = _WHY[why]
-        by_why = self.models.setdefault(model, {})
-        by_why[rule] = by_why.get(rule, 0) + units
-        self.scopes[scope] = self.scopes.get(scope, 0) + units
-        self.jobs[job_id, model] = self.jobs.get((job_id, model), 0) + units
-        self.flows[model, scope] = (weight_milli, served, units + self.flow_units(model, scope))
-        if lost_count >= SUSPECT_AFTER:
-            self.holds_suspect = True
+    def add(self, rows: list[Row]) -> None:
+        # As many rows as workers hold slices of different jobs, at every look.
+        rules, scopes, flows, jobs = self.rules, self.scopes, self.flows, self.jobs
+        for job_id, model, why, scope, units, lost_count in rows:
+            rule, flow, job = (model, why), (model, scope), (job_id, model)
+            rules[rule] = rules.get(rule, 0) + units
+            scopes[scope] = scopes.get(scope, 0) + units
+            flows[flow] = flows.get(flow, 0) + units
+            jobs[job] = jobs.get(job, 0) + units
+            if lost_count >= SUSPECT_AFTER:
+                self.holds_suspect = True
 
-    def flow_units(self, model: str, scope: str) -> int:
-        known = self.flows.get((model, scope))
-        return known[2] if known else 0
+    def by_rule(self, model: str) -> dict[Why, int]:
+        return {rule: units for why, rule in _WHY.items() if (units := self.rules.get((model, why)))}
 
     def most_flows(self) -> int:
         """Of the model that has most of them."""
-        counts: dict[str, int] = {}
-        for model, _ in self.flows:
-            counts[model] = counts.get(model, 0) + 1
-        return max(counts.values(), default=0)
+        return max(Counter(model for model, _ in self.flows).values(), default=0)
 
 
 class Snapshots(Table):
@@ -108,37 +108,36 @@ class Snapshots(Table):
         paces: Mapping[str, Pace] | None = None,
         turns: Mapping[str, Turn] | None = None,
         bounds: Bounds = BOUNDS,
+        models_max: int = MODELS_MAX,
     ) -> Snapshot:
         """A bounded look at what could run now. `room` says how many items of each model the worker could take; a model without room is
-        shown with the reason in `closed`, and nothing of it is read, so it hides nothing."""
+        shown with the reason in `closed`, and nothing of it is read, so it hides nothing. Awake models that `room` does not name are named
+        in the answer, up to `models_max` in all."""
         wanted = [model for model, items in sorted(room.items()) if items > 0]
         closed, paces, turns = closed or {}, paces or {}, turns or {}
 
-        async def body(tx: Tx) -> tuple[int, int, _Out, list[Row]]:
+        async def body(tx: Tx) -> tuple[int, int, _Out, int, list[Row]]:
             row = await tx.one("snapshot_now")
             now, workers = (row[0], row[1]) if row else (0, 0)
             out = _Out()
-            for one in await tx.all("snapshot_in_flight", worker_id=worker_id):
-                out.add(one)
-            rows = await _look(tx, now, wanted, out, bounds) if wanted else []
-            return now, workers, out, rows
+            out.add(await tx.all("snapshot_in_flight", worker_id=worker_id))
+            flows_max = bounds.flows_of_each(len(wanted) or 1, out.most_flows())
+            return now, workers, out, flows_max, await _look(tx, now, wanted, out, flows_max, bounds, models_max)
 
-        now, workers, out, rows = await self._driver.read(body)
+        now, workers, out, flows_max, rows = await self._driver.read(body)
         seen = _Seen(now, out)
-        for (model, scope), (weight_milli, served, _) in out.flows.items():
-            if room.get(model, 0) > 0:
-                seen.flow(model, scope, weight_milli, served)
-        clocks: dict[str, int] = {}
-        for model, clock, flows_text, due_text in rows:
-            clocks[model] = clock
-            seen.read_flows(model, flows_text or "")
-            seen.read_due(model, due_text or "")
+        hiding = set()
+        for model, flows_text, due_text in rows:
+            if seen.read_flows(model, flows_text) >= flows_max:
+                hiding.add(model)
+            seen.read_due(model, due_text)
         models = {
-            model: _model(model, items, closed.get(model), out, paces.get(model, Pace()), clocks.get(model, 0), turns)
+            model: _model(model, items, closed.get(model), out, paces.get(model, _NO_PACE), turns, model in hiding)
             for model, items in room.items()
         }
         flows, jobs = list(seen.flows.values()), list(seen.jobs.values())
-        return Snapshot(now, models, flows, jobs, out.scopes, slice_items, slices_max, max(1, workers))
+        awake = [row[0] for row in rows]
+        return Snapshot(now, models, flows, jobs, out.scopes, slice_items, slices_max, max(1, workers), awake)
 
     async def outlook(self, job_id: str) -> Outlook | None:
         """What an estimate of a job's end can be made from; None when there is no such job."""
@@ -160,7 +159,9 @@ class Snapshots(Table):
         return await self._driver.read(body)
 
 
-async def _look(tx: Tx, now: int, wanted: list[str], out: _Out, bounds: Bounds) -> list[Row]:
+async def _look(
+    tx: Tx, now: int, wanted: list[str], out: _Out, flows_max: int, bounds: Bounds, models_max: int
+) -> list[Row]:
     return await tx.all(
         "snapshot_models",
         now=now,
@@ -169,14 +170,11 @@ async def _look(tx: Tx, now: int, wanted: list[str], out: _Out, bounds: Bounds) 
         between=_BETWEEN,
         behind=_BEHIND,
         lost_below=SUSPECT_AFTER if out.holds_suspect else _NOBODY_IS_SUSPECT,
-        flows_max=bounds.flows_of_each(len(wanted), out.most_flows()),
+        flows_max=flows_max,
         jobs_max=bounds.jobs_of_each(),
-        due_max=bounds.due_of_each(len(wanted)),
+        due_max=bounds.due_of_each(len(wanted) or 1),
+        models_max=models_max,
     )
-
-
-def _split(text: str, separator: str) -> list[str]:
-    return text.split(separator) if text else []
 
 
 class _Seen:
@@ -188,23 +186,28 @@ class _Seen:
         self.flows: dict[tuple[str, str], FlowView] = {}
         self.jobs: dict[tuple[str, str], JobView] = {}
 
-    def flow(self, model: str, scope: str, weight_milli: int, served: int) -> None:
-        if (model, scope) not in self.flows:
-            units = self._out.flow_units(model, scope)
-            self.flows[model, scope] = FlowView(model, scope, weight_milli / 1000, served, units)
+    def _flow(self, model: str, scope: str, weight_milli: str, served: str) -> None:
+        place = (model, scope)
+        if place not in self.flows:
+            units = self._out.flows.get(place, 0)
+            self.flows[place] = FlowView(model, scope, int(weight_milli) / 1000, int(served), units)
 
-    def read_flows(self, model: str, text: str) -> None:
-        for line in _split(text, _BEHIND):
+    def read_flows(self, model: str, text: str | None) -> int:
+        """Says how many there were."""
+        lines = text.split(_BEHIND) if text else []
+        for line in lines:
             scope, weight_milli, served, jobs = line.split(_WITHIN, 3)
-            self.flow(model, scope, int(weight_milli), int(served))
-            for job in _split(jobs, _BETWEEN):
+            self._flow(model, scope, weight_milli, served)
+            for job in jobs.split(_BETWEEN):
                 self._job(model, scope, job.split(_WITHIN))
+        return len(lines)
 
-    def read_due(self, model: str, text: str) -> None:
-        for line in _split(text, _BETWEEN):
-            *job, scope, weight_milli, served = line.split(_WITHIN)
-            self.flow(model, scope, int(weight_milli), int(served))
-            self._job(model, scope, job)
+    def read_due(self, model: str, text: str | None) -> None:
+        for line in text.split(_BETWEEN) if text else []:
+            parts = line.split(_WITHIN)
+            scope, weight_milli, served = parts[-3:]
+            self._flow(model, scope, weight_milli, served)
+            self._job(model, scope, parts[:-3])
 
     def _job(self, model: str, scope: str, parts: list[str]) -> None:
         job_id, *texts, queue = parts
@@ -235,9 +238,9 @@ class _Seen:
 
 
 def _model(
-    model: str, room_items: int, closed: str | None, out: _Out, pace: Pace, clock: int, turns: Mapping[str, Turn]
+    model: str, room_items: int, closed: str | None, out: _Out, pace: Pace, turns: Mapping[str, Turn], hides: bool
 ) -> ModelView:
-    by_why = out.models.get(model, {})
+    by_why = out.by_rule(model)
     return ModelView(
         model,
         room_items,
@@ -245,10 +248,11 @@ def _model(
         sum(by_why.values()),
         by_why,
         pace.rate,
-        clock,
         pace.ratio,
         turns.get(model),
         pace.weights,
+        pace.flow_count,
+        hides,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 
 class Why(StrEnum):
     """Which rule took a slice; stored with the lease, so that shares of rules can be bounded by what is in flight."""
@@ -19,13 +21,12 @@ class Why(StrEnum):
     FAST_LANE = "fast_lane"
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True, gc=False):
     """One job on one model, with at least one slice ready. Times are the database's milliseconds.
 
     `left_units` counts every slice that is not done, those in flight too; `slice_units` and `slice_items` are a mean slice's, and 0 items
     mean the look's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None
-    while it has none.
+    while it has none. A look makes many of these, so they are of the kind that is made fastest.
     """
 
     job_id: str
@@ -44,8 +45,7 @@ class JobView:
     slice_items: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FlowView:
+class FlowView(msgspec.Struct, frozen=True, gc=False):
     """The queue of one scope (a tenant, or a part of one) for one model. `served` is weighted: tokens divided by the weight."""
 
     model: str
@@ -66,13 +66,13 @@ class Turn:
     large_scopes: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelView:
+class ModelView(msgspec.Struct, frozen=True):
     """One model as this worker can use it: `room_items` more items, or why not.
 
     `rate` is the work units a second that all workers together served lately. `ratio` is what a unit really cost, in tokens charged.
-    `turn` is what the last choice on this worker gave back for this model. `weights` is the sum over all awake flows, 0 where only
-    those shown are known.
+    `turn` is what the last choice on this worker gave back for this model. `weights` is the sum over all awake flows and `flow_count` their
+    number, 0 where only those shown are known. `hides_flows`: there may be more flows that have something ready than the look shows, all
+    of them served more than those it shows.
     """
 
     model: str
@@ -81,15 +81,17 @@ class ModelView:
     in_flight_units: int
     in_flight_by_why: Mapping[Why, int]
     rate: float | None
-    clock: float
     ratio: float = 1.0
     turn: Turn | None = None
     weights: float = 0.0
+    flow_count: int = 0
+    hides_flows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap."""
+    """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap. `awake`
+    are all models that have something to do, those too that the look was not asked for."""
 
     now: int
     models: Mapping[str, ModelView]
@@ -99,10 +101,10 @@ class Snapshot:
     slice_items: int
     slices_max: int
     workers: int = 1
+    awake: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(msgspec.Struct, frozen=True, gc=False):
     """Take up to so many ready slices of this job and model; which ones, the lease decides, so equal looks do not collide."""
 
     job_id: str
@@ -111,8 +113,7 @@ class Pick:
     why: Why
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(msgspec.Struct, frozen=True, gc=False):
     """What was not taken, and why: `job_id` is empty where a whole flow or model was passed over."""
 
     model: str

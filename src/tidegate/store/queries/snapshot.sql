@@ -16,13 +16,10 @@ select a.model from awake a where a.model is not null limit :count_max;
 -- snapshot_in_flight --
 -- What is out, by job, model and the rule that took it: the sum over leased slices, as many as workers hold. Says too whether this
 -- worker holds a suspect.
-select o.job_id, o.model, o.why, o.scope,
-    coalesce((select f.weight_milli from flows f where f.model = o.model and f.scope = o.scope), 1000) as weight_milli,
-    coalesce((select f.served from flows f where f.model = o.model and f.scope = o.scope), 0) as served,
-    o.units, o.lost_count
+select o.job_id, o.model, o.why,
+    coalesce((select m.scope from job_models m where m.job_id = o.job_id and m.model = o.model), '') as scope, o.units, o.lost_count
 from (
     select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why, cast(sum(s.work_units) as bigint) as units,
-        coalesce((select m.scope from job_models m where m.job_id = s.job_id and m.model = s.model), '') as scope,
         max(case when s.worker_id = :worker_id then s.lost_count else 0 end) as lost_count
     from slices s
     where s.state = 'leased'
@@ -30,9 +27,10 @@ from (
 ) o;
 
 -- snapshot_models --
--- Per model that the worker has room for: the flows that were served least and have a slice ready for this worker, each with its oldest
--- and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets an index give the first few of each:
--- :within, :between and :behind are characters that no name contains. The models asked for each stand between :between and :behind.
+-- All models that have anything to do, and of each that the worker has room for: the flows that were served least and have a slice ready
+-- for this worker, each with its oldest and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets
+-- an index give the first few of each: :within, :between and :behind are characters that no name contains. The models asked for each stand
+-- between :between and :behind.
 -- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables; the limit that
 -- bounds nothing lets each flow's jobs be read once.
 with recursive awake (model) as (
@@ -40,8 +38,8 @@ with recursive awake (model) as (
     union all
     select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
 )
-select a.model, coalesce((select c.clock from model_clocks c where c.model = a.model), 0) as clock,
-    (select string_agg(flow_list.line, cast(:behind as text)) from (
+select a.model,
+    case when a.is_wanted then (select string_agg(flow_list.line, cast(:behind as text)) from (
         select concat_ws(cast(:within as text), flow.scope, flow.weight_milli, flow.served, flow.jobs) as line
         from (
             select f.scope, f.weight_milli, f.served, (
@@ -81,12 +79,12 @@ select a.model, coalesce((select c.clock from model_clocks c where c.model = a.m
         ) flow
         where flow.jobs is not null
         limit :flows_max
-    ) flow_list) as flows,
-    (select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
+    ) flow_list) end as flows,
+    case when a.is_wanted then (select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
         case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
         m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue, m.scope,
-        coalesce((select f.weight_milli from flows f where f.model = a.model and f.scope = m.scope), 1000),
-        coalesce((select f.served from flows f where f.model = a.model and f.scope = m.scope), 0)), cast(:between as text))
+        coalesce((select concat_ws(cast(:within as text), f.weight_milli, f.served) from flows f
+            where f.model = a.model and f.scope = m.scope), '1000' || cast(:within as text) || '0')), cast(:between as text))
     from (
         select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
             o.leased_at, o.begun_at, o.queue, o.scope
@@ -96,10 +94,12 @@ select a.model, coalesce((select c.clock from model_clocks c where c.model = a.m
                 and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
         order by o.due_at, o.job_id
         limit :due_max
-    ) m) as due
-from awake a
-where a.model is not null
-    and replace(cast(:models as text), cast(:between as text) || a.model || cast(:behind as text), '') <> cast(:models as text);
+    ) m) end as due
+from (
+    select w.model,
+        replace(cast(:models as text), cast(:between as text) || w.model || cast(:behind as text), '') <> cast(:models as text) as is_wanted
+    from awake w where w.model is not null limit :models_max
+) a;
 
 -- outlook_job --
 -- What stands before each model of a job: its own rest, what its flow has that is older, what is out, and its weight.
