@@ -295,7 +295,7 @@ async def _router(
     http = settings.http.limits(takes_interactive=takes_interactive)
     make_room_for_connections(http)
     async with AsyncExitStack() as stack:
-        limits: Limits = StoreLimits(parts.store)
+        limits: Limits = StoreLimits(parts.store, lambda: me.id)
         if parts.shared is not None:
             dealt = RedisLimits(settings.redis.location, parts.installation, limits, settings.redis.timeout_ms / 1000)
             stack.push_async_callback(dealt.close)

@@ -81,10 +81,12 @@ class LimitsWorld:
     granted: list[tuple[int, int, int]] = field(default_factory=list)
     _opened: list[RedisLimits] = field(default_factory=list)
 
-    async def process(self, redis_url: str | None = None, faults: FaultyDriver | None = None) -> Limits:
-        """The limits as one more process sees them."""
+    async def process(
+        self, redis_url: str | None = None, faults: FaultyDriver | None = None, holder: str = ""
+    ) -> Limits:
+        """The limits as one more process sees them; `holder` is the worker that it is."""
         store = Store(faults) if faults else await self.stores.open_another()
-        limits: Limits = StoreLimits(store)
+        limits: Limits = StoreLimits(store, lambda: holder)
         url = redis_url or self.redis_url
         if url is not None:
             self._opened.append(RedisLimits(url, self.name, limits, timeout_s=PATIENCE_S))

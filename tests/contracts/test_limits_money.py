@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -104,6 +105,64 @@ async def test_what_was_never_settled_counts_for_good_and_as_in_flight_for_an_ho
     await limits.stores.clock.advance(HOUR_MS + 60_000)
     gone = await take(process, budgets, 30)
     assert (gone.requests, gone.left_nano, gone.renews_ms) == (0, 20, NEVER_MS)
+
+
+async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slices_are_taken_over(
+    limits: LimitsWorld,
+) -> None:
+    """While it may live, and until what it had sent is adopted or sent again, others wait; then they hear that the budget is spent."""
+    world = limits.stores
+    mine, lost = await world.worker(10 * HOUR_MS), await world.worker(1_000)
+    ours, theirs = await limits.process(holder=mine), await limits.process(holder=lost)
+    job = await world.running(await world.caller(), 1)
+    await world.lease(lost, job)
+    budgets = purse("k", Period.LIFETIME, 100)
+    late = await take(theirs, budgets, 50)
+    living = await take(ours, budgets, 20)
+    await world.clock.advance(2_000)
+    for _ in range(3):
+        waits = await take(ours, budgets, 90)
+        assert (waits.requests, waits.wait_ms, waits.left_nano) == (0, RESERVED_MS, 100), "it is late, not gone"
+    assert await world.store.declare_gone(lost)
+    for _ in range(3):
+        assert (await take(ours, budgets, 90)).left_nano == 100, "nobody has looked at what it had sent"
+    assert await world.store.reclaim_slices(lost, 2) == 1
+    await take(ours, budgets, 90)
+    spent = await take(ours, budgets, 90)
+    assert (spent.requests, spent.left_nano, spent.renews_ms) == (0, 50, NEVER_MS)
+    assert (await take(ours, budgets, 40)).wait_ms == RESERVED_MS, "what a living one has in flight still is"
+    # It was only paused: what it set aside and did not use comes back once, and never more than that.
+    await paid(theirs, budgets, late, 10)
+    await paid(ours, budgets, living, 20)
+    assert (await take(ours, budgets, 71)).left_nano == 70
+    assert (await take(ours, budgets, 70)).requests == 1
+
+
+async def test_the_dead_never_let_a_budget_be_passed(limits: LimitsWorld) -> None:
+    """Processes take, settle or die in any order: what was granted and not settled for less stays spent."""
+    world = limits.stores
+    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 2_000, Bound.TENANT)
+    dice = random.Random(16)
+    spent = 0
+    for _ in range(40):
+        worker = await world.worker(1_000)
+        process = await limits.process(holder=worker)
+        for _ in range(dice.randrange(4)):
+            grant = await take(process, budgets, dice.randrange(1, 60))
+            if not grant.requests:
+                continue
+            assert spent + grant.nano <= 1_000
+            spent += grant.nano
+            if dice.random() < 0.5:
+                used = dice.randrange(grant.nano + 1)
+                await paid(process, budgets, grant, used)
+                spent -= grant.nano - used
+        await world.clock.advance(1_001)
+        assert await world.store.declare_gone(worker)
+    last = await limits.process(holder=await world.worker())
+    await take(last, budgets, 1_000)
+    assert (await take(last, budgets, 1_000)).left_nano == 1_000 - spent, "nobody is in flight any more"
+    assert (await take(last, budgets, 1_000 - spent)).requests == 1
 
 
 async def test_a_call_that_cost_more_than_it_could_is_owed(limits: LimitsWorld) -> None:

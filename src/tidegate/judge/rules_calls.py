@@ -5,7 +5,7 @@ from itertools import pairwise
 from tidegate.judge.case import Case
 from tidegate.judge.lines import ResultLine
 from tidegate.judge.report import Finding, rule
-from tidegate.judge.rules_items import BILLED_REASONS, JUDGED_CODES
+from tidegate.judge.rules_items import BILLED_REASONS, DENIED_CODES, JUDGED_CODES
 from tidegate.judge.witness import Seen
 
 _NO_WITNESS = "no witness was given"
@@ -103,6 +103,16 @@ def _owner_was_lost(case: Case, before: Seen, after: Seen) -> bool:
     return False
 
 
+def _died_with_it(case: Case, call: Seen) -> bool:
+    """Whether a worker that lived at the call is gone, and another one has lived after it."""
+    return any(
+        gone["state"] == "gone"
+        and _lived(gone, call.at_ms)
+        and any(other["alive_until"] > gone["alive_until"] for other in case.workers)
+        for gone in case.workers
+    )
+
+
 def _lived(worker: dict[str, int], at_ms: int) -> bool:
     return worker["started_at"] - _CLOCKS_MS <= at_ms <= worker["alive_until"] + _CLOCKS_MS
 
@@ -159,6 +169,9 @@ def answers_kept(case: Case, found: Finding) -> None:
         line: ResultLine | None = lines.get(number)
         if line is not None and line.code in JUDGED_CODES:
             # A guardrail or a hook did not let the answer pass.
+            continue
+        if answered and line is not None and line.code in DENIED_CODES and _died_with_it(case, answered[-1]):
+            # The answer was lost with its worker, and the item may not be sent again.
             continue
         if answered and (line is None or line.name != "output") and number not in counted:
             last = seen[-1]

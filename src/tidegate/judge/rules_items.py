@@ -40,6 +40,18 @@ JUDGED_CODES = frozenset(
         "hook_failed",
     }
 )
+# What keeps a request from being sent that was not answered yet, as far as anyone knows.
+DENIED_CODES = frozenset(
+    {
+        "key_deleted",
+        "key_revoked",
+        "key_expired",
+        "model_not_allowed",
+        "resource_not_allowed",
+        "model_not_found",
+        "budget_exceeded",
+    }
+)
 HAND_BACKS_MAX = 2
 _OUTCOMES = ("answered", "failed", "expired", "cancelled")
 _NOT_BEFORE_SLACK_MS = 60_000

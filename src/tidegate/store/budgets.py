@@ -4,13 +4,14 @@ Each is one short transaction over a few rows, locked in sorted order. A debit w
 one took is lost until it leaves its window, and nothing is ever granted twice. The arithmetic is the core's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 
 from tidegate.core.budgets import Ask, Budget, Grant, Limit, Period, Settlement
 from tidegate.core.budgets_deal import deal, settle
+from tidegate.core.budgets_flights import mark_of
 from tidegate.core.budgets_ledger import Ledger
 from tidegate.core.budgets_money import MoneyLedger
 from tidegate.core.budgets_slots import fair_shares, next_holding
@@ -30,8 +31,8 @@ DISCOVERED_KEEP_MS = 7 * _DAY_MS
 
 
 class Budgets(Table):
-    async def debit_budgets(self, asks: Sequence[Ask]) -> list[Grant]:
-        """Grant what the budgets bear now: one grant per ask, from all of its budgets or from none."""
+    async def debit_budgets(self, asks: Sequence[Ask], holder: str = "") -> list[Grant]:
+        """Grant what the budgets bear now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
 
         def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
             grants = deal(asks, ledgers, now)
@@ -40,7 +41,12 @@ class Budgets(Table):
             }
             return grants, gave
 
-        return await self._with_ledgers({budget.id: budget for ask in asks for budget in ask.budgets}, act)
+        async def look(tx: Tx, ledgers: Mapping[str, Ledger], grants: Sequence[Grant]) -> set[str]:
+            short = [ask for ask, grant in zip(asks, grants, strict=True) if grant.requests < ask.requests]
+            return await _forget_the_gone(tx, {one.id: ledgers[one.id] for ask in short for one in ask.budgets})
+
+        budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
+        return await self._with_ledgers(budgets, act, holder, look)
 
     async def look_at_budgets(self, asks: Sequence[Ask]) -> list[Grant]:
         """What each of these would be granted now if it alone asked. Takes nothing and waits for nobody."""
@@ -52,37 +58,43 @@ class Budgets(Table):
             row = await tx.one("now")
             assert row is not None
             return [
-                deal([ask], {one.id: _ledger(one, packed.get(one.id, b"")) for one in ask.budgets}, row[0])[0]
+                deal([ask], {one.id: _ledger(one, packed.get(one.id, b""), "") for one in ask.budgets}, row[0])[0]
                 for ask in asks
             ]
 
         return await self._driver.read(body)
 
-    async def settle_budgets(self, settlements: Sequence[Settlement]) -> None:
-        """Replace what was reserved by what was used."""
+    async def settle_budgets(self, settlements: Sequence[Settlement], holder: str = "") -> None:
+        """Replace what was reserved by what was used. `holder` is whose calls they were."""
         budgets = {budget.id: budget for one in settlements for budget in one.budgets}
 
         def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
             settle(settlements, ledgers, now)
             return None, set(ledgers)
 
-        await self._with_ledgers(budgets, act)
+        await self._with_ledgers(budgets, act, holder)
 
     async def _with_ledgers(
-        self, budgets: Mapping[str, Budget], act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]]
+        self,
+        budgets: Mapping[str, Budget],
+        act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]],
+        holder: str,
+        look: Callable[[Tx, Mapping[str, Ledger], T], Awaitable[set[str]]] | None = None,
     ) -> T:
-        """Act on these ledgers while nobody else does, and write down those that it says have changed."""
+        """Act on these ledgers while nobody else does, look at what came of it, and write down those that both say have changed."""
 
         async def body(tx: Tx) -> tuple[T, set[str]] | None:
             ledgers: dict[str, Ledger] = {}
             now = 0
             for ids in few_at_a_time(budgets):
                 for id, packed, at in await tx.all("budgets_lock", **ids):
-                    ledgers[id] = _ledger(budgets[id], bytes(packed))
+                    ledgers[id] = _ledger(budgets[id], bytes(packed), holder)
                     now = max(now, at)
             if len(ledgers) < len(budgets):
                 return None
             answer, changed = act(ledgers, now)
+            if look is not None:
+                changed |= await look(tx, ledgers, answer)
             for id, ledger in ledgers.items():
                 if ledger.is_damaged:
                     log.error("a budget's ledger cannot be read: it counts as full for one period", budget=id)
@@ -184,8 +196,22 @@ class Budgets(Table):
         return await self._driver.write(body)
 
 
-def _ledger(budget: Budget, packed: bytes) -> Ledger:
-    return (MoneyLedger if budget.in_money else Ledger).unpack(packed)
+def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
+    if not budget.in_money:
+        return Ledger.unpack(packed)
+    ledger = MoneyLedger.unpack(packed)
+    ledger.holder = mark_of(holder)
+    return ledger
+
+
+async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
+    """Of budgets in money that someone found too little in: what processes had in flight there that are gone counts as spent from now
+    on. Whoever was told to wait for it hears so with the next question. Says which have changed."""
+    money = {id: ledger for id, ledger in ledgers.items() if isinstance(ledger, MoneyLedger)}
+    if not money:
+        return set()
+    living = {mark_of(row[0]) for row in await tx.all("holders_living")}
+    return {id for id, ledger in money.items() if ledger.forget_flights(living)}
 
 
 def few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:

@@ -6,7 +6,7 @@ give the same tokens back twice: only what is owed is entered again, once the st
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -23,8 +23,11 @@ _SETTLEMENTS_MAX = 10_000
 
 
 class StoreLimits:
-    def __init__(self, store: Store) -> None:
+    """`holder` is the incarnation whose calls they are, asked each time; what nobody holds counts as in flight for an hour."""
+
+    def __init__(self, store: Store, holder: Callable[[], str] = lambda: "") -> None:
         self._store = store
+        self._holder = holder
         self._asked: list[tuple[Sequence[Ask], asyncio.Future[list[Grant]]]] = []
         self._debiting: asyncio.Task[None] | None = None
         self._settling = asyncio.Lock()
@@ -52,7 +55,7 @@ class StoreLimits:
                 count += len(some[-1][0])
             waiting = [(asks, answer) for asks, answer in some if not answer.done()]
             try:
-                grants = await self._store.debit_budgets([ask for asks, _ in waiting for ask in asks])
+                grants = await self._store.debit_budgets([ask for asks, _ in waiting for ask in asks], self._holder())
             except BaseException as error:
                 for _, answer in waiting:
                     if not answer.done():
@@ -72,7 +75,7 @@ class StoreLimits:
             if not some:
                 return
             try:
-                await self._store.settle_budgets(some)
+                await self._store.settle_budgets(some, self._holder())
             except BaseException as error:
                 self._keep_debts(some)
                 if not isinstance(error, StoreUnavailable):

@@ -59,7 +59,7 @@ class Road:
 
 def build_road(process: Process, store: Store, me: Incarnation, plan: Plan, provider: Provider) -> Road:
     estate = plan.estate
-    limits = StoreLimits(store)
+    limits = StoreLimits(store, lambda: me.id)
     dealt = RedisLimits(url_of(process), "world", limits, REDIS_TIMEOUT_S) if estate.uses_redis else None
     capacity = Capacity(
         limits=dealt or limits,

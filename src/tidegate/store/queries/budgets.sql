@@ -25,6 +25,12 @@ on conflict (id) do nothing;
 -- Under the lock of budgets_lock.
 update budgets set ledger = :ledger, used_at = now_ms(), empty_at = :empty_at where id = :id;
 
+-- holders_living --
+-- Whose calls in flight may still be settled: processes that beat, and those whose slices nobody has taken over yet, so that what they had
+-- sent is neither known nor sent again.
+select w.id from workers w
+where w.state = 'alive' or exists (select 1 from slices s where s.worker_id = w.id and s.state = 'leased');
+
 -- budgets_prune --
 -- A budget in which nothing counts any more is as good as none. A job's lifetime ends with its job.
 delete from budgets where id in (

@@ -1,0 +1,82 @@
+"""What is in flight, by whom: against a plain list of what was begun, whatever the clock does and however often it is written down."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.core.budgets_flights import NOBODY, Flights, mark_of
+from tidegate.core.budgets_window import HOUR, Sliding
+
+START_MS = 1_800_000_000_000
+HOLDERS = [NOBODY, mark_of("worker_1"), mark_of("worker_2")]
+STEPS = st.lists(
+    st.tuples(st.integers(0, 600_000), st.sampled_from(HOLDERS), st.integers(0, 50), st.booleans()), max_size=40
+)
+
+
+def stored(flights: Flights) -> Flights:
+    again = Flights.restored(flights.pack())
+    assert again.pack() == flights.pack()
+    assert again.taken() == flights.taken()
+    return again
+
+
+@given(STEPS, st.sets(st.sampled_from(HOLDERS[1:])))
+@settings(max_examples=100, deadline=None)
+def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
+    steps: list[tuple[int, int, int, bool]], living: set[int]
+) -> None:
+    flights, now, out = Flights(), START_MS, list[tuple[int, int, int]]()
+    for gap, mark, count, ends in steps:
+        now += gap
+        flights = stored(flights)
+        flights.roll(now, None)
+        out = [one for one in out if HOUR.leaves_at(one[0] // HOUR.bucket_ms) > now]
+        flights.begin(now, count, mark)
+        out.append((now, mark, count))
+        if ends:
+            flights.end(*(out[0][0], out[0][2], out[0][1]))
+            del out[0]
+        assert flights.taken() == sum(count for _, _, count in out)
+    gone = [one for one in out if one[1] != NOBODY and one[1] not in living and one[2]]
+    assert flights.forget(living) is bool(gone)
+    assert stored(flights).taken() == sum(count for _, _, count in out) - sum(count for _, _, count in gone)
+
+
+def test_a_clock_that_went_back_loses_nobodys_flight() -> None:
+    flights, mark = Flights(), mark_of("worker_1")
+    flights.begin(START_MS, 7, mark)
+    flights.roll(START_MS - 1_800_000, None)
+    flights.begin(START_MS - 1_800_000, 1, mark_of("worker_2"))
+    assert flights.taken() == 8
+    assert flights.forget({mark_of("worker_2")})
+    assert flights.taken() == 1
+
+
+def test_nobody_ends_what_another_has_in_flight() -> None:
+    flights = Flights()
+    flights.begin(START_MS, 7, mark_of("worker_1"))
+    flights.end(START_MS, 7, mark_of("worker_2"))
+    assert flights.taken() == 7
+
+
+def test_a_window_that_was_written_without_holders_stays_its_hour() -> None:
+    old = Sliding(HOUR)
+    old.add(START_MS, 5)
+    old.add(START_MS + 60_000, 6)
+    flights = Flights.restored(old.pack())
+    assert not flights.forget(())
+    assert flights.taken() == 11
+    flights.end(START_MS, 5, NOBODY)
+    assert stored(flights).taken() == 6
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[], [1, 2], [1, 2, 3], [1, 5, 0, -1], [2, 5, 0], [1, 2**50, 0, 1], [1, 9, 0, 1, 8, 0, 1], [1, 1, 0, 1, 999, 0, 1]],
+)
+def test_what_cannot_have_been_written_is_refused(numbers: list[int]) -> None:
+    with pytest.raises(ValueError):
+        Flights.restored(numbers)
