@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.guardrails import AnswerShape, Length, Patterns
+from tidegate.core.hooks import Streams
 from tidegate.settings import call_rules, load
 
 OWN = """\
@@ -67,9 +68,9 @@ hooks:
     assert long.bounds.bind("acme", "k1", ("m",))
     assert not long.bounds.bind("acme", "k2", ("m",))
     assert isinstance(words.guardrail, Patterns)
-    assert (words.on_requests, words.on_answers, words.passes_streams) == (False, True, True)
+    assert (words.on_requests, words.on_answers, words.streams) == (False, True, Streams.PASS)
     assert isinstance(shape.guardrail, AnswerShape)
-    assert (shape.on_requests, shape.on_answers, shape.passes_streams) == (False, True, False)
+    assert (shape.on_requests, shape.on_answers, shape.streams) == (False, True, Streams.REFUSE)
     assert (mine.before, mine.timeout_ms, mine.retry_ms) == (mine.after, 7, 9)
     assert mine.refusal == "guardrail_refused"
     assert rules["house"].refusal == "hook_refused"

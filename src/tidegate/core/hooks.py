@@ -103,6 +103,14 @@ class Bounds:
         )
 
 
+class Streams(StrEnum):
+    """What becomes of a call that asks for a stream where its answer must be judged: refused, unjudged, or held back until it is judged."""
+
+    REFUSE = "refuse"
+    PASS = "pass"
+    HOLD = "hold"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call, after it, or both."""
@@ -117,7 +125,7 @@ class Rule:
     refusal: str = Code.REFUSED
     timeout_ms: int = 1_000
     retry_ms: int = 5_000
-    passes_streams: bool = False
+    streams: Streams = Streams.REFUSE
 
 
 def message_of(error: Exception, otherwise: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from tidegate.core import guardrails, hooks
-from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop
+from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop, Streams
 from tidegate.flow.long_looks import LongLooks
 from tidegate.flow.own_code import Overran, OwnCode
 
@@ -121,10 +121,14 @@ Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
 class Guard:
     """What stands in the way of one kind of call."""
 
-    def __init__(self, before: Sequence[Step], after: Sequence[Step], *, passes_streams: bool) -> None:
+    def __init__(
+        self, before: Sequence[Step], after: Sequence[Step], held: Sequence[Step] = (), *, refuses_streams: bool = False
+    ) -> None:
         self._before = tuple(before)
         self._after = tuple(after)
-        self.refuses_streams = bool(after) and not passes_streams
+        self._held = tuple(held)
+        self.refuses_streams = refuses_streams
+        self.holds_streams = bool(held)
 
     def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The request as it is sent, or why it is not. `about` is asked only where own code wants to know."""
@@ -133,6 +137,10 @@ class Guard:
     def after(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The answer as it is recorded or handed on, or why it is not."""
         return _run(self._after, body, about)
+
+    def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
+        """The same for an answer that came as a stream and was held back: rules that let streams pass do not look at it."""
+        return _run(self._held, body, about)
 
 
 async def _run(steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
@@ -201,8 +209,10 @@ class Guards:
         bound = [rule for rule in self._rules if rule.bounds.bind(tenant, key_id, names)]
         before = [step for rule in bound for step in self._steps[id(rule)][0]]
         after = [step for rule in bound for step in self._steps[id(rule)][1]]
-        passes = all(rule.passes_streams for rule in bound if self._steps[id(rule)][1])
-        return Guard(before, after, passes_streams=passes) if before or after else None
+        judging = [rule for rule in bound if self._steps[id(rule)][1]]
+        held = [step for rule in judging if rule.streams is Streams.HOLD for step in self._steps[id(rule)][1]]
+        refuses = any(rule.streams is Streams.REFUSE for rule in judging)
+        return Guard(before, after, held, refuses_streams=refuses) if before or after else None
 
     def _steps_of(self, rule: Rule, patterns: list[guardrails.Patterns]) -> tuple[list[Step], list[Step]]:
         before: list[Step] = []

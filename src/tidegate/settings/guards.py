@@ -17,7 +17,7 @@ class Bound(Entry, frozen=True):
     tenants: Names = ()
     keys: Names = ()
     models: Names = ()
-    streams: Literal["refuse", "pass"] = "refuse"
+    streams: Literal["refuse", "pass", "hold"] = "refuse"
     timeout_ms: Waits = 1_000
     retry_ms: Waits = 5_000
 

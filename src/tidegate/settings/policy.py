@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidegate.core.errors import SettingsError
 from tidegate.core.guardrails import Action, AnswerShape, Length, Patterns
 from tidegate.core.guardrails import Code as GuardrailCode
-from tidegate.core.hooks import Bounds, Rule
+from tidegate.core.hooks import Bounds, Rule, Streams
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
 from tidegate.core.schedule.switch import Switch
@@ -91,7 +91,7 @@ def _hook(setting: str, name: str, entry: HookEntry) -> Rule:
         after=load_hook(setting, entry.after) if entry.after else None,
         timeout_ms=entry.timeout_ms,
         retry_ms=entry.retry_ms,
-        passes_streams=entry.streams == "pass",
+        streams=Streams(entry.streams),
     )
 
 
@@ -119,7 +119,7 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
         refusal=GuardrailCode.REFUSED,
         timeout_ms=entry.timeout_ms,
         retry_ms=entry.retry_ms,
-        passes_streams=entry.streams == "pass",
+        streams=Streams(entry.streams),
     )
     match given[0]:
         case "lengths":

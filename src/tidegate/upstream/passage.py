@@ -113,6 +113,11 @@ class Passage:
         else:
             self._ended = tell
 
+    @property
+    def bytes_max(self) -> int:
+        """How much of an answer may be kept here at once."""
+        return self._stream.bytes_max
+
     async def read(self) -> bytes:
         """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
         if self._first:

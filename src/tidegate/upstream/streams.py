@@ -15,9 +15,12 @@ from tidegate.upstream.exchange import Exchange
 
 
 class Stream:
-    """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole."""
+    """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole.
 
-    __slots__ = ("_bytes_max", "_end", "_exchange", "_over", "_payload", "headers", "status")
+    `bytes_max` is how much of an answer is ever kept here at once.
+    """
+
+    __slots__ = ("_end", "_exchange", "_over", "_payload", "bytes_max", "headers", "status")
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Stream:
         self._payload = payload
         self._exchange = exchange
         self._end = end
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._over = False
 
     async def read(self) -> bytes:
@@ -68,9 +71,9 @@ class Stream:
         size = 0
         while piece := await self.read():
             size += len(piece)
-            if size > self._bytes_max:
+            if size > self.bytes_max:
                 self.close()
-                raise classify.failure(classify.AnswerTooLarge(self.status, self._bytes_max), sent=True)
+                raise classify.failure(classify.AnswerTooLarge(self.status, self.bytes_max), sent=True)
             pieces.append(piece)
         return b"".join(pieces)
 

@@ -1,15 +1,20 @@
 """Hooks and guardrails at the interactive door: what they say becomes another body, or a refusal in words for the caller.
 
 Requests are judged always, whole answers too. A stream is passed on as it comes, so where an answer must be judged a call that asks for one
-is refused, unless the operator wrote that this rule lets streams pass.
+is refused, unless the operator wrote that this rule lets streams pass, or that they are held back until they are whole and judged.
 """
 
 import math
 
 from tidegate import metrics
-from tidegate.core.errors import ApiProblem
+from tidegate.core.errors import ApiProblem, BrokenAnswer
 from tidegate.core.hooks import About, Stop
+from tidegate.core.said_anew import stream_of
+from tidegate.core.translate.sse import StreamBroken
+from tidegate.core.whole_answer import WholeAnswer
 from tidegate.flow.guard import Guard
+from tidegate.upstream.passage import Passage
+from tidegate.web.dialects import Dialect, Translator
 from tidegate.web.wishes import Wish
 
 
@@ -28,6 +33,49 @@ async def guarded_wish(guard: Guard, about: About, wish: Wish) -> Wish:
 async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
     """A whole answer as it may be handed on."""
     return _passed(await guard.after(body, lambda: about))
+
+
+async def guarded_stream(guard: Guard, about: About, passage: Passage, dialect: Dialect) -> bytes:
+    """All of a stream as it may be handed on: its own bytes, or, where a rule changed the answer, one that says what is left of it."""
+    endpoint = dialect.endpoint
+    whole = WholeAnswer(endpoint, passage.bytes_max)
+    try:
+        said = await _collected(passage, dialect.translator(), whole)
+        answer = whole.end()
+    except StreamBroken as wrong:
+        raise BrokenAnswer(str(wrong), status=passage.status) from None
+    judged = _passed(await guard.after_stream(answer, lambda: about))
+    if judged is answer:
+        return said
+    anew = stream_of(endpoint, judged)
+    if anew is None:
+        message = f"A rule changed this answer, and a changed answer of {endpoint} cannot be streamed: send the request without `stream`."
+        raise ApiProblem(400, "stream_not_allowed", message, param="stream")
+    return anew
+
+
+async def _collected(passage: Passage, translator: Translator | None, whole: WholeAnswer) -> bytes:
+    """The stream as its client would have it, up to its end; `whole` has heard all of it."""
+    pieces = []
+    size = 0
+    while piece := await passage.read():
+        if translator is not None:
+            piece = translator.feed(piece)
+        size += len(piece)
+        if size > passage.bytes_max:
+            raise BrokenAnswer(
+                f"the upstream's stream is longer than {passage.bytes_max:,} bytes", status=passage.status
+            )
+        pieces.append(piece)
+        whole.feed(piece)
+        if translator is not None and translator.ended:
+            # The rest, if there is any, says nothing; a stream that really ended leaves its connection to the next call.
+            await passage.read()
+            break
+    if translator is not None and not translator.ended:
+        pieces.append(translator.end())
+        whole.feed(pieces[-1])
+    return b"".join(pieces)
 
 
 def _passed(said: bytes | Stop) -> bytes:

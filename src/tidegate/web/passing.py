@@ -2,7 +2,7 @@
 
 A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
 answer of its own; after it, an event of the client's protocol says that the stream breaks off. `judged` changes or refuses a
-whole answer. It chooses nothing and bills nothing.
+whole answer, and `held`, where there is one, keeps a stream back until it is whole and judged. It chooses nothing and bills nothing.
 """
 
 import asyncio
@@ -44,6 +44,7 @@ class Passing(Response):
         model: str,
         request_id: str,
         judged: Callable[[bytes], Awaitable[bytes]] | None = None,
+        held: Callable[[Passage, Dialect], Awaitable[bytes]] | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -52,6 +53,7 @@ class Passing(Response):
         self._model = model
         self._request_id = request_id
         self._judged = judged
+        self._held = held
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +126,11 @@ class Passing(Response):
             await send(_part(body, more=False))
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        if self._held is not None:
+            body = await self._held(passage, dialect)
+            await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+            await send(_part(body, more=False))
+            return "answered"
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         return await self._pass_stream(passage, send)
 

@@ -1,0 +1,189 @@
+"""The whole answer that a stream of events says, in the shape that the same call would have had without `stream`; and back again.
+
+What guardrails judge must be all that a client would read, so nothing is passed over: a field that is new to us is put together like the
+others, and an event that is new is kept beside the answer, under `events`. Bytes that cannot be followed are refused. Nothing here judges.
+"""
+
+from typing import Any
+
+import msgspec
+
+from tidegate.core.translate.sse import Event, EventReader, StreamBroken
+
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+# Said in every chunk, or once; never in parts. What is only there to hide the length of a chunk says nothing.
+_SAID_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
+_NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
+_PADDING = "obfuscation"
+_LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
+
+
+class _Text(list[str]):
+    """A text in its parts: thousands of them are put together once."""
+
+
+class WholeAnswer:
+    """Feed it the bytes of a stream; `end` gives the answer. Raises StreamBroken where they are no stream that can be followed."""
+
+    def __init__(self, endpoint: str, event_bytes_max: int) -> None:
+        self._reader = EventReader(event_bytes_max)
+        self._hear = {MESSAGES: self._hear_message, RESPONSES: self._hear_response}.get(endpoint, self._hear_chunk)
+        self._whole: dict[str, Any] = {}
+        self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
+        self._deltas: dict[tuple[object, ...], _Text] = {}
+        self._others: list[Any] = []
+        self._list = "content" if endpoint == MESSAGES else "choices" if endpoint != RESPONSES else ""
+
+    def feed(self, piece: bytes) -> None:
+        for event in self._reader.feed(piece):
+            self._take(event)
+
+    def end(self) -> bytes:
+        """The answer, as JSON. An event without its end counts too: some clients read it."""
+        self.feed(b"\n\n")
+        whole = dict(self._whole)
+        if self._list:
+            found = self._listed[self._list]
+            whole[self._list] = [found[index] for index in sorted(found)]
+        known = _texts(whole)
+        said = [text for parts in self._deltas.values() if (text := "".join(parts)) not in known]
+        if self._others or said:
+            whole["events"] = [*self._others, *said]
+        return msgspec.json.encode(_joined(whole))
+
+    def _take(self, event: Event) -> None:
+        if event.name == ":" or event.data.strip() in (b"", b"[DONE]"):
+            return
+        try:
+            said = msgspec.json.decode(event.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise StreamBroken("the upstream's stream has an event that is not JSON") from None
+        if not isinstance(said, dict):
+            raise StreamBroken("the upstream's stream has an event that is no object")
+        self._hear(said)
+
+    def _hear_chunk(self, chunk: dict[str, Any]) -> None:
+        """Chat completions and completions: each chunk has a little more of each choice."""
+        choices = chunk.pop("choices", None)
+        for choice in choices if isinstance(choices, list) else () if choices is None else (choices,):
+            if not isinstance(choice, dict) or type(choice.get("index", 0)) is not int:
+                raise StreamBroken("the upstream's stream has a choice that is no object or has no number")
+            index = choice.setdefault("index", 0)
+            whole = self._listed["choices"].setdefault(index, {"index": index})
+            delta = choice.pop("delta", None)
+            if isinstance(delta, dict):
+                _merge(whole.setdefault("message", {"role": "assistant", "content": None}), delta)
+            elif delta is not None:
+                self._others.append(delta)
+            _merge(whole, choice)
+        for name in _SAID_WHOLE & chunk.keys():
+            value = chunk.pop(name)
+            if value is not None or name not in self._whole:
+                self._whole[name] = value.removesuffix(".chunk") if isinstance(value, str) else value
+        if chunk:
+            _merge(self._whole, chunk)
+
+    def _hear_message(self, event: dict[str, Any]) -> None:
+        """Anthropic's messages: blocks are begun, go on and end."""
+        kind = event.get("type")
+        blocks, index = self._listed["content"], event.get("index")
+        block, delta = event.get("content_block"), event.get("delta")
+        if kind == "message_start" and isinstance(event.get("message"), dict):
+            self._whole.update(event["message"])
+        elif kind == "content_block_start" and type(index) is int and isinstance(block, dict):
+            _merge(blocks.setdefault(index, {}), {name: value for name, value in block.items() if name != "input"})
+            if block.get("input"):
+                blocks[index]["input"] = block["input"]
+        elif kind == "content_block_delta" and type(index) is int and isinstance(delta, dict) and index in blocks:
+            said = {"input" if name == "partial_json" else name: value for name, value in delta.items()}
+            said.pop("type", None)
+            if "citation" in said:
+                said["citations"] = [said.pop("citation")]
+            _merge(blocks[index], said)
+        elif kind == "message_delta" and isinstance(delta, dict):
+            self._whole.update(delta)
+            if isinstance(event.get("usage"), dict) and isinstance(self._whole.setdefault("usage", {}), dict):
+                self._whole["usage"].update(event["usage"])
+        elif kind not in ("ping", "content_block_stop", "message_stop"):
+            self._others.append(event)
+
+    def _hear_response(self, event: dict[str, Any]) -> None:
+        """Responses: the last event has all of it; parts that it does not repeat are kept beside it."""
+        kind, response = event.get("type"), event.get("response")
+        if kind in _LAST_RESPONSES and isinstance(response, dict):
+            self._whole = response
+        elif isinstance(delta := event.get("delta"), str):
+            place = (kind, event.get("item_id"), event.get("output_index"), event.get("content_index"))
+            self._deltas.setdefault((*map(str, place), str(event.get("summary_index"))), _Text()).append(delta)
+        elif kind == "error" or not isinstance(kind, str) or not kind.startswith("response."):
+            self._others.append(event)
+
+
+def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
+    """Texts go on where they were, lists by the `index` of their elements, objects field by field; other values are said anew."""
+    for name, value in more.items():
+        before = whole.get(name)
+        if value is None:
+            whole.setdefault(name, None)
+        elif isinstance(value, str) and name in _NAMES:
+            whole[name] = value
+        elif name == _PADDING:
+            continue
+        elif isinstance(value, str):
+            if not isinstance(before, _Text):
+                before = whole[name] = _Text([] if before is None else [_as_text(before)])
+            before.append(value)
+        elif isinstance(value, dict):
+            if not isinstance(before, dict):
+                before = whole[name] = {} if before is None else {"before": before}
+            _merge(before, value)
+        elif isinstance(value, list):
+            if not isinstance(before, list) or isinstance(before, _Text):
+                before = whole[name] = [] if before is None else [before]
+            _merge_list(before, value)
+        else:
+            whole[name] = value
+
+
+def _merge_list(whole: list[Any], more: list[Any]) -> None:
+    for value in more:
+        if not isinstance(value, dict):
+            whole.append(value)
+            continue
+        known = None
+        if type(index := value.get("index")) is int:
+            known = next((one for one in whole if isinstance(one, dict) and one.get("index") == index), None)
+        if known is None:
+            whole.append(known := {})
+        _merge(known, value)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _joined(value: Any) -> Any:
+    if isinstance(value, _Text):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {name: _input(one) if name == "input" else _joined(one) for name, one in value.items()}
+    return [_joined(one) for one in value] if isinstance(value, list) else value
+
+
+def _input(value: Any) -> Any:
+    """What a tool is called with comes as parts of a JSON text, and is an object in the answer."""
+    said = _joined(value)
+    if not isinstance(value, _Text):
+        return said
+    try:
+        return msgspec.json.decode(said) if said else {}
+    except (msgspec.MsgspecError, RecursionError):
+        return said
+
+
+def _texts(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return {value}
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set().union(*map(_texts, inner))
