@@ -94,7 +94,7 @@ def test_any_input(data: bytes, choice: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ingest_scan, "READ_BYTES", draw(st.sampled_from([600, 1 << 18])))
         patch.setattr(ingest_write, "WINDOW_BYTES", draw(st.sampled_from([300, 1 << 22])))
-        patch.setattr(ingest_write, "PIECES_MAX", draw(st.sampled_from([2, 1024])))
+        patch.setattr(ingest_write, "WINDOW_BYTES_IN_ORDER", draw(st.sampled_from([300, 1 << 18])))
         same(data, rules)
 
 

@@ -12,9 +12,8 @@ business, and how the items were bundled changes nothing but the work.
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter, xor
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 from tidegate.core import stems
 from tidegate.core.stems import KEY_BYTES, common_prefix
@@ -180,21 +179,31 @@ def _keyed(bundles: list[Bundle], at: int, read: Read) -> tuple[Sequence[int], S
 
 def _kin(numbers: Sequence[int], keys: Sequence[bytes]) -> "tuple[dict[bytes, int], dict[bytes, array[int]]]":
     """The first item with each key, in their order; and all items with it, where there are several."""
-    leaders: dict[bytes, int] = {}
+    leaders = dict(zip(keys, numbers, strict=True))
     kin: dict[bytes, array[int]] = {}
-    leading = list(map(leaders.setdefault, keys, numbers))
-    if len(leaders) < len(leading):
+    if len(leaders) < len(keys):
+        leaders = {}
+        leading = list(map(leaders.setdefault, keys, numbers))
         for number, key, leader in zip(numbers, keys, leading, strict=True):
             if leader != number:
                 kin.setdefault(key, array("I", (leader,))).append(number)
     return leaders, kin
 
 
-def _between(keys: Iterable[bytes], at: int) -> int:
+def _between(keys: Collection[bytes], at: int) -> int:
     """What neighbours with different keys share, in all."""
-    numbers = list(map(int.from_bytes, keys))
-    different_bits = Counter(map(int.bit_length, map(xor, numbers, numbers[1:])))
-    return sum((at + KEY_BYTES - (bits + 7) // 8) * count for bits, count in different_bits.items())
+    shared = max(0, len(keys) - 1) * at
+    packed = b"".join(keys)
+    different = 0
+    # Column by column, the keys' bytes are held against themselves, moved by one key: all neighbours in one stroke.
+    for column in range(KEY_BYTES):
+        own = int.from_bytes(packed[column::KEY_BYTES])
+        different |= own ^ (own >> 8)
+        alike = different.to_bytes(len(keys)).count(0, 1)
+        if not alike:
+            break
+        shared += alike
+    return shared
 
 
 def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:

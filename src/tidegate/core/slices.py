@@ -5,6 +5,7 @@ An item that is larger than a bound by itself has a slice of its own. Items are 
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import sub
 
 from tidegate.core import estimate
@@ -16,41 +17,44 @@ from tidegate.core.scan import Scan
 def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
     """The slices of one model's items, of which the first is item `first` of the work; `places` are where in the work each
     of them begins, and where the last ends."""
+    if not numbers:
+        return
     rules = scan.rules
-    columns = [_Column(column) for column in (scan.prompt_size, scan.fixed_size, scan.output_tokens)]
+    columns = (scan.prompt_size, scan.fixed_size, scan.output_tokens)
+    prompt_size, fixed_size, output_tokens = (_Column(column, numbers) for column in columns)
 
-    def units(taken: "array[int]") -> int:
-        prompt_size, fixed_size, output_tokens = (column.sum(taken) for column in columns)
-        return estimate.work_units(prompt_size + fixed_size, output_tokens)
+    def units(start: int, stop: int) -> int:
+        return estimate.work_units(
+            prompt_size.sum(start, stop) + fixed_size.sum(start, stop), output_tokens.sum(start, stop)
+        )
 
     place = 0
     while place < len(numbers):
-        taken = numbers[place : place + rules.slice_count_max]
-        cost = units(taken)
-        if places[place + len(taken)] - places[place] > rules.slice_bytes_max or cost > rules.slice_units_max:
-            sizes = map(sub, places[place + 1 : place + 1 + len(taken)], places[place:])
-            costs = (units(taken[at : at + 1]) for at in range(len(taken)))
-            taken = taken[: _fitting(sizes, costs, rules)]
-            cost = units(taken)
-        stop = place + len(taken)
-        yield SlicePlan(first + place, len(taken), model, places[place], places[stop] - places[place], cost)
+        stop = min(place + rules.slice_count_max, len(numbers))
+        cost = units(place, stop)
+        if places[stop] - places[place] > rules.slice_bytes_max or cost > rules.slice_units_max:
+            sizes = map(sub, places[place + 1 : stop + 1], places[place:stop])
+            costs = (units(at, at + 1) for at in range(place, stop))
+            stop = place + _fitting(sizes, costs, rules)
+            cost = units(place, stop)
+        yield SlicePlan(first + place, stop - place, model, places[place], places[stop] - places[place], cost)
         place = stop
 
 
 class _Column:
-    """One number of each item; most often the same, or wanted for items as they stand in the input."""
+    """One number of each item, to be added up over neighbours in the work; most often it is the same for all."""
 
-    def __init__(self, values: "array[int]") -> None:
-        self._values = values
+    def __init__(self, values: "array[int]", numbers: "array[int]") -> None:
         self._same = values[0] if values == values[:1] * len(values) else None
+        self._sums: list[int] = []
+        if self._same is None:
+            first, count = numbers[0], len(numbers)
+            as_read = numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count))
+            own = values[first : first + count] if as_read else map(values.__getitem__, numbers)
+            self._sums = [*accumulate(own, initial=0)]
 
-    def sum(self, numbers: "array[int]") -> int:
-        if self._same is not None:
-            return self._same * len(numbers)
-        first, count = numbers[0], len(numbers)
-        if numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count)):
-            return sum(self._values[first : first + count])
-        return sum(map(self._values.__getitem__, numbers))
+    def sum(self, start: int, stop: int) -> int:
+        return self._sums[stop] - self._sums[start] if self._same is None else self._same * (stop - start)
 
 
 def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> int:
