@@ -53,7 +53,7 @@ class Ground:
 
 class Deal:
     def __init__(self, snapshot: Snapshot, policy: Policy, open_models: dict[str, ModelView]) -> None:
-        self.snapshot, self.policy, self.now = snapshot, policy, snapshot.now
+        self.snapshot, self.policy, self.now, self.open_models = snapshot, policy, snapshot.now, open_models
         self.slices_left = snapshot.slices_max
         self.faults: list[str] = []
         self.picked: dict[tuple[str, str, Why], int] = {}
@@ -73,8 +73,7 @@ class Deal:
         for model, views in by_model.items():
             ground = self.grounds[model]
             counters = fair.counters(views, ground.view.ratio, self.snapshot.workers)
-            for view in views:
-                ground.flows[view.scope] = Flow(view.scope, fair.weight_of(view), counters[view.scope])
+            ground.flows = {view.scope: Flow(view.scope, fair.weight_of(view), counters[view.scope]) for view in views}
             ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
         # A look comes flow by flow, so this loop turns once a flow; in any other order it is only slower.
         for (model, scope, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
@@ -82,7 +81,11 @@ class Deal:
                 continue
             ground = self.grounds[model]
             flow = ground.flows.get(scope) or _stranger(ground, scope)
-            flow.jobs.setdefault(queue, []).extend(jobs)
+            queued = flow.jobs.get(queue)
+            if queued is None:
+                flow.jobs[queue] = list(jobs)
+            else:
+                queued.extend(jobs)
 
     # -- what may be taken
 
@@ -91,13 +94,16 @@ class Deal:
         left = self._ready.get((job.job_id, job.model))
         if left is not None:
             return left
-        return max(1, -(-(job.left_units - job.in_flight_units) // max(job.slice_units, 1)))
+        left = -((job.in_flight_units - job.left_units) // (job.slice_units or 1))
+        return left if left > 1 else 1
 
     def capped(self, job: JobView) -> bool:
         """Whether its scope has as much in flight as it may. A scope with nothing out may always have one slice, however large."""
         most = self.policy.in_flight_units_max_of(job.scope)
+        if most <= 0:
+            return False
         out = self._scope_units.get(job.scope, 0)
-        return most > 0 and out > 0 and out + job.slice_units > most
+        return out > 0 and out + job.slice_units > most
 
     def was_dealt(self, job: JobView) -> bool:
         return (job.job_id, job.model) in self._ready

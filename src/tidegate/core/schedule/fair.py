@@ -13,7 +13,7 @@ _WEIGHT_MIN = 1e-6
 
 
 def weight_of(flow: FlowView) -> float:
-    return max(flow.weight, _WEIGHT_MIN)
+    return flow.weight if flow.weight > _WEIGHT_MIN else _WEIGHT_MIN
 
 
 def counters(flows: Sequence[FlowView], ratio: float, workers: int) -> dict[str, float]:
@@ -22,7 +22,10 @@ def counters(flows: Sequence[FlowView], ratio: float, workers: int) -> dict[str,
     If all workers set the whole gap right at once, they would overshoot by as much as they have room. So each takes its part: gaps are
     divided by the number of workers, which changes no order.
     """
-    told = {flow.scope: flow.served + flow.in_flight_units * ratio / weight_of(flow) for flow in flows}
+    told = {
+        flow.scope: flow.served + (flow.in_flight_units * ratio / weight_of(flow) if flow.in_flight_units else 0.0)
+        for flow in flows
+    }
     if workers <= 1 or not told:
         return told
     least = min(told.values())

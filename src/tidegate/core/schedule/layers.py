@@ -64,8 +64,11 @@ class Lane:
             return None
         heap = self.found.get(ground.view.model)
         if heap is None:
-            told = ((flow, self.look(deal, ground, flow)) for flow in ground.flows.values())
-            heap = [(flow.counter, flow.scope, flow, jobs) for flow, jobs in told if jobs]
+            heap = [
+                (flow.counter, scope, flow, jobs)
+                for scope, flow in ground.flows.items()
+                if (jobs := self.look(deal, ground, flow))
+            ]
             heapify(heap)
             self.found[ground.view.model] = heap
         while heap:
@@ -99,7 +102,9 @@ def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
     if pace is None:
         pace = deadline.pace(ground.view, fair.share_of(flow.weight, ground.weights), deal.policy)
         ground.paces[flow.weight] = pace
-    return deadline.urgent(chain.from_iterable(flow.jobs.values()), ground.view, deal.now, pace)
+    queues = flow.jobs.values()
+    jobs = next(iter(queues)) if len(queues) == 1 else chain.from_iterable(queues)
+    return deadline.urgent(jobs, ground.view, deal.now, pace)
 
 
 def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:

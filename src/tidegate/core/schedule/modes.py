@@ -10,12 +10,14 @@ In every mode a closed model is passed over, caps hold, and no room is left empt
 """
 
 from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heapreplace
 from types import MappingProxyType
 
-from tidegate.core.schedule.deal import Deal, Ground
+from tidegate.core.schedule.deal import Deal, Flow, Ground
 from tidegate.core.schedule.gate import pass_gate
 from tidegate.core.schedule.layers import (
     Layer,
+    Offer,
     Rounds,
     by_age,
     fair_longest_waiting,
@@ -25,7 +27,7 @@ from tidegate.core.schedule.layers import (
 )
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.reasons import Reason
-from tidegate.core.schedule.snapshot import Choice, Skip, Snapshot, Why
+from tidegate.core.schedule.snapshot import Choice, JobView, Skip, Snapshot, Why
 
 
 def choose(snapshot: Snapshot, policy: Policy) -> Choice:
@@ -72,19 +74,25 @@ def _smart(deal: Deal) -> None:
 
 def _in_turn(deal: Deal, layers: list[Layer]) -> None:
     """A slice for each open model in turn, the one whose last turn was longest ago first, until no layer offers anything."""
-    grounds = list(deal.grounds.values())
-    while deal.slices_left > 0 and grounds:
-        ground = min(grounds, key=_turn)
-        offers = (layer(deal, ground) for layer in layers)
-        offer = next((offer for offer in offers if offer is not None), None) if deal.open(ground) else None
+    turns = [(0, view.turn.at if view.turn else -1, name) for name, view in deal.open_models.items()]
+    heapify(turns)
+    while deal.slices_left > 0 and turns:
+        dealt, at, name = turns[0]
+        ground = deal.grounds[name]
+        offer = _first_offer(deal, ground, layers) if ground.room_items > 0 else None
         if offer is None:
-            grounds.remove(ground)
+            heappop(turns)
         else:
             deal.take(*offer)
+            heapreplace(turns, (dealt + 1, at, name))
 
 
-def _turn(ground: Ground) -> tuple[int, int, str]:
-    return ground.dealt, ground.view.turn.at if ground.view.turn else -1, ground.view.model
+def _first_offer(deal: Deal, ground: Ground, layers: list[Layer]) -> Offer | None:
+    for layer in layers:
+        offer = layer(deal, ground)
+        if offer is not None:
+            return offer
+    return None
 
 
 _MODES: Mapping[Mode, Callable[[Deal], None]] = MappingProxyType(
@@ -98,6 +106,15 @@ _MODES: Mapping[Mode, Callable[[Deal], None]] = MappingProxyType(
 )
 
 
+def _left(deal: Deal, flow: Flow) -> JobView | None:
+    """A job of which nothing was taken."""
+    for jobs in flow.jobs.values():
+        for job in jobs:
+            if not deal.was_dealt(job):
+                return job
+    return None
+
+
 def _passed_over(deal: Deal) -> list[Skip]:
     """A skip for each flow of which something was left: it speaks for all of its jobs that were not picked, so it stays bounded."""
     mode = deal.policy.mode
@@ -105,7 +122,7 @@ def _passed_over(deal: Deal) -> list[Skip]:
     skips = []
     for model, ground in deal.grounds.items():
         for scope, flow in ground.flows.items():
-            left = next((job for jobs in flow.jobs.values() for job in jobs if not deal.was_dealt(job)), None)
+            left = _left(deal, flow)
             if left is None:
                 continue
             # A cap comes first: room would not help. Nobody else went first where the worker was full from the start.

@@ -40,38 +40,37 @@ with recursive awake (model) as (
 )
 select a.model,
     case when a.is_wanted then (select string_agg(flow_list.line, cast(:behind as text)) from (
-        select concat_ws(cast(:within as text), flow.scope, flow.weight_milli, flow.served, flow.jobs) as line
+        select concat_ws(cast(:within as text), flow.scope, flow.weight_milli, flow.served,
+            concat_ws(cast(:between as text), flow.jobs, flow.smallest)) as line
         from (
             select f.scope, f.weight_milli, f.served, (
-                select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
-                    case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
-                    m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue), cast(:between as text))
-                from (
-                    select * from (
-                        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
-                            o.leased_at, o.begun_at, o.queue
-                        from job_models o
-                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-                            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
-                        order by o.created_at, o.job_id
-                        limit :jobs_max
-                    ) oldest
-                    union
-                    select * from (
-                        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
-                            o.leased_at, o.begun_at, o.queue
-                        from job_models o
-                        where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-                            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
-                            and (select 1 from job_models more where more.model = f.model and more.scope = f.scope
-                                and more.state = 'open' order by more.created_at limit 1 offset :jobs_max) is not null
-                        order by o.work_units, o.job_id
-                        limit :jobs_max
-                    ) smallest
-                ) m
-            ) as jobs
+                select string_agg(oldest.line, cast(:between as text)) from (
+                    select concat_ws(cast(:within as text), o.job_id, o.created_at, o.expires_at,
+                        case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
+                        o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
+                    from job_models o
+                    where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+                        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                            and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                    order by o.created_at, o.job_id
+                    limit :jobs_max
+                ) oldest
+            ) as jobs, case when (
+                select 1 from job_models more where more.model = f.model and more.scope = f.scope and more.state = 'open'
+                order by more.created_at limit 1 offset :jobs_max
+            ) is not null then (
+                select string_agg(smallest.line, cast(:between as text)) from (
+                    select concat_ws(cast(:within as text), o.job_id, o.created_at, o.expires_at,
+                        case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
+                        o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
+                    from job_models o
+                    where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+                        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                            and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                    order by o.work_units, o.job_id
+                    limit :jobs_max
+                ) smallest
+            ) end as smallest
             from flows f
             where f.model = a.model and f.state = 'awake'
             order by f.served, f.scope
