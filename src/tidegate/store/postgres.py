@@ -162,7 +162,9 @@ class PostgresDriver:
             async with self._opening:
                 if self._pool is None:
                     await self._choose_limits()
-                    pool = await asyncpg.create_pool(min_size=1, max_size=self._pool_size, **self._options)
+                    pool = await asyncpg.create_pool(
+                        min_size=1, max_size=self._pool_size, reset=_leave_as_it_is, **self._options
+                    )
                     try:
                         await _refuse_unsafe(pool)
                     except BaseException:
@@ -233,6 +235,11 @@ _PASSING = (
     OSError,
     TimeoutError,
 )
+
+
+async def _leave_as_it_is(connection: Any) -> None:
+    """A connection that goes back to the pool holds nothing to reset: whatever a transaction sets or locks ends with it. What is still
+    open is rolled back before this is asked; the pool's own way would cost every transaction one more question."""
 
 
 async def _allow_time(connection: Any) -> None:
