@@ -7,7 +7,7 @@ items, are somebody else's business.
 
 from array import array
 from hashlib import blake2b
-from itertools import pairwise
+from operator import itemgetter, sub
 from struct import pack
 
 from tidegate.core.line_faults import LineFault, strange_file
@@ -23,6 +23,8 @@ FAMILIES_MAX = 4096
 # Branches are made for as long as they pay with little memory.
 BRANCHES_MADE_MAX = 2000
 BRANCHES_BYTES_MAX = 4 << 20
+
+_key = itemgetter(slice(KEY_BYTES))
 
 
 class Scan:
@@ -144,9 +146,13 @@ class Scan:
                 at = self._take_alike(data, at, end)
                 if at >= end:
                     return
-            stop = data.index(b"\n", at)
-            self._take_line(data[at:stop], self._rest_at + at, utf8)
-            at = stop + 1
+            at = self._take_next(data, at, utf8)
+
+    def _take_next(self, data: bytes, at: int, utf8: bool) -> int:
+        """Check the line at `at` by itself; the place behind it."""
+        stop = data.index(b"\n", at)
+        self._take_line(data[at:stop], self._rest_at + at, utf8)
+        return stop + 1
 
     def _take_alike(self, data: bytes, at: int, end: int) -> int:
         """Take lines for as long as each fits a shape; the place of the first that does not."""
@@ -165,8 +171,8 @@ class Scan:
                 self._keep_alike(alike)
             else:
                 # Something is wrong with one of them, or they are too many: find out which, one by one.
-                for start, stop in pairwise(alike.starts):
-                    self._take_line(data[start : stop - 1], self._rest_at + start, True)
+                while at < alike.starts[-1]:
+                    at = self._take_next(data, at, True)
             at = alike.starts[-1]
         return at
 
@@ -174,10 +180,13 @@ class Scan:
         shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
         base, to_prompt, cut = self._rest_at, len(shape.opening) + shape.between_size, shape.stem.cut
         self.at.fromlist([base + start for start in starts[:-1]])
-        self.size.fromlist([stop - start for start, stop in pairwise(starts)])
+        self.size.fromlist([*map(sub, starts[1:], starts)])
         self.line.fromlist([*range(self.line_count + 1, self.line_count + 1 + count)])
         self.id_hash.frombytes(pack(f"{count}q", *map(hash, alike.ids)))
-        self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
+        if len(alike.id_sizes) == 1:
+            self.prompt_at.extend(array("I", (to_prompt + len(alike.ids[0]),)) * count)
+        else:
+            self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
         if stems.count(shape.stem) == count:
             self.prompt_size.fromlist([cut + len(text) for text in texts])
             self.stem.extend(array("I", (shape.stem.number,)) * count)
@@ -186,7 +195,7 @@ class Scan:
             self.stem.fromlist([stem.number for stem in stems])
         self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
         self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
-        keys = [text[:KEY_BYTES] for text in texts]
+        keys = [*map(_key, texts)]
         packed = b"".join(keys)
         if len(packed) != count * KEY_BYTES:
             packed = b"".join([key.ljust(KEY_BYTES, b"\0") for key in keys])

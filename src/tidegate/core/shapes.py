@@ -68,37 +68,47 @@ class Shape:
         head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
         alike = Alike(self)
         add_start, add_id = alike.starts.append, alike.ids.append
-        add_text, add_stem = alike.texts.append, alike.stems.append
+        add_text, add_stem, add_id_size = alike.texts.append, alike.stems.append, alike.id_sizes.add
+        branched = bool(root.branches)
+        to_id_end = -1
         more = True
         while more:
-            id_end = find(b'"', at + id_from)
-            if not startswith(head, id_end):
-                break
+            # Most ids are as long as the one before. One that only seems to be has a byte in it that is not plain.
+            if to_id_end < 0 or not startswith(head, at + to_id_end):
+                to_id_end = find(b'"', at + id_from) - at
+                if not startswith(head, at + to_id_end):
+                    break
+                add_id_size(to_id_end - id_from)
+            id_end = at + to_id_end
             text_at = id_end + head_size
-            stem, stray = root, False
-            while branches := stem.branches:
-                branch = branches.get(data[text_at : text_at + key_size])
-                if branch is None:
-                    break
-                if not startswith(branch.rest, text_at):
-                    stray = True
-                    break
-                stem = branch
-                text_at += stem.rest_size
+            if branched:
+                stem, stray = root, False
+                while branches := stem.branches:
+                    branch = branches.get(data[text_at : text_at + key_size])
+                    if branch is None:
+                        break
+                    if not startswith(branch.rest, text_at):
+                        stray = True
+                        break
+                    stem = branch
+                    text_at += stem.rest_size
             # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
             stop = find(b"\n", text_at)
             text_end = stop - tail_size
             more = startswith(joint, text_end)
             if text_at > text_end or not (more or startswith(last, text_end)):
                 break
-            if stray:
-                alike.strays = True
             add_start(at)
             add_id(data[at + id_from : id_end])
             add_text(data[text_at:text_end])
-            add_stem(stem)
+            if branched:
+                add_stem(stem)
+                if stray:
+                    alike.strays = True
             at = stop + 1
         add_start(at)
+        if not branched:
+            alike.stems = [root] * len(alike.ids)
         return alike
 
     def same_frame(self, other: "Shape") -> bool:
@@ -111,46 +121,51 @@ class Shape:
 
 
 class Alike:
-    """Neighbouring lines of one shape: where they start (and the last one ends), their ids, the stems that their prompts stand
-    on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be theirs."""
+    """Neighbouring lines of one shape: where they start (and the last one ends), their ids and how long those are, the stems that
+    their prompts stand on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be
+    theirs."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.starts: list[int] = []
         self.ids: list[bytes] = []
+        self.id_sizes: set[int] = set()
         self.texts: list[bytes] = []
         self.stems: list[Stem] = []
         self.strays = False
 
     def good(self, rules: LineRules) -> bool:
         """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
-        ids, texts = self.ids, self.texts
-        if not all(ids) or max(map(len, ids)) > rules.custom_id_bytes_max or b"".join(ids).translate(None, PLAIN):
+        starts, texts = self.starts, self.texts
+        if 0 in self.id_sizes or max(self.id_sizes) > rules.custom_id_bytes_max:
             return False
-        if max(map(sub, self.starts[1:], self.starts)) > rules.line_bytes_max:
+        if b"".join(self.ids).translate(None, PLAIN):
             return False
-        bridges = {stem.opening for stem in set(self.stems)}
+        # Hardly ever are all of them together longer than one may be.
+        if starts[-1] - starts[0] > rules.line_bytes_max and max(map(sub, starts[1:], starts)) > rules.line_bytes_max:
+            return False
+        stems = set(self.stems)
+        bridges = {stem.opening for stem in stems}
         if len(bridges) == 1:
-            bridge = bridges.pop()
-            lines = (b"\n" + bridge).join([b"", *texts])
-            sizes = [len(bridge) + len(text) for text in texts]
+            lines = (b"\n" + bridges.pop()).join([b"", *texts])
         else:
-            each = [stem.opening + text for stem, text in zip(self.stems, texts, strict=True)]
-            lines = b"\n".join(each)
-            sizes = [*map(len, each)]
+            lines = b"".join([b"\n" + stem.opening + text for stem, text in zip(self.stems, texts, strict=True)])
         try:
-            self._check_depth(rules.depth_max - LINE_DEPTH)
+            self._check_depth(rules.depth_max - LINE_DEPTH, max(count_openers(stem.opening) for stem in stems))
             prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
-        # No string reaches over a newline, and whatever else began or ended elsewhere would change the sizes.
-        return [*map(len, prompts)] == sizes
+        # There is a newline before each of them and no other, and one between any two values. So when nothing but as many
+        # newlines is left over, no value reaches over one, and every line is a value from end to end.
+        return len(prompts) == len(texts) and sum(map(len, prompts)) == len(lines) - len(texts)
 
-    def _check_depth(self, depth_max: int) -> None:
-        """Refuse deep nesting; brackets are counted for some lines at once, and exactly only for those that have many."""
-        room = depth_max - max(count_openers(stem.opening) for stem in set(self.stems))
-        for at in range(0, len(self.texts), DEPTH_LINES):
-            some = self.texts[at : at + DEPTH_LINES]
+    def _check_depth(self, depth_max: int, opened: int) -> None:
+        """Refuse deep nesting; brackets are counted for many lines at once, and exactly only for those that have many."""
+        texts, room = self.texts, depth_max - opened
+        if count_openers(b"".join(texts)) <= room:
+            return
+        for at in range(0, len(texts), DEPTH_LINES):
+            some = texts[at : at + DEPTH_LINES]
             if count_openers(b"".join(some)) > room:
                 for stem, text in zip(self.stems[at : at + DEPTH_LINES], some, strict=True):
                     check_depth(stem.opening + text, depth_max)
