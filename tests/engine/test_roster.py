@@ -60,3 +60,37 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await store.close()
+
+
+async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the settings' deployments and of those that were added; half a file changes nothing."""
+    monkeypatch.setattr(roster, "LOOK_S", 0.001)
+    key, config = tmp_path / "key", tmp_path / "c.yaml"
+    key.write_text("first")
+    place = f"url: 'http://h/v1', api_key: 'file:{key}'"
+    config.write_text(f"models: {{m: {{deployments: [{{{place}, name: own}}]}}}}")
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    served: list[dict[str, str]] = []
+
+    def serve(deployments: Iterable[Deployment], _: Iterable[Resource]) -> dict[str, str]:
+        served.append({one.name: one.api_key.reveal() for one in deployments if one.api_key is not None})
+        return {}
+
+    following = asyncio.create_task(Roster(store, load(config, tmp_path, {}, {}).settings, serve).follow())
+    try:
+        document = f'{{"model": "m", "url": "http://h/v1", "api_key": "file:{key}"}}'
+        await store.put_routing("deployment", "added", document, 0)
+        await wait_until_async(lambda: served[-1:] == [{"own": "first", "added": "first"}], what="both to be served")
+        seen = len(served)
+        key.write_text("half\na key")
+        await wait_until_async(lambda: len(served) > seen + 2, what="looks at half a key")
+        assert served[-1] == {"own": "first", "added": "first"}
+        key.write_text("second")
+        await wait_until_async(lambda: served[-1] == {"own": "second", "added": "second"}, what="the new key")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await store.close()

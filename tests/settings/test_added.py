@@ -10,6 +10,7 @@ from tidegate.core.deployments import Deployment, Engine, Resource, Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings, load
 from tidegate.settings.added import Added, added, check
+from tidegate.settings.renewal import Renewal
 
 CANARY = "sk-canary-77aa"
 PLACE = {"model": "m", "url": "http://h/v1"}
@@ -23,7 +24,7 @@ def settings(tmp_path: Path, text: str = BY_MODEL) -> Settings:
 
 def read(found: Settings, *entries: tuple[str, str, dict[str, Any] | str], **environ: str) -> Added:
     texts = [(kind, name, said if isinstance(said, str) else json.dumps(said)) for kind, name, said in entries]
-    return added(found, texts, environ=environ)
+    return added(found, texts, renewal=Renewal(environ))
 
 
 def test_an_entry_becomes_what_the_settings_would_make_of_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ module knows no HTTP client, opens no file and reads no environment: a key arriv
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -26,12 +26,16 @@ class Engine(StrEnum):
 
 
 class Secret:
-    """A text that never shows itself: printing, formatting, logging or pickling it gives away nothing."""
+    """A text that never shows itself: printing, formatting, logging or pickling it gives away nothing.
 
-    __slots__ = ("_text",)
+    `source` is where it can be read again, where it can: `file:PATH`.
+    """
 
-    def __init__(self, text: str) -> None:
+    __slots__ = ("_text", "source")
+
+    def __init__(self, text: str, source: str = "") -> None:
         self._text = text
+        self.source = source
 
     def reveal(self) -> str:
         """The text itself: only for the one header or handshake that needs it."""
@@ -66,12 +70,13 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a deployment's certificate is checked, and which one we show."""
+    """How a deployment's certificate is checked, and which one we show. With another `stamp` the files hold something else."""
 
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
     verify: bool = True
+    stamp: str = ""
 
     def __post_init__(self) -> None:
         if self.key_file and not self.cert_file:
@@ -80,6 +85,10 @@ class Tls:
             raise SettingsError(
                 "tls.ca_file and tls.verify: false contradict one another: keep ca_file and remove verify: false"
             )
+
+    def has_files_of(self, other: "Tls") -> bool:
+        """Whether both name the same files, whatever those hold."""
+        return replace(self, stamp="") == replace(other, stamp="")
 
 
 class Serves(StrEnum):

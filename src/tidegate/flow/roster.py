@@ -1,7 +1,8 @@
 """The roster: which deployments and resources there are now, those of the settings and those that were added at run time.
 
-Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. The ceiling
-of connections stays what it was at start. It routes nothing and holds no connection.
+Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. It looks at
+files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of it. The ceiling of connections
+stays what it was at start. It routes nothing and holds no connection.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreError
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
+from tidegate.settings.renewal import Renewal
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -34,6 +36,7 @@ class Roster:
         self._number = 0
         self._is_reached = True
         self._looking = asyncio.Lock()
+        self._renewal = Renewal()
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
 
@@ -42,11 +45,17 @@ class Roster:
         async with self._looking:
             # What lacks a key or a file may get it; what the settings stand against stays unused until the next start.
             may_mend = bool(self.unusable) and not self._settings.upstream.url
+            may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
             if not may_mend and await self._store.routing_number() == self._number:
                 return
             number, entries = await self._store.routing()
-            found = added(self._settings, [(one.kind, one.name, one.document) for one in entries])
-            ours = (*deployments(self._settings), *found.deployments)
+            troubles = self._renewal.troubles
+            self._renewal.begin()
+            documents = [(one.kind, one.name, one.document) for one in entries]
+            found = added(self._settings, documents, renewal=self._renewal)
+            ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
+            if (now := self._renewal.troubles) != troubles:
+                log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
             refused = self._serve(ours, named)

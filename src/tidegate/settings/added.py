@@ -4,7 +4,6 @@ The settings win: an entry whose name they have, or that comes beside one gatewa
 only ever a reference in such a document, and is looked up by the process that needs it. This module knows no store.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ from tidegate.settings import models, secrets
 from tidegate.settings.capacity import ModelDeployment, ResourceEntry
 from tidegate.settings.check import Checker, Refused
 from tidegate.settings.groups import Settings
+from tidegate.settings.renewal import Renewal
 from tidegate.settings.rules import is_http_url
 from tidegate.settings.yaml_file import KeyPath
 
@@ -53,14 +53,14 @@ def added(
     entries: Iterable[tuple[str, str, str]],
     *,
     looks_up: bool = True,
-    environ: Mapping[str, str] | None = None,
+    renewal: Renewal | None = None,
 ) -> Added:
     """Entries of the store, each its kind, its name and its document, as nouns of the core.
 
-    Without `looks_up` no secret is looked for: this process will not call anyone.
+    Without `looks_up` no secret is looked for: this process will not call anyone. `renewal` remembers what lies in files.
     """
-    surroundings: Mapping[str, str] = os.environ if environ is None else environ
-    resolve = (lambda text: secrets.resolve(text, surroundings)[0]) if looks_up else _only_references
+    renewal = renewal or Renewal()
+    resolve = renewal.secret if looks_up else _only_references
     taken_names = {one.name for one in models.deployments(settings)}
     configured = models.resources(settings)
     found = Added()
@@ -72,7 +72,7 @@ def added(
                 raise SettingsError(f"the settings have a {kind} of this name, and that one wins; remove this one")
             fields = _decoded(document)
             if kind == "deployment":
-                found.deployments.append(_deployment(name, fields, resolve))
+                found.deployments.append(renewal.stamped(_deployment(name, fields, resolve)))
             else:
                 found.resources.append(_resource(settings, name, fields))
         except SettingsError as error:

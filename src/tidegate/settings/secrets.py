@@ -16,13 +16,21 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
     for prefix in _IN_ENVIRONMENT:
         if text.startswith(prefix):
             return Secret(_from_environment(text.removeprefix(prefix), environ)), False
-    if text.startswith("file:") and not text.startswith("file://"):
-        return Secret(_from_file(Path(text[len("file:") :]).expanduser())), False
+    path = file_of(text)
+    if path is not None:
+        return Secret(_from_file(path), text), False
     if not text.isprintable() or len(text) > SECRET_CHARS_MAX:
         raise SettingsError(
             f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
         )
     return Secret(text), True
+
+
+def file_of(text: str) -> Path | None:
+    """The file that this says the secret lies in."""
+    if text.startswith("file:") and not text.startswith("file://"):
+        return Path(text[len("file:") :]).expanduser()
+    return None
 
 
 def is_reference(text: str) -> bool:

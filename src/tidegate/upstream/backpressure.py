@@ -22,6 +22,7 @@ class Backpressure:
         self._max_ms = policy.model_rest_ms_max
         self._lanes = lanes
         self._deaf: set[str] = set()
+        self._ill: dict[str, list[Lane]] = {}
 
     def failed(self, lane: Lane) -> None:
         """A call there failed in a way that speaks of its health."""
@@ -30,8 +31,9 @@ class Backpressure:
             self._deaf.discard(model)
             group = self._group(model)
             if self._max_ms and group and all(one.breaker.is_open for one in group):
-                ready_ms = min(one.ready_at_ms() for one in group) - now_ms
+                ready_ms = min(one.rest_ends_ms(now_ms) for one in group) - now_ms
                 self._rests.publish(GROUP + model, math.ceil(min(max(ready_ms, self._min_ms), self._max_ms)))
+                self._ill[model] = group
 
     def answered(self, lane: Lane) -> None:
         """It is well: whatever others say of its models is not so here."""
@@ -49,7 +51,11 @@ class Backpressure:
             if not name.startswith(GROUP) or model in self._deaf or until_ms <= now_ms:
                 continue
             self._deaf.add(model)
-            for one in self._group(model):
+            group = self._group(model)
+            if self._ill.get(model) and not any(one in self._ill[model] for one in group):
+                # What was said here is said of servers that others stand for now, or that have another key.
+                continue
+            for one in group:
                 one.batch_rests_until_ms = until_ms
 
     def _group(self, model: str) -> list[Lane]:

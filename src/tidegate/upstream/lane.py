@@ -22,7 +22,7 @@ from tidegate.core.errors import (
     Unavailable,
     UpstreamError,
 )
-from tidegate.upstream.breaker import Breaker, BreakerPolicy
+from tidegate.upstream.breaker import Breaker, BreakerPolicy, BreakerState
 from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
@@ -32,6 +32,9 @@ from tidegate.upstream.transport import Line, OpenLine, QueuedLine
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
 CALLS_REMEMBERED_MAX = 10_000
+
+# Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
+KEY_REST_MS_MAX = 6_000
 
 # Slots that were asked for and that nobody has looked at since are kept for so many questions, at two a second.
 UNSEEN_ROUNDS_MAX = 30
@@ -141,6 +144,12 @@ class Lane:
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
         return max(self.rests_until_ms, self.breaker.ready_at_ms)
+
+    def rest_ends_ms(self, now_ms: float) -> float:
+        """Until when those who wait for it are better off elsewhere."""
+        if self.breaker.state is not BreakerState.PAUSED:
+            return self.ready_at_ms()
+        return max(self.rests_until_ms, min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX))
 
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:

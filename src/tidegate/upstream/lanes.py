@@ -51,6 +51,9 @@ class Lanes(dict[str, Lane]):
                     line, control = self._transport.line(deployment), self._control.line(deployment)
                 except SettingsError as error:
                     refused[name] = f"deployment {name!r}: {error}"
+                    if lane is not None and lane.deployment.tls.has_files_of(deployment.tls):
+                        # Its certificate is being replaced: until that is done the one before serves on.
+                        kept[name] = lane
                     continue
                 if lane is None or not lane.deployment.is_same_server(deployment):
                     # What is in flight at the server before ends there, and says nothing about this one.

@@ -82,7 +82,7 @@ class Room:
     def wait_ms(self, route: Route, now_ms: float, models: frozenset[str] = frozenset()) -> int | None:
         """How long until the first deployment takes calls for one of these models again; None when one does, or none is left."""
         lanes = list(_chain(route, models)) or [(route, lane) for lane in route.interactive_lanes]
-        wait_ms = math.ceil(min((self.ready_at_ms(one, lane) for one, lane in lanes), default=now_ms) - now_ms)
+        wait_ms = math.ceil(min((self._waits_ms(one, lane, now_ms) for one, lane in lanes), default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     def closed(self, route: Route, model: str) -> str:
@@ -118,9 +118,12 @@ class Room:
     def ready_at_ms(self, route: Route, lane: Lane) -> float:
         return max(lane.ready_at_ms(), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
 
+    def _waits_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
+        return max(lane.rest_ends_ms(now_ms), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
+
     def _rest_ends_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
-        at_ms = self.ready_at_ms(route, lane)
+        at_ms = self._waits_ms(route, lane, now_ms)
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
 

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
@@ -18,7 +19,7 @@ from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from tidegate import __version__
-from tidegate.core.deployments import Deployment, Engine, HttpLimits
+from tidegate.core.deployments import Deployment, Engine, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream import classify
 from tidegate.upstream.connections import Connections, Wire, tls_context
@@ -143,7 +144,7 @@ class AiohttpLine:
         self.read_timeout_s = read_timeout_s
         self._transport = transport
         self._headers = _headers(deployment)
-        self._tls = tls_context(deployment.tls)
+        self._tls = transport.tls(deployment.tls)
         self._ways: dict[URL, Way] = {}
 
     def post(
@@ -189,6 +190,17 @@ class AiohttpTransport:
         self._loop = asyncio.get_running_loop()
         self._sweep = Sweep(self._loop, limits)
         self._seats = Seats(self._loop, limits)
+        # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
+        self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
+
+    def tls(self, tls: Tls) -> ssl.SSLContext | bool:
+        context = self._contexts.get(tls)
+        if context is not None:
+            return context
+        made = tls_context(tls)
+        if isinstance(made, ssl.SSLContext):
+            self._contexts[tls] = made
+        return made
 
     def line(self, deployment: Deployment) -> AiohttpLine:
         return AiohttpLine(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
