@@ -110,6 +110,55 @@ def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> N
     assert all(secret["key"] not in text for secret in (made, turned, again))
 
 
+def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line(serving: Serving) -> None:
+    """They are set, shown, changed one without the other, and hold for the next call."""
+    desk = serving.desk
+    wish = ("--limit", "day:requests=2,batches=5,bytes=100000", "--limit", "Month:cost=20.50", "--parallel", "3")
+    made = json.loads(desk.done("keys", "create", "--org", "acme", *wish, "--json").stdout())
+
+    def shown() -> tuple[str, object]:
+        told = json.loads(desk.done("keys", "show", made["id"], "--json").stdout())
+        return told["limits"], told["parallel"]
+
+    assert shown() == ("day:requests=2,batches=5,bytes=100000 month:cost=20.5", 3)
+    text = desk.done("keys", "show", made["id"]).stdout()
+    assert "month:cost=20.5" in text
+    assert "None" not in text
+    desk.done("keys", "change", made["id"], "--parallel", "0")
+    assert shown() == ("day:requests=2,batches=5,bytes=100000 month:cost=20.5", "any")
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}).encode()
+    asked = [serving.call("POST", "/v1/chat/completions", body, made["key"])[0] for _ in range(3)]
+    assert asked == [200, 200, 429]
+    desk.done("keys", "change", made["id"], "--limit", "lifetime:cost=0.000000001")
+    assert shown() == ("lifetime:cost=0.000000001", "any")
+    wait_until(
+        lambda: serving.call("POST", "/v1/chat/completions", body, made["key"])[0] == 200,
+        what="the daily limit to be gone: what costs nothing passes a budget in money",
+    )
+
+
+def test_keys_deleted_beside_the_server(serving: Serving) -> None:
+    desk = serving.desk
+    one, two, three = (
+        json.loads(desk.done("keys", "create", "--org", org, "--json").stdout()) for org in ("acme", "acme", "other")
+    )
+    assert json.loads(desk.done("keys", "delete", one["id"], "--json").stdout()) == {"deleted": [one["id"]]}
+    assert "no key" in desk.done("keys", "delete", one["id"], code=2).stderr()
+    assert two["id"] in desk.done("keys", "delete", "--org", "acme").stderr()
+    assert "no key of acme" in desk.done("keys", "delete", "--org", "acme", code=2).stderr()
+    assert "not both" in desk.done("keys", "delete", code=2).stderr()
+    assert "not both" in desk.done("keys", "delete", three["id"], "--org", "other", code=2).stderr()
+    assert [row["id"] for row in json.loads(desk.done("keys", "list", "--json").stdout())] == [three["id"]]
+    wait_until(
+        lambda: {serving.call("GET", "/v1/batches", key=gone["key"])[0] for gone in (one, two)} == {401},
+        what="them to be useless",
+    )
+    serving.proc.terminate()
+    assert serving.proc.wait() == 0
+    desk.done("keys", "delete", three["id"])
+    assert "no key" in desk.done("keys", "delete", "--org", "other", code=2).stderr()
+
+
 def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     assert serving.call("GET", "/v1/batches")[0] == 200
@@ -179,6 +228,19 @@ def test_a_server_that_died_does_not_stand_in_the_way(serving: Serving) -> None:
         (["--org", "a\x1b[2Jb"], "`org` needs 1 to 255 printable characters"),
         (["--org", "a", "--scopes", "files:read,root"], "there is no scope 'root'"),
         (["--org", "a", "--expires", "90"], "a duration with a unit"),
+        (["--org", "a", "--limit", "month:cost=0"], "--limit 'month:cost=0': `cost` must be above 0"),
+        (["--org", "a", "--limit", "month:cost=-1"], "`cost` is -1: use a number from 0"),
+        (["--org", "a", "--limit", "month:cost=nan"], "`cost` is 'nan': write a number"),
+        (["--org", "a", "--limit", "month:cost=0.0000000001"], "round it"),
+        (["--org", "a", "--limit", "month:cost="], "write it like minute:requests=10"),
+        (["--org", "a", "--limit", "minute:requests=0"], "`requests` must be a whole number from 1"),
+        (["--org", "a", "--limit", "minute:requests=-3"], "`requests` must be a whole number from 1"),
+        (["--org", "a", "--limit", "minute:requests=1.5"], "`requests` must be a whole number from 1"),
+        (["--org", "a", "--limit", "minute:requests=1,requests=2"], "says the same twice"),
+        (["--org", "a", "--limit", "fortnight:requests=3"], "it must be one of: minute"),
+        (["--org", "a", "--limit", "minute:requests=1", "--limit", "minute:tokens=2"], "names minute twice"),
+        (["--org", "a", "--parallel", "-1"], "--parallel"),
+        (["--org", "a", "--parallel", "9999999"], "--parallel"),
     ],
 )
 def test_keys_that_cannot_be_made(desk: Desk, arguments: list[str], says: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import START_MS, World
+from tests.contracts.store_world import MODEL, START_MS, World
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.nouns import Caller
+from tidegate.core.nouns import Caller, Job
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +69,76 @@ async def test_a_revoked_key_stays_revoked(world: World) -> None:
     assert key is not None
     assert key["revoked_at"] == START_MS
     assert await world.store.any_key(), "a revoked key still means that every call needs one"
+
+
+async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    other = await world.store.put_tenant(world.id("tenant"), "other")
+    for name, whose in (("k1", tenant), ("k2", tenant), ("k3", tenant), ("k4", other)):
+        await put(world, name, whose)
+    assert await world.store.delete_key("k1")
+    assert not await world.store.delete_key("k1")
+    assert not await world.store.delete_key("nobody's")
+    assert await world.store.get_key("k1") is None
+    assert not await world.store.revoke_key("k1")
+    assert not await world.store.change_key("k1", models="[]")
+    assert not await world.store.rotate_key("k1", b"new", 0)
+    await put(world, "k1", tenant)
+    assert await world.store.get_key("k1") is None, "making it again does not bring it back"
+    assert await world.store.delete_keys_of("nobody") == []
+    assert await world.store.delete_keys_of("acme") == ["k2", "k3"]
+    assert [key["id"] for key in await world.store.list_keys(10)] == ["k4"]
+    assert await world.store.delete_keys_of("other") == ["k4"]
+    assert await world.store.list_keys(10) == []
+    assert await world.store.any_key(), "where there was a key every call needs one, also when the last was deleted"
+
+
+async def test_what_a_deleted_keys_last_call_used_is_its_teams(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    await put(world, "k1", tenant, team="red")
+    worker = await world.worker()
+    job = await world.running(Caller(tenant, "k1"), 1)
+    [piece] = await world.lease(worker, job)
+    assert await world.store.delete_key("k1")
+    [state] = await world.store.key_states(worker)
+    assert state.deleted
+    await world.answer(await world.log(worker_id=worker), job, 0, token=piece.token)
+    today = START_MS // 86_400_000
+    [entry] = await world.store.usage(today, today + 1, by_job=True)
+    assert (entry.team, entry.key, entry.spend.calls) == ("red", "k1", 1)
+
+
+async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world: World) -> None:
+    """It may rest for long, because a budget is spent; and who says so a moment after the change has not heard of it."""
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    await put(world, "k1", tenant)
+    await put(world, "k2", tenant)
+    worker, hour_ms = await world.worker(10**9), 3_600_000
+
+    async def resting(key_id: str) -> Job:
+        job = await world.running(Caller(tenant, key_id), 1)
+        [piece] = await world.lease(worker, job)
+        await world.store.rest_job(job.id, MODEL, hour_ms)
+        assert await world.store.release_slice(job.id, 0, piece.token, hour_ms)
+        assert await world.lease(worker, job) == []
+        return job
+
+    job, other = await resting("k1"), await resting("k2")
+    assert await world.store.change_key("k1", limits=(Limit(Period.DAY, requests=9),))
+    [piece] = await world.lease(worker, job)
+    assert await world.lease(worker, other) == []
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    assert await world.store.release_slice(job.id, 0, piece.token, hour_ms)
+    await world.clock.advance(1_001)
+    [piece] = await world.lease(worker, job)
+    await world.clock.advance(3_000)
+    assert await world.store.release_slice(job.id, 0, piece.token, hour_ms), "by now it has been heard everywhere"
+    await world.clock.advance(hour_ms - 1)
+    assert await world.lease(worker, job) == []
+    assert await world.store.revoke_key("k1")
+    assert len(await world.lease(worker, job)) == 1
+    assert await world.store.delete_keys_of("acme") == ["k1", "k2"]
+    assert len(await world.lease(worker, other)) == 1
 
 
 async def test_use_is_marked_at_most_once_a_minute(world: World) -> None:

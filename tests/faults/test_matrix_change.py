@@ -14,22 +14,29 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
-from tests.support.tidegate import END_S, Site, requests
+from tests.support.tidegate import END_S, Results, Site, requests
 
 ITEMS = 80
 DONE_FIRST = 4
+# So many that a batch is far from done whenever the word comes.
+MANY = 400
+AT_ONCE = 2
+LATENCY_MS = 200
+# A key's state is believed for two seconds: in that time no more calls can begin than the engine answers, and those that are out already.
+FOLLOWED_CALLS_MAX = AT_ONCE * (2_000 // LATENCY_MS + 2)
 
 
 class Running:
     """`tidegate serve` over an engine that takes a while and one that wants a key."""
 
     def __init__(self, processes: Processes, directory: Path) -> None:
-        self.engine = Engine(processes, directory / "engine", "--latency-ms", "200", mode="fixed")
+        self.engine = Engine(processes, directory / "engine", "--latency-ms", str(LATENCY_MS), mode="fixed")
         self.locked = Engine(processes, directory / "locked", "--api-key", "the-new-key")
         config = directory / "tidegate.yaml"
-        config.write_text(
-            json.dumps({"models": {"kept": {"deployments": [{"url": self.engine.url, "max_in_flight": 2}]}}})
-        )
+        place = {"url": self.engine.url, "max_in_flight": AT_ONCE}
+        price = {"input": 1_000, "output": 1_000}
+        models = {"kept": {"deployments": [place]}, "priced": {"deployments": [{**place, "price": price}]}}
+        config.write_text(json.dumps({"models": models}))
         self.site = Site("embedded", processes, directory, self.engine, {"TIDEGATE_CONFIG": str(config)})
         self.proc = self.site.begin()
         self._token = json.loads((self.site.data / "control.json").read_text())["token"]
@@ -39,6 +46,25 @@ class Running:
         answer = httpx2.post(f"{self.site.url}/control/{path}", json=body, headers=headers, timeout=30)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+
+class Changed:
+    """A batch in the middle of which something is changed: what was called by then, and what may still be."""
+
+    def __init__(self, caller: Site, model: str) -> None:
+        self.caller = caller
+        self.lines = requests(MANY, model=model)
+        self.batch_id = caller.submit(self.lines)
+        caller.until_done(self.batch_id, DONE_FIRST)
+
+    def followed(self, results: Results, called_before: int) -> None:
+        """Unsent items followed within two seconds, and nothing that the engine was asked for is lost."""
+        calls = self.caller.calls_of(self.batch_id)
+        assert len(calls) == len(results.output) >= DONE_FIRST
+        assert len(calls) - called_before <= FOLLOWED_CALLS_MAX
+
+    def called(self) -> int:
+        return len(self.caller.calls_of(self.batch_id))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +103,58 @@ def test_42_a_key_that_is_revoked_fails_what_was_not_sent(running: Running) -> N
     assert set(results.error_codes()) == {"key_revoked"}
     assert len(caller.calls_of(batch_id)) == len(results.output) >= DONE_FIRST
     wait_until(lambda: caller.client().get("/v1/files").status_code == 401, END_S, "the key to be refused")
+
+
+@pytest.mark.parametrize("what", ["key", "organization"])
+def test_42_a_key_that_is_deleted_alone_or_with_its_organization_fails_what_was_not_sent(
+    running: Running, what: str
+) -> None:
+    org = f"deleted {what}"
+    made = running.operate("keys", org=org)
+    changed = Changed(running.site.as_caller(made["key"]), "kept")
+    deleted = running.operate("keys/delete", **({"id": made["id"]} if what == "key" else {"org": org}))
+    assert deleted == {"deleted": [made["id"]]}
+    called = changed.called()
+    other = running.site.as_caller(running.operate("keys", org=org)["key"])
+    results = other.judge(changed.batch_id, changed.lines)
+    assert set(results.error_codes()) == {"key_deleted"}
+    assert "create the batch again with another key" in results.errors[0]["error"]["message"]
+    changed.followed(results, called)
+    wait_until(lambda: changed.caller.client().get("/v1/files").status_code == 401, END_S, "the key to be refused")
+
+
+def test_42_a_budget_that_is_lowered_below_what_is_spent_fails_what_was_not_sent(running: Running) -> None:
+    made = running.operate("keys", org="lowered", limits=[{"period": "lifetime", "cost": "1000"}])
+    changed = Changed(running.site.as_caller(made["key"]), "priced")
+    running.operate(f"keys/{made['id']}/change", limits=[{"period": "lifetime", "cost": "0.001"}])
+    called = changed.called()
+    results = changed.caller.judge(changed.batch_id, changed.lines)
+    assert set(results.error_codes()) == {"budget_exceeded"}
+    assert "the budget of this key" in results.errors[0]["error"]["message"]
+    changed.followed(results, called)
+
+
+def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running) -> None:
+    """It waits for the next day; and once the limit is raised again, for nothing."""
+    made = running.operate("keys", org="rated", limits=[{"period": "day", "requests": 100_000}])
+    changed = Changed(running.site.as_caller(made["key"]), "kept")
+    running.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 1}])
+    called = changed.called()
+
+    def rests() -> bool:
+        """For longer than a moment: nobody looks at it before."""
+        [row] = running.site.rows("select max(rests_until) - max(leased_at) as ms from job_models where state = 'open'")
+        return bool(row["ms"] > 60_000)
+
+    wait_until(rests, END_S, "the batch to rest")
+    assert changed.called() - called <= FOLLOWED_CALLS_MAX
+    held = changed.called()
+    running.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 100_000}])
+    changed.caller.until_done(changed.batch_id, held + DONE_FIRST)
+    changed.caller.cancel(changed.batch_id)
+    results = changed.caller.judge(changed.batch_id, changed.lines, "cancelled")
+    assert set(results.error_codes()) == {"batch_cancelled"}
+    assert changed.called() == len(results.output)
 
 
 @pytest.mark.parametrize("how", ["call", "file"])

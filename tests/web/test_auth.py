@@ -139,6 +139,7 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
         assert client.post(path, json={"scopes": ["files:read"]}).status_code == 404
         for wish in (
             {"scopes": ["everything"]},
+            {"scopes": []},
             {"models": [""]},
             {"resources": ["x" * 256]},
             {"limits": [{"period": "minute"}]},
@@ -157,6 +158,36 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
     row = web.run(web.store.get_key(key_id))
     assert row is not None
     assert (keys.models_from(row["models"]), keys.models_from(row["resources"])) == ({"small"}, {"r"})
+
+
+def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
+    one, two, other = web.make_key("acme"), web.make_key("acme"), web.make_key("other")
+    ids = [str(keys.public_id_of(key)) for key in (one, two, other)]
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    path = "/control/keys/delete"
+    with web.client(other) as client:
+        assert client.post(path, json={"org": "acme"}).status_code == 404
+        for wish in (
+            {},
+            {"id": ids[0], "org": "acme"},
+            {"org": ""},
+            {"org": "a\x00"},
+            {"org": "x" * 256},
+            {"all": True},
+        ):
+            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+        for nobody in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "nobody"}):
+            assert client.post(path, json=nobody, headers=operator).json() == {"deleted": []}
+        assert client.post(path, json={"id": ids[0]}, headers=operator).json() == {"deleted": [ids[0]]}
+        assert client.post(path, json={"org": "acme"}, headers=operator).json() == {"deleted": [ids[1]]}
+    web.clock.ahead_ms += 2_001
+    for key in (one, two):
+        is_error(get(web, key), REFUSED)
+    assert get(web, other).status_code == 200
+    with web.client() as client:
+        assert client.post(path, json={"id": ids[2]}, headers=operator).json() == {"deleted": [ids[2]]}
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, ""), REFUSED)
 
 
 def test_expired_to_the_moment(web: WebServer) -> None:

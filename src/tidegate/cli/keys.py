@@ -1,4 +1,4 @@
-"""`tidegate keys`: make, list, change, rotate and revoke API keys. A key is shown once; only a keyed hash of it is kept."""
+"""`tidegate keys`: make, list, change, rotate, revoke and delete API keys. A key is shown once; only a keyed hash of it is kept."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +9,13 @@ import uvloop
 from tidegate.cli import beside, options, screen
 from tidegate.core import keys, window
 from tidegate.core.budgets import Limit
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.web.limit_asks import KeyLimitAsk
-    from tidegate.web.operator import KeyChange, KeyMade, KeyWish
+    from tidegate.web.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
 
@@ -27,7 +27,7 @@ PARALLEL_HELP = "How many calls it may have at once; 0 for any number."
 PARALLEL_MAX = 1_000_000
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, show, change, rotate, revoke."
+    no_args_is_help=True, rich_markup_mode=None, help="API keys: create, list, show, change, rotate, revoke, delete."
 )
 
 
@@ -135,7 +135,7 @@ def show(
     if as_json:
         screen.show_json(found[0])
     else:
-        screen.show_table(["what", "is"], [[name, value] for name, value in found[0].items()])
+        screen.show_table(["what", "is"], [[name, "" if value is None else value] for name, value in found[0].items()])
 
 
 @app.command()
@@ -160,7 +160,7 @@ def change(
         typer.Option(
             "--limit",
             metavar="minute:requests=10,tokens=500",
-            help=f"{LIMIT_HELP} '' for none.",
+            help=f"{LIMIT_HELP} They take the place of all that it had; '' for none.",
             show_default="as it was",
         ),
     ] = None,
@@ -254,6 +254,44 @@ def revoke(
         screen.say(f"Key {key} is revoked; it stops working everywhere within seconds.")
 
 
+@app.command()
+def delete(
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="[KEY]", help="A key's id, as `tidegate keys list` shows it.", show_default=False),
+    ] = None,
+    org: Annotated[
+        str | None, typer.Option("--org", metavar="NAME", help="Every key of this organization.", show_default="none")
+    ] = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Take a key away for good, or all those of an organization.
+
+    It stops working within seconds and is listed no more. What its batches have sent ends as it would; what they have not fails. Files and
+    results stay until their time is over.
+
+    Example: tidegate keys delete --org acme
+    """
+    from tidegate.web.operator import KeyDeletion
+
+    settings = options.loaded(config, data).settings
+    if (key is None) == (org is None):
+        raise SettingsError("Name the key to delete, or with --org the organization whose keys are to go; not both.")
+    if key is not None:
+        _check_id(key)
+    deleted = uvloop.run(_delete(settings, KeyDeletion(key, org)))
+    if not deleted:
+        whose = f"key {key}" if org is None else f"key of {org}"
+        raise SettingsError(f"There is no {whose} that could be deleted; see `tidegate keys list`.")
+    if as_json:
+        screen.show_json({"deleted": deleted})
+    else:
+        screen.say(f"Deleted {', '.join(deleted)}: nothing more is sent under it anywhere within seconds.")
+
+
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
     from tidegate.web.operator import KeyMade, check_wish, make_key
@@ -307,6 +345,16 @@ async def _revoke(settings: Settings, key: str) -> bool:
         return await parts.store.revoke_key(key)
 
 
+async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
+    from tidegate import service
+    from tidegate.web.operator import KeysDeleted, delete_keys
+
+    if (server := beside.server(settings)) is not None:
+        return (await server.post("/control/keys/delete", KeysDeleted, deletion)).deleted
+    async with service.opened(settings) as parts:
+        return (await delete_keys(parts.store, deletion)).deleted
+
+
 def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
     from tidegate.store.rows import limits_from
 
@@ -351,36 +399,43 @@ def _check_id(key: str) -> None:
 
 def _limits(texts: list[str]) -> "list[KeyLimitAsk]":
     """Limits as a command is told them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
-    from tidegate.web.limit_asks import COUNT_MAX, KeyLimitAsk
+    from tidegate.web.limit_asks import job_limits
 
     found = []
     for text in texts:
-        period, _, sides = text.partition(":")
-        said = dict(side.partition("=")[::2] for side in sides.split(",") if side)
-        cost = said.pop("cost", None)
         try:
-            given = {name: int(count) for name, count in said.items()}
-        except ValueError:
-            given = {"": 0}
-        if (
-            not (given or cost)
-            or not set(given) <= {"requests", "tokens", "batches", "bytes"}
-            or not all(0 < one <= COUNT_MAX for one in given.values())
-        ):
-            raise SettingsError(
-                f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500 or month:cost=20.50."
-            )
-        found.append(
-            KeyLimitAsk(
-                period,
-                given.get("requests"),
-                given.get("tokens"),
-                cost=cost,
-                batches=given.get("batches"),
-                bytes=given.get("bytes"),
-            )
-        )
+            found.append(_limit(text))
+            job_limits(found[-1:])
+        except ApiProblem as problem:
+            raise SettingsError(f"--limit {text!r}: {problem.message.replace('`limits[0].', '`')}") from None
     return found
+
+
+def _limit(text: str) -> "KeyLimitAsk":
+    from tidegate.web.limit_asks import COUNT_MAX, KeyLimitAsk
+
+    period, _, sides = text.partition(":")
+    given = [side.partition("=")[::2] for side in sides.split(",")]
+    said = dict(given)
+    if not all(said.values()) or not set(said) <= {"requests", "tokens", "cost", "batches", "bytes"}:
+        raise SettingsError(
+            f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500 or month:cost=20.50."
+        )
+    if len(said) < len(given):
+        raise SettingsError(f"--limit {text!r} says the same twice: which of them is meant?")
+    cost = said.pop("cost", None)
+    counts = {name: int(count) if count.isascii() and count.isdecimal() else 0 for name, count in said.items()}
+    for name, count in counts.items():
+        if not 0 < count <= COUNT_MAX:
+            raise SettingsError(f"--limit {text!r}: `{name}` must be a whole number from 1 to {COUNT_MAX:,}.")
+    return KeyLimitAsk(
+        period,
+        counts.get("requests"),
+        counts.get("tokens"),
+        cost=cost,
+        batches=counts.get("batches"),
+        bytes=counts.get("bytes"),
+    )
 
 
 def _when(at_ms: int | None) -> str:

@@ -122,7 +122,7 @@ class Keys(Table):
             )
             return changed is not None
 
-        return await self._driver.write(body)
+        return await self._woken(key_id, await self._driver.write(body))
 
     async def rotate_key(self, key_id: str, secret_hash: bytes, grace_ms: int) -> bool:
         """A new secret under the same id; the one before it works for the grace. False: there is no such key, or it works no more."""
@@ -182,7 +182,37 @@ class Keys(Table):
         async def body(tx: Tx) -> bool:
             return await tx.one("key_revoke", id=key_id) is not None
 
-        return await self._driver.write(body)
+        return await self._woken(key_id, await self._driver.write(body))
+
+    async def delete_key(self, key_id: str) -> bool:
+        """Take a key away for good: it is shown nowhere, and what its jobs have not sent fails. False: there is none."""
+
+        async def body(tx: Tx) -> bool:
+            return await tx.one("key_delete", id=key_id, no_hash=b"") is not None
+
+        return await self._woken(key_id, await self._driver.write(body))
+
+    async def delete_keys_of(self, org: str) -> list[str]:
+        """Take away every key of the tenant of this name; says which there were."""
+
+        async def body(tx: Tx) -> list[str]:
+            return sorted(row[0] for row in await tx.all("keys_delete_of", org=org, no_hash=b""))
+
+        deleted = await self._driver.write(body)
+        for key_id in deleted:
+            await self._woken(key_id, stands_otherwise=True)
+        return deleted
+
+    async def _woken(self, key_id: str, stands_otherwise: bool) -> bool:
+        """What rests of a key's jobs, perhaps for long because a budget was spent, is looked at again once the key stands otherwise."""
+
+        async def wake(tx: Tx) -> None:
+            for statement in ("key_slices_wake", "key_models_wake", "key_flows_wake"):
+                await tx.all(statement, key_id=key_id)
+
+        if stands_otherwise:
+            await self._driver.write(wake)
+        return stands_otherwise
 
     async def mark_key_used(self, key_id: str) -> None:
         async def body(tx: Tx) -> None:

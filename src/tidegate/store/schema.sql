@@ -40,7 +40,9 @@ create table keys (
     limits text,
     old_hash bytea,
     old_until bigint,
-    parallel_max bigint not null default 0
+    parallel_max bigint not null default 0,
+    deleted_at bigint,
+    changed_at bigint not null default 0
 );
 create index keys_by_tenant on keys (tenant_id);
 

@@ -49,7 +49,7 @@ def job_limits(asked: Sequence[LimitAsk] | None) -> tuple[Limit, ...]:
             shown = one.period[:_SHOWN_CHARS_MAX]
             raise _bad(f"{where}.period", f"`{where}.period` is {shown!r}; it must be one of: {', '.join(Period)}.")
         if period in found:
-            raise _bad(f"{where}.period", f"`limits` names {period} twice; put requests and tokens in one entry.")
+            raise _bad(f"{where}.period", f"`limits` names {period} twice; put all that it limits in one entry.")
         created = (one.batches, one.bytes) if isinstance(one, KeyLimitAsk) else (None, None)
         if (one.requests, one.tokens, one.cost, *created) == (None,) * 5:
             raise _bad(where, f"`{where}` limits nothing: give `requests`, `tokens`, `cost` or several of them.")
@@ -63,9 +63,9 @@ def _nano(where: str, cost: str | float | None) -> int | None:
     try:
         nano = nano_of(cost)
     except SettingsError as error:
-        raise _bad(f"{where}.cost", f"`{where}.{error}.") from None
+        raise _bad(f"{where}.cost", f"`{where}.cost`{str(error).removeprefix('cost')}.") from None
     if not nano:
-        raise _bad(f"{where}.cost", f"`{where}.cost` must be above 0.")
+        raise _bad(f"{where}.cost", f"`{where}.cost` must be above 0. A key that may spend nothing is one to revoke.")
     return nano
 
 

@@ -1,5 +1,5 @@
-"""What only an operator does: keys made, changed, rotated and revoked, a batch given up; by a command that holds the store, or through
-these routes by one that finds it held by a server.
+"""What only an operator does: keys made, changed, rotated, revoked and deleted, a batch given up; by a command that holds the store, or
+through these routes by one that finds it held by a server.
 
 The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
 """
@@ -66,6 +66,17 @@ class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_ms: Annotated[int, msgspec.Meta(ge=0, le=GRACE_MS_MAX)] = GRACE_MS
 
 
+class KeyDeletion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key that is to be no more, or the organization none of whose keys are."""
+
+    id: str | None = None
+    org: str | None = None
+
+
+class KeysDeleted(msgspec.Struct, frozen=True):
+    deleted: list[str]
+
+
 class KeyMade(msgspec.Struct, frozen=True):
     """A new key: the only time that anyone sees it."""
 
@@ -95,7 +106,7 @@ def check_wish(wish: KeyWish) -> None:
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
     if wish.label and not _is_name(wish.label):
         raise _bad("label", f"`label` may have {NAME_CHARS_MAX} printable characters.")
-    check_change(KeyChange(wish.scopes, wish.models, wish.resources, wish.limits, wish.expires_after_ms))
+    check_change(KeyChange(wish.scopes or None, wish.models, wish.resources, wish.limits, wish.expires_after_ms))
 
 
 def check_change(change: KeyChange) -> None:
@@ -108,6 +119,8 @@ def check_change(change: KeyChange) -> None:
     if change.expires_after_ms is not None and not 0 < change.expires_after_ms <= EXPIRES_MS_MAX:
         raise _bad("expires_after_ms", "A key must work for a while, of at most 100 years: give a time above 0.")
     job_limits(change.limits)
+    if change.scopes == []:
+        raise _bad("scopes", f"A key needs a scope: name some of {', '.join(keys.SCOPES)}, or revoke the key.")
     try:
         keys.scopes_text(change.scopes or [])
     except ValueError as error:
@@ -163,6 +176,19 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
     )
 
 
+async def delete_keys(store: Store, deletion: KeyDeletion) -> KeysDeleted:
+    """Take away a key, or all those of an organization: what their batches have not sent yet fails within seconds."""
+    if (deletion.id is None) == (deletion.org is None):
+        raise _bad("id", "Name the key to delete, or the organization whose keys are to go; not both.")
+    if deletion.org is not None:
+        if not _is_name(deletion.org):
+            raise _bad("org", f"`org` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
+        return KeysDeleted(await store.delete_keys_of(deletion.org))
+    key_id = str(deletion.id)
+    found = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.delete_key(key_id)
+    return KeysDeleted([key_id] if found else [])
+
+
 class Operator:
     def __init__(self, context: WebContext) -> None:
         self._store = context.store
@@ -177,6 +203,7 @@ class Operator:
             Guarded("POST", "/control/keys/{key_id}/change", _SCOPE, self.change_key),
             Guarded("POST", "/control/keys/{key_id}/rotate", _SCOPE, self.rotate_key),
             Guarded("POST", "/control/keys/{key_id}/revoke", _SCOPE, self.revoke_key),
+            Guarded("POST", "/control/keys/delete", _SCOPE, self.delete_keys),
             Guarded("POST", "/control/batches/{batch_id}/abandon", _SCOPE, self.abandon_batch),
         ]
 
@@ -202,6 +229,11 @@ class Operator:
         key_id = str(request.path_params["key_id"])
         revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
         return wire.json_answer(KeyRevoked(key_id, revoked))
+
+    async def delete_keys(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        deletion = await asks.json_body(request, KeyDeletion, self._body_bytes_max)
+        return wire.json_answer(await delete_keys(self._store, deletion))
 
     async def abandon_batch(self, request: Request, caller: Caller) -> Response:
         require_operator(request)

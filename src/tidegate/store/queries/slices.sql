@@ -5,9 +5,16 @@ insert into job_models (job_id, model, item_count, slice_count, work_units, scop
 values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :queue, :created_at, :expires_at, :due_at, :begin_by);
 
 -- job_models_rest --
--- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one.
-update job_models set rests_until = now_ms() + :wait_ms
-where job_id = :job_id and model = :model and rests_until < now_ms() + :wait_ms;
+-- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one. Not for
+-- longer than a second when its key was changed a moment ago: whoever says this may not have heard of it.
+with rest as (
+    select case when cast(:wait_ms as bigint) > 1000 and exists (
+        select 1 from jobs j join keys k on k.id = j.key_id where j.id = :job_id and k.changed_at > now_ms() - 3000
+    ) then 1000 else cast(:wait_ms as bigint) end as ms
+)
+update job_models set rests_until = now_ms() + rest.ms
+from rest
+where job_id = :job_id and model = :model and rests_until < now_ms() + rest.ms;
 
 -- job_models_leased --
 -- When the last slice of it was leased, to the second: many leases of one job do not wait for each other.
@@ -103,9 +110,13 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
     and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'));
 
 -- slice_release --
--- Given back by its owner: nothing of it is lost, and nobody is to blame.
+-- Given back by its owner: nothing of it is lost, and nobody is to blame. It rests for a second at most when its key was changed a moment
+-- ago: whoever gives it back may not have heard of it.
 -- moves: slices: leased -> ready
-update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + :delay_ms
+update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + case
+    when cast(:delay_ms as bigint) > 1000 and exists (
+        select 1 from jobs j join keys k on k.id = j.key_id where j.id = :job_id and k.changed_at > now_ms() - 3000
+    ) then 1000 else cast(:delay_ms as bigint) end
 where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
 returning first;
 

@@ -25,11 +25,11 @@ on conflict (id) do nothing;
 select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, k.resources, k.limits,
     k.old_hash, k.old_until, k.parallel_max, now_ms() as now
 from keys k
-where k.id = :id;
+where k.id = :id and k.deleted_at is null;
 
 -- key_states --
 -- Everything that a worker must know now of the keys whose slices it holds. A key that is gone leaves only the id that its job has.
-select distinct j.key_id, k.id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits,
+select distinct j.key_id, case when k.deleted_at is null then k.id end as known_id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits,
     k.parallel_max
 from slices s
 join jobs j on j.id = s.job_id
@@ -41,6 +41,7 @@ select k.id, t.name as tenant, k.label, k.team, k.user_name, k.scopes, k.models,
     k.resources, k.limits, k.old_until, k.parallel_max
 from keys k
 join tenants t on t.id = k.tenant_id
+where k.deleted_at is null
 order by k.created_at, k.id
 limit :count_max;
 
@@ -49,20 +50,54 @@ limit :count_max;
 select 1 from keys limit 1;
 
 -- key_revoke --
-update keys set revoked_at = now_ms() where id = :id and revoked_at is null returning id;
+update keys set revoked_at = now_ms(), changed_at = now_ms()
+where id = :id and revoked_at is null and deleted_at is null
+returning id;
+
+-- key_delete --
+-- Nothing of it can be used again; that there was a key, every caller still needs one for.
+update keys set deleted_at = now_ms(), changed_at = now_ms(), secret_hash = :no_hash, old_hash = null, old_until = null, label = ''
+where id = :id and deleted_at is null
+returning id;
+
+-- keys_delete_of --
+-- The same for every key of an organization.
+update keys set deleted_at = now_ms(), changed_at = now_ms(), secret_hash = :no_hash, old_hash = null, old_until = null, label = ''
+where tenant_id = (select t.id from tenants t where t.name = :org) and deleted_at is null
+returning id;
 
 -- key_change --
 -- What is not given stays as it is.
 update keys set models = coalesce(:models, models), resources = coalesce(:resources, resources), limits = coalesce(:limits, limits),
     scopes = coalesce(:scopes, scopes), expires_at = coalesce(:expires_at, expires_at),
-    parallel_max = coalesce(:parallel_max, parallel_max)
-where id = :id and revoked_at is null
+    parallel_max = coalesce(:parallel_max, parallel_max), changed_at = now_ms()
+where id = :id and revoked_at is null and deleted_at is null
 returning id;
+
+-- key_slices_wake --
+-- What rests of the jobs of a key that stands otherwise now is judged anew. Items that an upstream put off have a moment of their own.
+update slices set ready_at = now_ms()
+where state = 'ready' and ready_at > now_ms()
+    and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
+
+-- key_models_wake --
+update job_models set rests_until = now_ms()
+where state = 'open' and rests_until > now_ms()
+    and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
+
+-- key_flows_wake --
+-- The next sweep wakes them, as if their time had come.
+update flows set wakes_at = now_ms()
+where state = 'asleep' and wakes_at > now_ms() and exists (
+    select 1 from job_models m join jobs j on j.id = m.job_id
+    where m.model = flows.model and m.scope = flows.scope and m.state = 'open' and j.key_id = :key_id
+);
 
 -- key_rotate --
 -- A replay with the same secret changes nothing: the secret before it stays the old one.
 update keys set old_hash = secret_hash, old_until = now_ms() + :grace_ms, secret_hash = :secret_hash
-where id = :id and revoked_at is null and (expires_at is null or expires_at > now_ms()) and secret_hash <> :secret_hash
+where id = :id and revoked_at is null and deleted_at is null and (expires_at is null or expires_at > now_ms())
+    and secret_hash <> :secret_hash
 returning id;
 
 -- key_used --
