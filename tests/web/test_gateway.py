@@ -376,8 +376,10 @@ def test_models_are_asked_of_deployments_without_names(world: World) -> None:
     try:
         other.start(models={}, upstream={"url": world.upstreams[0].url})
         world.upstreams[0].becomes(answers(b'{"data":[{"id":"b"},{"id":"a"},{"id":"\\u0000"}]}'))
-        listed = other.client().get("/v1/models").json()
-        assert [one["id"] for one in listed["data"]] == ["a", "b"]
+        client = other.client()
+        # It is not waited for long: its word counts when it comes.
+        wait_until(lambda: client.get("/v1/models").json()["data"], timeout_s=60, what="its word")
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["a", "b"]
         assert other.client().get("/v1/models/a").json()["id"] == "a"
     finally:
         other.close()

@@ -39,7 +39,7 @@ from tidegate.upstream.lessons import Lessons
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.parallel import Parallel
 from tidegate.upstream.passage import Passage
-from tidegate.upstream.probe import Probe, ask_models, knock
+from tidegate.upstream.probe import PROBE_TIMEOUT_S, Probe, ask_models, knock
 from tidegate.upstream.purse import Leave, LeaveDied, Purse
 from tidegate.upstream.put_off import PutOff
 from tidegate.upstream.reserve import Reserve
@@ -457,9 +457,9 @@ class Router:
         """What tokens cost at a deployment; None where they cost nothing."""
         return self._lanes.prices.get(name)
 
-    async def probe(self, name: str) -> Probe:
+    async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
-        return await ask_models(self._lanes[name], self._clock)
+        return await ask_models(self._lanes[name], self._clock, timeout_s)
 
     async def close(self) -> None:
         await self._tides.close()

@@ -1,10 +1,14 @@
-"""The models that callers may name, as OpenAI lists them: those that the operator named, and those that deployments say they serve.
+"""The models that callers may name, as OpenAI or Anthropic list them: those that the operator named, and what deployments say of them.
 
-Deployments are asked through the control client, side by side, not often and never waited for long: one that is silent adds nothing now,
-and its word counts when it comes. What a key may not use is not shown to it.
+A name that the operator gave is listed whatever its deployments say, for a server that is away or under another version comes back; what
+they say of it (since when, whose, how long a context) is told along. A deployment without names adds those that it says it serves. All are
+asked through the control client, side by side, not often and never waited for long: one that was silent is not waited for again until it
+has answered. What a key may not use is not shown to it.
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -14,14 +18,22 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.lines import MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller
 from tidegate.core.policy_rules import allows
-from tidegate.upstream.probe import Probe
+from tidegate.upstream.lane import DeploymentStatus
+from tidegate.upstream.probe import Listed
 from tidegate.web import wire
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded
 
-WAIT_S = 2.0
+WAIT_S = 1.0
+ASK_TIMEOUT_S = 2.0
+# The control client has a few connections, and those who ask whether a server is back must find one free.
+ASKED_AT_ONCE_MAX = 4
 MODELS_MAX = 1_000
 SCOPE = "batches:read or inference"
+NOBODYS = Listed()
+
+# A deployment at an address: what another server said under the same name does not count.
+Place = tuple[str, str]
 
 
 class Models:
@@ -32,9 +44,11 @@ class Models:
         self._clock = context.clock
         self._believed_ms = settings.gateway.models_cache_s * 1000
         self._created_s = context.clock.now_ms() // 1000
-        self._found: dict[str, tuple[str, ...]] = {}
-        self._asked_at_ms: float | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._listed: dict[Place, Mapping[str, Listed]] = {}
+        self._asked_at_ms: dict[Place, float] = {}
+        self._silent: set[Place] = set()
+        self._asking: dict[Place, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -43,43 +57,86 @@ class Models:
         ]
 
     async def list(self, request: Request, caller: Caller) -> Response:
-        return wire.json_answer(wire.Models("list", [self._model(name) for name in await self._names(caller)]))
+        found = await self._found(caller)
+        if _is_anthropic(request):
+            data = [self._anthropic(name, said) for name, said in found.items()]
+            first, last = (data[0].id, data[-1].id) if data else (None, None)
+            return wire.json_answer(wire.AnthropicModels(data, first, last, has_more=False))
+        return wire.json_answer(wire.Models("list", [self._model(name, said) for name, said in found.items()]))
 
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
-        if name not in await self._names(caller):
+        found = await self._found(caller)
+        if name not in found:
             raise ApiProblem(
                 404, "model_not_found", "The model does not exist here: GET /v1/models lists those that do."
             )
-        return wire.json_answer(self._model(name))
+        shown = self._anthropic if _is_anthropic(request) else self._model
+        return wire.json_answer(shown(name, found[name]))
 
-    def _model(self, name: str) -> wire.Model:
-        return wire.Model(name, "model", self._created_s, "tidegate")
+    def _model(self, name: str, said: Listed) -> wire.Model:
+        created_s = said.created_s or self._created_s
+        return wire.Model(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
 
-    async def _names(self, caller: Caller) -> tuple[str, ...]:
-        await self._ask_if_due()
-        names = {*self._router.names()}.union(*self._found.values())
-        return tuple(sorted(name for name in names if allows(caller.models, caller.resources, name, self._model_of)))
+    def _anthropic(self, name: str, said: Listed) -> wire.AnthropicModel:
+        created = datetime.fromtimestamp(said.created_s or self._created_s, UTC)
+        return wire.AnthropicModel("model", name, said.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
-    async def _ask_if_due(self) -> None:
+    async def _found(self, caller: Caller) -> dict[str, Listed]:
+        """Every name that this caller may use, and what is known of it."""
+        status = self._router.status()
+        await self._ask_if_due(status)
+        names = set(self._router.names())
+        said: dict[str, Listed] = {}
+        for one in status:
+            for name, listed in self._listed.get((one.name, one.url), {}).items():
+                if not one.models:
+                    names.add(name)
+                if not one.models or name in one.models:
+                    said[name] = said[name].beside(listed) if name in said else listed
+        allowed = (name for name in names if allows(caller.models, caller.resources, name, self._model_of))
+        return {name: said.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
+
+    async def _ask_if_due(self, status: Sequence[DeploymentStatus]) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._asking is None and (self._asked_at_ms is None or now_ms - self._asked_at_ms >= self._believed_ms):
-            self._asked_at_ms = now_ms
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=WAIT_S)
+        places = [(one.name, one.url) for one in status]
+        for gone in self._asked_at_ms.keys() - set(places):
+            self._asked_at_ms.pop(gone)
+            self._listed.pop(gone, None)
+            self._silent.discard(gone)
+        # Those that answered last time go first.
+        for place in sorted(places, key=lambda place: place in self._silent):
+            asked_at_ms = self._asked_at_ms.get(place)
+            if place not in self._asking and (asked_at_ms is None or now_ms - asked_at_ms >= self._believed_ms):
+                self._asked_at_ms[place] = now_ms
+                self._asking[place] = asyncio.create_task(self._ask(place))
+        awaited = [task for place, task in self._asking.items() if place not in self._silent]
+        if awaited:
+            await asyncio.wait(awaited, timeout=WAIT_S)
+            self._silent |= {place for place, task in self._asking.items() if task in awaited and not task.done()}
 
-    async def _ask(self) -> None:
+    async def _ask(self, place: Place) -> None:
         try:
-            # A deployment that was given names serves those; one that was given none is asked for its own.
-            nameless = [one.name for one in self._router.status() if not one.models]
-            self._found = {name: names for name, names in self._found.items() if name in nameless}
-            for probe in await asyncio.gather(*(self._router.probe(name) for name in nameless)):
-                self._hear(probe)
+            async with self._places:
+                probe = await self._router.probe(place[0], ASK_TIMEOUT_S)
+        except KeyError:
+            # It was taken away meanwhile.
+            return
         finally:
-            self._asking = None
+            del self._asking[place]
+        if not probe.reachable:
+            self._silent.add(place)
+            return
+        self._silent.discard(place)
+        if not probe.message:
+            named = [one for one in probe.listed.items() if one[0].isprintable() and _fits(one[0])]
+            self._listed[place] = dict(named[:MODELS_MAX])
 
-    def _hear(self, probe: Probe) -> None:
-        if probe.reachable and not probe.message:
-            names = (name for name in probe.models if 0 < len(name.encode("utf-8", "replace")) <= MODEL_BYTES_MAX)
-            self._found[probe.deployment] = tuple(name for name in names if name.isprintable())[:MODELS_MAX]
+
+def _fits(name: str) -> bool:
+    return 0 < len(name.encode("utf-8", "replace")) <= MODEL_BYTES_MAX
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Anthropic's clients say which version of its API they speak, with every call."""
+    return "anthropic-version" in request.headers

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from tidegate.core.nouns import File, Job
 from tidegate.core.prices import units_text
+from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 
 T = TypeVar("T")
@@ -90,6 +91,7 @@ class Extras(msgspec.Struct):
 
     `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while nothing can be said, as is `eta`.
+    `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
     """
 
     ordered: bool
@@ -104,6 +106,8 @@ class Extras(msgspec.Struct):
     eta: Eta | None
     warnings: list[str]
     cost: str
+    work_units: int | None
+    size_class: str | None
 
 
 class Batch(msgspec.Struct):
@@ -132,11 +136,28 @@ class Batch(msgspec.Struct):
     tidegate: Extras
 
 
-class Model(msgspec.Struct):
+class Model(msgspec.Struct, omit_defaults=True):
+    """`max_model_len` is the longest context that every server of it bears, as vLLM and SGLang say it; left out where nobody does."""
+
     id: str
     object: str
     created: int
     owned_by: str
+    max_model_len: int = 0
+
+
+class AnthropicModel(msgspec.Struct):
+    type: str
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModels(msgspec.Struct):
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class Page(msgspec.Struct, Generic[T]):
@@ -172,11 +193,12 @@ def file_object(file: File) -> FileObject:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What can be said of a batch's end, where something can."""
+    """What can be said of a batch's size and its end, where something can."""
 
     slack_seconds: int | None = None
     eta: Eta | None = None
     warnings: tuple[str, ...] = ()
+    work_units: int | None = None
 
 
 UNKNOWN = Forecast()
@@ -242,6 +264,8 @@ def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
             eta=forecast.eta,
             warnings=list(forecast.warnings),
             cost=units_text(job.cost_nano),
+            work_units=forecast.work_units,
+            size_class=None if forecast.work_units is None else size_class(forecast.work_units),
         ),
     )
 
