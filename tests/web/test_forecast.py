@@ -56,8 +56,9 @@ def test_a_running_batch_says_when_it_will_be_done(start_web: Any) -> None:
         # 60,000 units at 100 a second, alone: ten minutes.
         assert before_s + 600 - 1 <= said["eta"]["p50"] <= after_s + 600 + 1
         assert abs(said["slack_seconds"] - (batch["expires_at"] - said["eta"]["p50"])) <= 2
+        assert (said["work_units"], said["size_class"]) == (60_000, "m")
         listed = client.get("/v1/batches").json()["data"][0]["tidegate"]
-        assert (listed["eta"], listed["slack_seconds"]) == (None, None)
+        assert (listed["eta"], listed["slack_seconds"], listed["size_class"]) == (None, None, None)
 
 
 def test_a_batch_that_is_late_has_negative_slack(start_web: Any) -> None:
@@ -74,6 +75,7 @@ def test_where_nothing_was_measured_nothing_is_said(start_web: Any) -> None:
         assert (waiting["tidegate"]["eta"], waiting["tidegate"]["slack_seconds"]) == (None, None)
         said = running(web, client)["tidegate"]
         assert (said["eta"], said["slack_seconds"], said["warnings"]) == (None, None, [])
+        assert (waiting["tidegate"]["size_class"], said["size_class"]) == (None, "m")
 
 
 def test_a_batch_that_ended_says_nothing(start_web: Any) -> None:

@@ -83,6 +83,7 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
                 for one in prospects
             ),
             notes=tuple(spent.values()),
+            work_units=sum(one.total_units for one in outlook.models),
         )
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from tidegate.core.nouns import Job
 from tidegate.core.schedule.prospect import Prospect
 from tidegate.core.schedule.reasons import Reason
+from tidegate.core.schedule.size import size_class
 from tidegate.core.schedule.snapshot import Why
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.window import spoken
@@ -27,6 +28,8 @@ class Standing:
     prospects: tuple[Prospect, ...] = ()
     notes: tuple[str, ...] = ()
     """Whole sentences of those who know more, such as which budget is used up and until when."""
+    work_units: int = 0
+    """How much work all of it is, in tokens by estimate; 0 while nobody knows."""
 
 
 _REASONS: Mapping[str, str] = MappingProxyType(
@@ -70,6 +73,9 @@ def explain(job: Job, standing: Standing) -> list[str]:
     if job.state in JOB_ENDED:
         return [f"It ended as {job.state}.", *(f"{error.code}: {error.message}" for error in job.errors[:3])]
     said = [_left(job, standing)]
+    if standing.work_units:
+        size = size_class(standing.work_units)
+        said.append(f"It is about {standing.work_units:,} tokens of work, done ones included: size class {size}.")
     if standing.workers_alive == 0:
         said.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
     if job.state is JobState.VALIDATING:

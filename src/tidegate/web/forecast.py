@@ -36,15 +36,17 @@ class Forecaster:
         outlook = await self._store.outlook(job.id)
         if outlook is None or not outlook.models:
             return wire.UNKNOWN
+        work_units = sum(one.total_units for one in outlook.models)
         now_minute = outlook.now // _MINUTE_MS
         ends = [eta.eta(position_of(one), rates_of(one, now_minute)) for one in outlook.models]
         known = [end for end in ends if end is not None]
         if len(known) < len(ends):
-            return wire.UNKNOWN
+            return wire.Forecast(work_units=work_units)
         p50_ms, p95_ms = max(end.p50_ms for end in known), max(end.p95_ms for end in known)
         return wire.Forecast(
             slack_seconds=(outlook.expires_at - outlook.now - p50_ms) // 1000,
             eta=wire.Eta((outlook.now + p50_ms) // 1000, (outlook.now + p95_ms) // 1000),
+            work_units=work_units,
         )
 
     async def admit(self, caller: Caller, wanted: JobRequest, scope: str, key: str | None) -> tuple[str, ...]:
