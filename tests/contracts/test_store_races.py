@@ -13,6 +13,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tests.support.processes import wait_until_async
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
+from tidegate.core.schedule import Pick, Why
 from tidegate.core.scope import tenant_scope
 from tidegate.core.states import JobState
 from tidegate.store.driver import Body, Tx
@@ -320,6 +321,34 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) ->
             for job_id, first, _ in done:
                 assert job_id != job.id or (first in failed) == (first not in open_at)
         assert await world.store.stranded_workers(10) == []
+
+
+async def test_choices_of_the_same_jobs_in_any_order_beside_what_is_recorded_of_them(world: World) -> None:
+    """Each slice has one owner, and nobody waits in a circle: a deadlock would be seen by the database and counted."""
+    caller, log = await world.caller(), await world.log()
+    stores = await several(world, 3)
+    for turn in range(ROUNDS):
+        jobs = [await world.running(caller, 1, 1, 1, 1) for _ in range(3)]
+        workers = [await world.worker() for _ in range(2)]
+        if turn % 2:
+            [await world.lease(await world.worker(), job, 1) for job in jobs]
+            await world.clock.advance(1_001)
+        orders = [jobs, jobs[::-1]]
+        picks = [
+            [(Pick(job.id, MODEL, 2, Why.FAIR), f"{worker}-{job.id}") for job in order]
+            for worker, order in zip(workers, orders, strict=True)
+        ]
+        flushes = [world.answers(log, job, 0, 3) for job in jobs]
+        one, other, _ = await asyncio.gather(
+            stores[0].lease_picks(workers[0], picks[0]),
+            stores[1].lease_picks(workers[1], picks[1]),
+            stores[2].record_outcomes(flushes, [], []),
+        )
+        owned = [(piece.job_id, piece.first) for piece in (*one, *other)]
+        assert owned
+        assert len(owned) == len(set(owned))
+        for job in jobs:
+            await world.judge(job)
 
 
 async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
 from tidegate.core.nouns import IngestPlan, JobFlush, LeasedSlice, LineError
+from tidegate.core.schedule import Pick, Why
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -62,6 +63,37 @@ async def test_a_replayed_lease_gives_the_same_slices(world: World) -> None:
     assert await world.store.slice_counts(job.id) == {"leased": 2, "ready": 1}
     other = await world.worker()
     assert spans(await world.store.lease_slices(other, job.id, MODEL, 2, "t")) == [(2, 1)], "a token is its worker's"
+
+
+async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(world: World) -> None:
+    """Several jobs, one of them under two rules; one that closed and one that has nothing ready keep nobody from theirs."""
+    caller, worker = await world.caller(), await world.worker()
+    jobs = [await world.running(caller, 1, 1, 1) for _ in range(4)]
+    await world.lease(await world.worker(), jobs[2])
+    await world.store.cancel_job(caller.tenant_id, jobs[3].id)
+    picks = [
+        (Pick(jobs[1].id, MODEL, 2, Why.FAIR), "b"),
+        (Pick(jobs[0].id, MODEL, 1, Why.URGENT), "a"),
+        (Pick(jobs[2].id, MODEL, 1, Why.FAIR), "none ready"),
+        (Pick(jobs[3].id, MODEL, 1, Why.FAIR), "closed"),
+        (Pick(jobs[0].id, MODEL, 1, Why.FAIR), "a too"),
+    ]
+    taken = await world.store.lease_picks(worker, picks)
+    assert [(piece.job_id, piece.first, piece.token) for piece in taken] == [
+        (jobs[1].id, 0, "b"), (jobs[1].id, 1, "b"), (jobs[0].id, 0, "a"), (jobs[0].id, 1, "a too"),
+    ]  # fmt: skip
+    assert await world.store.lease_picks(worker, picks) == taken
+    look = await world.store.snapshot(worker, {MODEL: 9}, slice_items=4, slices_max=9)
+    assert look.models[MODEL].in_flight_by_why == {Why.FAIR: 3 * 50, Why.URGENT: 50, Why.FIFO: 3 * 50}
+
+
+async def test_a_lease_that_is_told_again_is_the_same_though_its_job_closes(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.running(caller, 1, 1)
+    taken = await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    assert await world.store.lease_slices(worker, job.id, MODEL, 1, "t") == taken
+    assert await world.store.lease_slices(worker, job.id, MODEL, 1, "another") == []
 
 
 async def test_nobody_gone_unknown_or_overdue_gets_a_lease(world: World) -> None:

@@ -159,7 +159,7 @@ def test_every_verb_of_the_store_is_in_its_behaviour_suite() -> None:
         path.read_text() for path in [*folder.glob("contracts/*store_*.py"), *folder.glob("store/test_*.py")]
     )
     verbs = {name for name in dir(Store) if not name.startswith("_")}
-    assert {"lease_slices", "record_outcomes", "publish_job"} <= verbs
+    assert {"lease_picks", "record_outcomes", "publish_job"} <= verbs
     assert {verb for verb in verbs if not re.search(rf"\.{verb}\b", suite)} == set()
 
 

@@ -88,29 +88,27 @@ class Filler:
         worker_id = self._me.id
         await self._rest_jobs()
         choice = await self._chooser.choose(worker_id, self._room, slices_max)
-        took = False
-        for pick in choice.picks:
-            if not self._may_take():
+        if not choice.picks or not self._may_take():
+            return False
+        picks = [(pick, self._entropy.token_bytes(16).hex()) for pick in choice.picks]
+        tokens = {token for _, token in picks}
+        self.pending |= tokens
+        try:
+            leased = await lease.take(self._store, self._clock, worker_id, picks)
+            if worker_id != self._me.id:
                 return False
-            token = self._entropy.token_bytes(16).hex()
-            self.pending.add(token)
-            try:
-                leased = await lease.take(self._store, self._clock, worker_id, pick, token)
-                if worker_id != self._me.id:
-                    return False
-                for held in leased:
-                    held.budgets = self._budgets_of(held.slice)
-                    self._hand.expect(held)
-            finally:
-                self.pending.discard(token)
-            await self._learn_keys(leased)
-            # All of them, also when one fails: nobody else reads the others.
-            begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
-            for result in begun:
-                if isinstance(result, BaseException):
-                    raise result
-                took = took or result
-        return took
+            for held in leased:
+                held.budgets = self._budgets_of(held.slice)
+                self._hand.expect(held)
+        finally:
+            self.pending -= tokens
+        await self._learn_keys(leased)
+        # All of them, also when one fails: nobody else reads the others.
+        begun = await asyncio.gather(*[self._begin_slice(held) for held in leased], return_exceptions=True)
+        for result in begun:
+            if isinstance(result, BaseException):
+                raise result
+        return any(begun)
 
     async def _learn_keys(self, leased: list[Held]) -> None:
         """Ask about keys that came only now; while nobody can say how they stand, their items wait."""

@@ -1,5 +1,8 @@
 """lease: slices that were chosen become this worker's, and their items are read. Committed before anything of it is sent."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
 from tidegate import metrics
@@ -22,13 +25,15 @@ class _WorkLine(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_WorkLine)
 
 
-async def take(store: Store, clock: Clock, worker_id: str, pick: schedule.Pick, token: str) -> list[Held]:
-    """Lease the slices of one pick. The deadline is counted from before the question, so it never lies late."""
+async def take(store: Store, clock: Clock, worker_id: str, picks: Sequence[tuple[schedule.Pick, str]]) -> list[Held]:
+    """Lease the slices of these picks, each under its token. The deadline is counted from before the question, so it never lies late."""
     asked_ms = clock.monotonic_ms()
-    slices = await store.lease_slices(worker_id, pick.job_id, pick.model, pick.slice_count, token, pick.why)
+    slices = await store.lease_picks(worker_id, picks)
     metrics.work_lease_seconds.observe((clock.monotonic_ms() - asked_ms) / 1000)
-    metrics.work_leases.of(pick.why).inc(len(slices))
-    metrics.work_lease_misses.inc(max(0, pick.slice_count - len(slices)))
+    taken = Counter(piece.token for piece in slices)
+    for pick, token in picks:
+        metrics.work_leases.of(pick.why).inc(taken[token])
+        metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
     await hit("lease_committed")
     return [Held(piece, asked_ms + piece.expires_in_ms) for piece in slices]
 

@@ -1,10 +1,12 @@
 """Verbs about slices and leases."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, LeasedSlice
-from tidegate.core.schedule.snapshot import Why
+from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import limits_from
 from tidegate.store.table import SLICE_COLUMNS, Table
@@ -19,31 +21,37 @@ class Slices(Table):
     ) -> list[LeasedSlice]:
         """Take up to this many ready slices under a token that the caller made, and say by which rule; a replay gives the same slices."""
 
+        return await self.lease_picks(worker_id, [(Pick(job_id, model, count_max, why), token)])
+
+    async def lease_picks(self, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> list[LeasedSlice]:
+        """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
+        sooner a choice is a lease, the fewer others choose the same."""
+
         async def body(tx: Tx) -> list[LeasedSlice]:
-            held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
-            if not held:
-                begun = await tx.one("job_open_for_lease", job_id=job_id, model=model)
-                if begun is None and await tx.one("job_open_to_begin", job_id=job_id) is None:
-                    return []
-                taken = await tx.all(
-                    "slices_lease",
-                    job_id=job_id,
-                    model=model,
-                    count_max=count_max,
-                    token=token,
-                    worker_id=worker_id,
-                    suspect_after=SUSPECT_AFTER,
-                    why=why.value,
-                )
-                if not taken:
-                    return []
-                if begun is None:
-                    await tx.all("job_begin", job_id=job_id)
-                    await tx.all("job_models_begun", job_id=job_id)
-                if begun is None or begun[1]:
-                    await tx.all("job_models_leased", job_id=job_id, model=model)
-                held = await tx.all("slices_of_token", job_id=job_id, token=token, worker_id=worker_id)
-            return [await _leased(tx, row) for row in held]
+            # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
+            doors = {}
+            for pick, token in sorted(picks, key=lambda one: one[0].job_id):
+                doors[token] = await _open(tx, worker_id, pick, token)
+            held: list[LeasedSlice] = []
+            stamps: set[tuple[str, str]] = set()
+            begun: set[str] = set()
+            for pick, token in picks:
+                door = doors[token]
+                if door is None or door.is_held:
+                    held += await _held(tx, worker_id, pick, token)
+                    continue
+                rows = await _lease(tx, worker_id, pick, token)
+                held += [await _leased(tx, pick, token, door, row) for row in sorted(rows, key=itemgetter(0))]
+                if rows and door.is_old:
+                    stamps.add((pick.job_id, pick.model))
+                if rows and not door.has_begun:
+                    begun.add(pick.job_id)
+            for job_id in sorted(begun):
+                await tx.all("job_begin", job_id=job_id)
+                await tx.all("job_models_begun", job_id=job_id)
+            for job_id, model in sorted(stamps):
+                await tx.all("job_models_leased", job_id=job_id, model=model)
+            return held
 
         return await self._driver.write(body)
 
@@ -130,15 +138,83 @@ class Slices(Table):
         return await self._driver.read(body)
 
 
-async def _leased(tx: Tx, row: Row) -> LeasedSlice:
-    *plain, limits, lease_count = row
-    piece = LeasedSlice(*[*plain, limits_from(limits)])
-    if lease_count <= 1:
-        return piece
-    span = {"job_id": piece.job_id, "first": piece.first, "count": piece.count}
-    done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
-    attempts = {found[0]: Attempts(*found) for found in await tx.all("slice_attempts", **span)}
-    return replace(piece, done=done, attempts=attempts)
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """A job that is open for a lease. `is_old`: its last one was over a second ago. `is_held`: this very lease was made before. `job` is
+    what its slices say of it."""
+
+    has_begun: bool
+    is_old: bool
+    is_held: bool
+    job: Row
+
+
+async def _open(tx: Tx, worker_id: str, pick: Pick, token: str) -> _Door | None:
+    names = {"job_id": pick.job_id, "model": pick.model, "token": token, "worker_id": worker_id}
+    row = await tx.one("job_open_for_lease", **names)
+    if row is not None:
+        return _Door(True, bool(row[0]), bool(row[1]), row[2:])
+    row = await tx.one("job_open_to_begin", job_id=pick.job_id)
+    return _Door(False, True, False, row[1:]) if row is not None else None
+
+
+async def _lease(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[Row]:
+    return await tx.all(
+        "slices_lease",
+        job_id=pick.job_id,
+        model=pick.model,
+        count_max=pick.slice_count,
+        token=token,
+        worker_id=worker_id,
+        suspect_after=SUSPECT_AFTER,
+        why=pick.why.value,
+    )
+
+
+async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
+    """What a lease that was made before holds still, whatever became of its job."""
+    rows = await tx.all("slices_of_token", job_id=pick.job_id, token=token, worker_id=worker_id)
+    if not rows:
+        return []
+    job = await tx.one("job_of_lease", job_id=pick.job_id)
+    assert job is not None, "a slice has a job"
+    door = _Door(True, False, True, job[1:])
+    return [await _leased(tx, pick, token, door, row) for row in rows]
+
+
+async def _leased(tx: Tx, pick: Pick, token: str, door: _Door, row: Row) -> LeasedSlice:
+    first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
+    tenant_id, endpoint, work_blob_id, expires_in_ms, tenant, scope, key_id, user, team, limits = door.job
+    span = {"job_id": pick.job_id, "first": first, "count": count}
+    done: frozenset[int] = frozenset()
+    attempts: dict[int, Attempts] = {}
+    if lease_count > 1:
+        done = frozenset(found[0] for found in await tx.all("slice_outcomes", **span))
+        attempts = {found[0]: Attempts(*found) for found in await tx.all("slice_attempts", **span)}
+    return LeasedSlice(
+        pick.job_id,
+        tenant_id,
+        endpoint,
+        pick.model,
+        first,
+        count,
+        read_first,
+        work_blob_id,
+        work_at,
+        work_bytes,
+        work_units,
+        lost_count,
+        token,
+        expires_in_ms,
+        tenant,
+        scope,
+        key_id,
+        user,
+        team,
+        limits_from(limits),
+        done,
+        attempts,
+    )
 
 
 async def _remember_loss(tx: Tx, job_id: str, first: int, count: int) -> None:

@@ -92,11 +92,11 @@ class Fairness:
         return self._connection.execute(sql, parameters).fetchall()
 
     def after_commit(self, verb: str) -> None:
-        if verb not in ("lease_slices", "record_outcomes"):
+        if verb not in ("lease_picks", "record_outcomes"):
             return
         if self.watches:
             self._check_gaps()
-        if verb == "lease_slices" and self._plan.estate.policy.mode is Mode.SMART:
+        if verb == "lease_picks" and self._plan.estate.policy.mode is Mode.SMART:
             self._check_urgent()
 
     # ---- the bound between two flows

@@ -32,15 +32,13 @@ async def _forget_unknown(self: record.Recorder, flushes: Any, finished: Any, re
         return []
 
 
-_lease_slices = slices.Slices.lease_slices
+_lease_picks = slices.Slices.lease_picks
 
 
-async def _lease_and_forget(
-    self: Any, worker_id: str, job_id: str, model: str, count: int, token: str, *why: Any
-) -> Any:
-    taken = await _lease_slices(self, worker_id, job_id, model, count, token, *why)
+async def _lease_and_forget(self: Any, worker_id: str, picks: Any) -> Any:
+    taken = await _lease_picks(self, worker_id, picks)
     for piece in taken:
-        await self.release_slice(job_id, piece.first, token, 0)
+        await self.release_slice(piece.job_id, piece.first, piece.token, 0)
     return taken
 
 
@@ -108,7 +106,7 @@ MUTANTS: dict[str, tuple[str, Planting]] = {
     ),
     "lease_unrecorded": (
         "slices are handed out without being held",
-        patch(slices.Slices, "lease_slices", _lease_and_forget),
+        patch(slices.Slices, "lease_picks", _lease_and_forget),
     ),
     "forget_before_commit": (
         "what the store did not acknowledge is forgotten",

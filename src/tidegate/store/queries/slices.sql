@@ -43,16 +43,33 @@ where model = :model and scope = :scope and state = 'open'
 
 -- job_open_for_lease --
 -- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
--- for each other nor for record, only for whoever closes the job (`job_halt`). Says too whether the time of the last lease is old.
-select j.id, coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old
+-- for each other nor for record, only for whoever closes the job (`job_halt`). Says too whether the time of the last lease is old, whether
+-- this very lease was made before, and what its slices say of the job.
+select coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
+    exists (select 1 from slices s
+        where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
+    j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
     /*! for key share */;
 
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
-select id from jobs
-where id = :job_id and state = 'in_progress' and closing is null and expires_at > now_ms() /*! for no key update */;
+select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits
+from jobs j
+where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() /*! for no key update */;
+
+-- job_of_lease --
+-- The same for a lease that is told again, wherever its job stands.
+select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    (select k.team from keys k where k.id = j.key_id) as team, j.limits
+from jobs j
+where j.id = :job_id;
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
@@ -77,19 +94,13 @@ update slices set state = 'leased', lease_token = :token, worker_id = :worker_id
 from picked
 where job_id = picked_job and first = picked_first and state = 'ready'
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive' and w.alive_until > now_ms())
-returning first;
+returning first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
 
 -- slices_of_token --
--- What a token holds: the answer to a lease, also to a replayed one.
-select s.job_id, j.tenant_id, j.endpoint, s.model, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes, s.work_units,
-    s.lost_count, s.lease_token, j.expires_at - now_ms() as expires_in_ms, coalesce(t.name, '') as tenant, j.scope, j.key_id, j.user_name,
-    k.team, j.limits, s.lease_count
-from slices s
-join jobs j on j.id = s.job_id
-left join tenants t on t.id = j.tenant_id
-left join keys k on k.id = j.key_id
-where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased'
-order by s.first;
+-- What a token holds: the answer to a lease that is asked for again.
+select first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
+where job_id = :job_id and lease_token = :token and worker_id = :worker_id and state = 'leased'
+order by first;
 
 -- job_begin --
 update jobs set begun_at = now_ms() where id = :job_id and begun_at is null;
