@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -251,10 +251,10 @@ async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -
         await router.close()
 
 
-async def queue_states(settings: Settings) -> list[tuple[Deployment, QueueState | QueueAway]]:
-    """How the queue of every deployment that has one stands; needs no store."""
+async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, QueueState | QueueAway]]:
+    """How the queue of each of these stands that has one; needs no store."""
     found: list[tuple[Deployment, QueueState | QueueAway]] = []
-    for one in deployments(settings):
+    for one in served:
         if one.queue is None:
             continue
         queue = RedisQueue(one.queue, owner="doctor")

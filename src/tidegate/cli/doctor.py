@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import typer
 import uvloop
 
-from tidegate.cli import examine, options, screen
+from tidegate.cli import examine, examine_routing, options, screen
 from tidegate.cli.examine import Finding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
-from tidegate.settings import Loaded, Settings, deployments, load, local_path, redacted
+from tidegate.settings import Loaded, Settings, load, local_path, redacted
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
@@ -35,7 +35,8 @@ def doctor(
 ) -> None:
     """Say what is wrong and what to do about it.
 
-    It looks at the settings, the data directory, the store, the blobs, Redis, queues, the model servers and what they show of their load.
+    It looks at the settings, the data directory, the store, the blobs, Redis, queues, resources, the model servers and what they show of
+    their load: those of the settings and those that were added while everything ran.
 
     Exit codes: 0 nothing is wrong, 1 something is.
 
@@ -57,15 +58,17 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
         loaded = load(config, data, overrides)
     except SettingsError as error:
         return [Finding("settings", Grade.WRONG, line, "mend it and ask again") for line in str(error).splitlines()]
+    settings = loaded.settings
+    routing = await examine_routing.routing(settings)
     findings = _settings(loaded)
-    findings += _directory(loaded.settings)
-    findings += _descriptors(loaded.settings)
-    findings += examine.budgets(loaded.settings)
-    findings += [finding async for finding in _store(loaded.settings)]
-    findings += [finding async for finding in examine.redis(loaded.settings)]
-    findings += [finding async for finding in examine.queues(loaded.settings)]
-    findings += [finding async for finding in _upstreams(loaded.settings)]
-    findings += [finding async for finding in examine.engines(loaded.settings)]
+    findings += _directory(settings)
+    findings += _descriptors(settings)
+    findings += examine.budgets(settings, routing.deployments, routing.resources)
+    findings += [finding async for finding in _store(settings)]
+    findings += [finding async for finding in examine.redis(settings)]
+    findings += [finding async for finding in examine.queues(routing.deployments)]
+    findings += [finding async for finding in examine_routing.findings(settings, routing)]
+    findings += [finding async for finding in examine.engines(routing.deployments)]
     return findings
 
 
@@ -170,34 +173,3 @@ async def _contents(parts: "Parts") -> AsyncIterator[Finding]:
     else:
         to_do = "tidegate keys create --org NAME, or server.host: 127.0.0.1"
         yield Finding("keys", Grade.WRONG, f"no keys, so a server will refuse to listen on {host}", to_do)
-
-
-async def _upstreams(settings: Settings) -> AsyncIterator[Finding]:
-    from tidegate import service
-
-    added = await service.added_deployments(settings)
-    for (kind, name), why in added.unusable.items():
-        yield Finding(
-            "upstream", Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", "mend or remove it"
-        )
-    known = {one.name: one for one in (*deployments(settings), *added.deployments)}
-    if not known:
-        to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
-        yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
-        return
-    for probe in await service.probe_upstreams(settings, added.deployments):
-        one = known[probe.deployment]
-        where = f"{one.url}" if probe.deployment == "upstream" else f"{probe.deployment} at {one.url}"
-        if not probe.reachable:
-            yield Finding(
-                "upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", "start it, or mend its url"
-            )
-        elif probe.message:
-            grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
-            yield Finding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
-        elif one.models and not set(one.models) & set(probe.models):
-            served = ", ".join(probe.models[:5]) or "none"
-            said = f"{where} does not list {one.models[0]}; it serves: {served}"
-            yield Finding("upstream", Grade.WARNING, said, "check the model's name")
-        else:
-            yield Finding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")

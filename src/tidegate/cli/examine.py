@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, Queue, TideMode
+from tidegate.core.deployments import Deployment, Engine, Queue, Resource, TideMode
 from tidegate.core.queues import QueueAway, QueueState
-from tidegate.settings import Settings, Tenants, deployments, redacted, resources, slot_caps
+from tidegate.settings import Settings, Tenants, redacted, slot_caps
 from tidegate.settings.models import MODEL_SLOTS, limits_of
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class Finding:
     to_do: str = ""
 
 
-def budgets(settings: Settings) -> Iterator[Finding]:
+def budgets(settings: Settings, served: Sequence[Deployment], named_routes: Sequence[Resource]) -> Iterator[Finding]:
     """Limits that can never bind because another of the same thing is reached first."""
     tenants = Tenants(settings)
-    named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in deployments(settings)]
-    named += [(f"resource {one.name}", one.limits) for one in resources(settings)]
+    named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in served]
+    named += [(f"resource {one.name}", one.limits) for one in named_routes]
     named += [(f"tenant {name}", tenants.of(name).limits) for name in sorted(tenants.names())]
     named += [(f"budgets.{name}", limits_of(getattr(settings.budgets, name))) for name in ("tenant", "user", "key")]
     for what, limits in named:
@@ -62,7 +62,7 @@ def budgets(settings: Settings) -> Iterator[Finding]:
             yield Finding("limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one")
     caps = slot_caps(settings)
     for model in settings.models:
-        below = sum(one.batch_in_flight_max for one in deployments(settings) if one.models == (model,))
+        below = sum(one.batch_in_flight_max for one in served if one.models == (model,))
         if caps.get(MODEL_SLOTS + model, 0) > below:
             said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
             yield Finding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")
@@ -110,11 +110,11 @@ async def redis(settings: Settings) -> AsyncIterator[Finding]:
     yield Finding("redis", Grade.OK, said)
 
 
-async def queues(settings: Settings) -> AsyncIterator[Finding]:
+async def queues(served: Sequence[Deployment]) -> AsyncIterator[Finding]:
     """Whether the queues of asynchronous deployments answer, are safe to lie in, and are taken from."""
     from tidegate import service
 
-    for one, state in await service.queue_states(settings):
+    for one, state in await service.queue_states(served):
         assert one.queue is not None
         where = f"{one.name}: {one.queue.requests} at {redacted(one.queue.url.reveal())}"
         if isinstance(state, QueueAway):
@@ -153,13 +153,9 @@ async def tenants(parts: "Parts") -> AsyncIterator[Finding]:
             yield Finding("tenants", Grade.WARNING, said, f"tidegate keys create --org {name}, or mend the name")
 
 
-async def engines(settings: Settings) -> AsyncIterator[Finding]:
+async def engines(served: Sequence[Deployment]) -> AsyncIterator[Finding]:
     """Whether the engines show the numbers that the tide goes by, and how they could serve both kinds of work better."""
-    asked = [
-        one
-        for one in deployments(settings)
-        if one.tide is TideMode.AUTO and (one.engine in _PREFIXES or one.metrics_url)
-    ]
+    asked = [one for one in served if one.tide is TideMode.AUTO and (one.engine in _PREFIXES or one.metrics_url)]
     for one, text in zip(asked, await asyncio.gather(*(_scraped(metrics_address(one)) for one in asked)), strict=True):
         for finding in _read(one, text):
             yield finding

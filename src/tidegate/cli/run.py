@@ -168,7 +168,7 @@ async def _refuse_silence(errand: Errand) -> None:
     if errand.wait:
         return
     probes = await service.probe_upstreams(errand.settings)
-    queues = [state for _, state in await service.queue_states(errand.settings)]
+    queues = [state for _, state in await service.queue_states(deployments(errand.settings))]
     if any(isinstance(state, QueueState) for state in queues):
         return
     if not any(probe.reachable for probe in probes):

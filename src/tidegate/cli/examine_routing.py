@@ -1,0 +1,103 @@
+"""What `tidegate doctor` finds out about deployments and resources: it tries each of the settings' own and each that was added.
+
+It asks and never changes anything; a server that is away is a finding, not an error.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tidegate.cli.examine import Finding, Grade
+from tidegate.core.deployments import Deployment, Resource
+from tidegate.settings import Settings, deployments, resources
+
+if TYPE_CHECKING:
+    from tidegate.upstream.probe import Probe
+
+NAMES_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What there is to be called, and by which names. `unusable` says why some of what was added cannot be used here."""
+
+    deployments: tuple[Deployment, ...]
+    resources: tuple[Resource, ...]
+    added: frozenset[str] = frozenset()
+    unusable: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+async def routing(settings: Settings) -> Routing:
+    """The settings' own, and what was added where there is a store that can be read."""
+    from tidegate import service
+
+    more = await service.added_deployments(settings)
+    return Routing(
+        (*deployments(settings), *more.deployments),
+        (*resources(settings), *more.resources),
+        frozenset(one.name for one in (*more.deployments, *more.resources)),
+        more.unusable,
+    )
+
+
+async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]:
+    from tidegate import service
+
+    for (kind, name), why in known.unusable.items():
+        about, to_do = ("upstream" if kind == "deployment" else kind), f"mend it, or: tidegate {kind}s remove {name}"
+        yield Finding(about, Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", to_do)
+    if not known.deployments:
+        to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
+        yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
+        return
+    by_name = {one.name: one for one in known.deployments}
+    more = [one for one in known.deployments if one.name in known.added]
+    answers: dict[str, bool] = {}
+    for probe in await service.probe_upstreams(settings, more):
+        answers[probe.deployment] = probe.reachable and probe.status not in (401, 403)
+        yield _tried(by_name[probe.deployment], probe, is_added=probe.deployment in known.added)
+    for resource in known.resources:
+        for finding in _led(resource, known, answers):
+            yield finding
+
+
+def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> Finding:
+    name = f"{one.name} (added)" if is_added else one.name
+    where = one.url if one.name == "upstream" else f"{name} at {one.url}"
+    if not probe.reachable:
+        to_do = f"start it, or mend its url: tidegate deployments change {one.name} --set url=…" if is_added else ""
+        to_do = to_do or "start it, or mend its url"
+        return Finding("upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", to_do)
+    if probe.message:
+        grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
+        return Finding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
+    if one.models and probe.is_whole and not set(one.models) & set(probe.models):
+        served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"
+        said = f"{where} does not list {one.models[0]}; it serves: {served}"
+        return Finding("upstream", Grade.WARNING, said, "check the model's name")
+    return Finding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")
+
+
+def _led(resource: Resource, known: Routing, answers: Mapping[str, bool]) -> Iterator[Finding]:
+    """Where a named route leads, and whether anybody there answers; whether a queue is taken from, its own findings say."""
+    aims = {one.name: one.model for one in known.resources}
+    ways = [aims.get(name, name) for name in (resource.name, *resource.fallbacks)]
+    lost = [model for model in ways if not _serving(model, known)]
+    name = f"{resource.name} (added)" if resource.name in known.added else resource.name
+    if ways[0] in lost:
+        said = f"{name} leads to {ways[0]!r}, which no deployment serves"
+        yield Finding("resource", Grade.WRONG, said, "add a deployment of it, or mend the resource's model")
+        return
+    for model in lost:
+        said = f"{name} falls back to {model!r}, which no deployment serves"
+        yield Finding("resource", Grade.WARNING, said, "add a deployment of it, or take it from the fallbacks")
+    places = [one for model in ways for one in _serving(model, known)]
+    if not any(one.queue is not None or answers.get(one.name) for one in places):
+        said = f"{name} leads to {ways[0]!r}, and none of the {len(places)} deployments behind it answers"
+        yield Finding("resource", Grade.WRONG, said, "mend those first: see above")
+        return
+    yield Finding("resource", Grade.OK, f"{name} leads to {', then '.join(dict.fromkeys(ways))}")
+
+
+def _serving(model: str, known: Routing) -> list[Deployment]:
+    return [one for one in known.deployments if not one.models or model in one.models]
