@@ -53,7 +53,7 @@ async def _finish_all(parts: Parts, worker_id: str, job_id: str, count: int) -> 
     log = await parts.blobs.open_log(next_blob_id)
     for first in range(0, count, FLUSH_LINES):
         lines = [
-            results.response_line(job_id, number, b'"x"', 200, b'{"choices":[{}]}')
+            results.response_line(ids.item_id(job_id, number), b'"x"', 200, b'{"choices":[{}]}')
             for number in range(first, min(count, first + FLUSH_LINES))
         ]
         await log.append(b"".join(lines))

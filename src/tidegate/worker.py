@@ -318,15 +318,21 @@ class Worker:
 
     def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
         piece = held.slice
-        if isinstance(verdict, Answered | Failed):
+        if isinstance(verdict, (Answered, Failed)):
             paid = self._cost_nano(verdict)
-            line = verdict.line if paid is None else with_cost(verdict.line, paid)
-            place = (piece.first, piece.token, piece.model, piece.item_units)
-            bill = (verdict.deployment, paid or NOTHING)
-            if isinstance(verdict, Answered):
-                self._recorder.answered(piece.job_id, item.number, line, verdict.usage, *place, *bill)
-            else:
-                self._recorder.failed(piece.job_id, item.number, line, *place, verdict.usage, *bill)
+            record = self._recorder.answered if isinstance(verdict, Answered) else self._recorder.failed
+            record(
+                piece.job_id,
+                item.number,
+                verdict.line if paid is None else with_cost(verdict.line, paid),
+                verdict.usage,
+                piece.first,
+                piece.token,
+                piece.model,
+                piece.item_units,
+                verdict.deployment,
+                paid or NOTHING,
+            )
             held.left -= 1
         elif isinstance(verdict, Again):
             was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
@@ -343,8 +349,9 @@ class Worker:
                 self._hand.defer(held, verdict.wait_ms)
             if held.budgets:
                 self._filler.give_back_spent(held.budgets)
-        self._settle(held)
-        if self._hand.unsent(piece.model) <= self._hand.in_flight // 2:
+        if held.dropped or held.left == held.deferred:
+            self._settle(held)
+        if self._hand.is_low(piece.model):
             self._lease_ear.hear()
 
     def _room_came(self) -> None:

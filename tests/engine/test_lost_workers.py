@@ -9,6 +9,7 @@ import pytest
 from tests.engine.world import LEASE_MS, World, chat_lines
 from tidegate.core import results
 from tidegate.core.errors import BlobUnavailable
+from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job
 from tidegate.flow.tend import lost_workers
 
@@ -33,7 +34,7 @@ class Victim:
             return self.blob_id
 
         log = await world.blobs.open_log(next_blob_id)
-        await log.append(results.response_line(job.id, 0, b'"c0"', 200, b'{"choices":[{}]}'))
+        await log.append(results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}'))
         await log.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.engine.world import HOUR_MS, World, chat_lines
 from tidegate.core import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
+from tidegate.core.ids import item_id
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.flow import lease
@@ -35,7 +36,7 @@ async def answer(world: World, job: Job, numbers: list[int]) -> None:
 
     log = await world.blobs.open_log(next_blob_id)
     for number in numbers:
-        line = results.response_line(job.id, number, b'"c%d"' % number, 200, b'{"choices":[{}]}')
+        line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, b'{"choices":[{}]}')
         await log.append(line)
         placed = await log.seal()
         finished = Finished(number, Outcome.ANSWERED, len(line), 0, "", Usage())

@@ -13,6 +13,7 @@ from tests.engine.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid
+from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job, Placed, Recorded, Usage
 from tidegate.core.ports import LogIds
 from tidegate.flow.record import FlushLimits, Recorder
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 def answer(job: Job, number: int, size_bytes: int = 0) -> bytes:
     body = b'{"choices":[{}],"x":"%b"}' % (b"x" * size_bytes)
-    return results.response_line(job.id, number, b'"c%d"' % number, 200, body)
+    return results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
 
 
 @asynccontextmanager

@@ -187,7 +187,7 @@ async def test_names_of_models_do_not_pile_up_in_the_hand(live: World) -> None:
     async with working(live, script) as bench:
         await until(ended(live, job), "the job")
         hand = bench.worker._hand
-        await until(lambda: _is(len(hand._queues) + len(hand._in_flight) <= 1), "an empty hand")
+        await until(lambda: _is(len(hand._stocks) <= 1), "an empty hand")
 
 
 async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> None:

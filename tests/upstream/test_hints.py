@@ -36,7 +36,7 @@ async def test_every_hint_reaches_the_upstream_and_no_name_does(world: World) ->
     body = b' {"model":"m", "seed":123456789012345678901}'
     async with RawServer() as server, world.router(deployment(server.url, hints=ALL)) as router:
         for scope in ("tenant:acme", "tenant:acme", "tenant:other\r\nX: y"):
-            await router.send(world.call(body=body, scope=scope, prefix_group="batch_1/0", left_ms=5_000))
+            await router.send(world.call(body=body, scope=scope, prefix_salt=b"batch_1/0", left_ms=5_000))
         await router.send(world.call(body=body))
     first, second, other, bare = server.posts
     assert first.body == b' {"priority":7,"model":"m", "seed":123456789012345678901}'
@@ -91,13 +91,13 @@ def test_header_names_that_would_break_a_request_are_refused() -> None:
 async def test_calls_of_one_prefix_go_to_one_deployment_in_every_process(world: World) -> None:
     async with RawServer() as a, RawServer() as b, RawServer() as c:
         places = [deployment(server.url, name) for name, server in (("a", a), ("b", b), ("c", c))]
-        groups = [f"batch_{number}/0" for number in range(60)]
-        where: list[dict[str, str]] = []
+        groups = [b"batch_%d/0" % number for number in range(60)]
+        where: list[dict[bytes, str]] = []
         for _ in range(2):
             async with world.router(*places) as router:
                 where.append({})
                 for group in groups:
-                    names = {(await router.send(world.call(prefix_group=group))).deployment for _ in range(3)}
+                    names = {(await router.send(world.call(prefix_salt=group))).deployment for _ in range(3)}
                     assert len(names) == 1
                     where[-1][group] = names.pop()
         assert where[0] == where[1]
@@ -105,7 +105,7 @@ async def test_calls_of_one_prefix_go_to_one_deployment_in_every_process(world: 
         # One that goes away moves only its own groups.
         async with world.router(*places[:2]) as router:
             for group in groups:
-                found = (await router.send(world.call(prefix_group=group))).deployment
+                found = (await router.send(world.call(prefix_salt=group))).deployment
                 assert found == where[0][group] or where[0][group] == "c"
 
 
@@ -119,7 +119,7 @@ async def test_a_prefix_is_served_elsewhere_rather_than_wait(world: World) -> No
     async with RawServer(script) as a, RawServer(script) as b:
         places = (deployment(a.url, "a"), deployment(b.url, "b"))
         async with world.router(*places) as router:
-            flying = [asyncio.create_task(router.send(world.call(prefix_group="one"))) for _ in range(40)]
+            flying = [asyncio.create_task(router.send(world.call(prefix_salt=b"one"))) for _ in range(40)]
             await eventually(lambda: len(a.posts) + len(b.posts) == 40, "all calls to arrive")
             # The favourite has up to a quarter more than its part, the other the rest.
             assert 20 < max(len(a.posts), len(b.posts)) <= 26

@@ -6,11 +6,15 @@ Those made once per item are msgspec structs, which cost a fifth of a dataclass 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import msgspec
 
 from tidegate.core.budgets import Budget, Limit
 from tidegate.core.states import FileState, JobState, Outcome
+
+# So much of a request's beginning says which others an engine should meet it with: shorter ones are cheap to read again.
+PREFIX_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +285,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
     It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
     `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
-    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike.
+    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike;
+    without a `prefix_salt` nobody asks.
     `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so many
     calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any."""
 
@@ -298,11 +303,18 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     budgets: tuple[Budget, ...] = ()
     tokens: int = 0
     scope: str = ""
-    prefix_group: str = ""
+    prefix_salt: bytes = b""
     hand_backs: int = 0
     items: int = 1
     parallel: tuple[tuple[str, int], ...] = ()
     models: frozenset[str] = frozenset()
+
+    @property
+    def prefix_group(self) -> str:
+        """Requests under one salt that begin alike are told by the same word: engines keep what they have read of one for the next."""
+        if not self.prefix_salt:
+            return ""
+        return blake2b(self.body[:PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

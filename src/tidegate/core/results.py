@@ -16,9 +16,8 @@ NEVER_RAN = {
 _encode = msgspec.json.encode
 
 
-def response_line(job_id: str, number: int, custom_id: bytes, status: int, body: bytes) -> bytes:
-    """What the upstream answered, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
-    name = item_id(job_id, number)
+def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
+    """What the upstream answered to this item, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
     return (
         b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
         % (

@@ -144,7 +144,8 @@ class Filler:
         return False
 
     def _room(self, model: str) -> tuple[int, str | None]:
-        """How many more items of a model are worth holding: as many as can be in flight, beside those that are. And why, when none."""
+        """How many more items of a model are worth holding, and why, when none: as many as can be in flight, beside those that are, or
+        as go out in a moment where calls are quick."""
         if not model or not self._upstream.knows(model):
             return max(0, _UNKNOWN_MODEL_ROOM - self._hand.unsent(model)), None
         if self._upstream.rests_until_ms(model) > self._clock.monotonic_ms() + SHORT_WAIT_MS:
@@ -154,7 +155,8 @@ class Filler:
         unsent = self._hand.unsent(model)
         if not can_fly:
             return 0, self._upstream.closed(model) or Reason.NO_AVAILABLE_SLOTS
-        return (can_fly - unsent, None) if unsent <= can_fly // 2 else (0, Reason.WORKER_FULL)
+        wanted = max(can_fly, self._hand.ahead(model))
+        return (wanted - unsent, None) if unsent <= wanted // 2 else (0, Reason.WORKER_FULL)
 
     def _give_back_resting(self) -> None:
         """Items of a model that rests for long are better off in the store than in one worker's hands.

@@ -17,6 +17,9 @@ from tidegate.core.ports import Clock, Upstream
 # What waits no longer than this stays with the worker; the rest goes back to the store.
 SHORT_WAIT_MS = 5_000
 
+# Where calls are quick, as many items are worth holding as go out in this time: a lease for every handful would cost more than the calls.
+AHEAD_MS = 200
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -39,17 +42,41 @@ class Held:
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
+class _Stock:
+    """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
+
+    __slots__ = ("_since_ms", "in_flight", "queue", "went", "went_before")
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Held, Item]] = deque()
+        self.in_flight = 0
+        self._since_ms = -math.inf
+        self.went = self.went_before = 0
+
+    def goes(self, now_ms: float) -> None:
+        """One more item goes out."""
+        self.in_flight += 1
+        if now_ms - self._since_ms >= AHEAD_MS:
+            self.went_before = self.went if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+            self.went = 0
+            self._since_ms = now_ms
+        self.went += 1
+
+    def ahead(self, now_ms: float) -> int:
+        """How many went out in so much time, of late."""
+        return max(self.went, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+
+
 class Hand:
     def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
         self._upstream = upstream
         self._clock = clock
         self._may_send_at_all = may_send
-        self._queues: dict[str, deque[tuple[Held, Item]]] = {}
+        self._stocks: dict[str, _Stock] = {}
         self._held: dict[tuple[str, int, str], Held] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
         self._is_inviting = False
         self.lease_until_ms = 0.0
-        self._in_flight: dict[str, int] = {}
         self.in_flight = 0
 
     @property
@@ -58,12 +85,26 @@ class Hand:
 
     def unsent(self, model: str) -> int:
         """How many items of a model wait here for a slot."""
-        queue = self._queues.get(model)
-        return len(queue) if queue else 0
+        stock = self._stocks.get(model)
+        return len(stock.queue) if stock else 0
 
     def calls(self, model: str) -> int:
         """How many items of a model are in flight from here."""
-        return self._in_flight.get(model, 0)
+        stock = self._stocks.get(model)
+        return stock.in_flight if stock else 0
+
+    def ahead(self, model: str) -> int:
+        """How many items of a model will be gone within a moment, at the pace of the last one."""
+        stock = self._stocks.get(model)
+        return stock.ahead(self._clock.monotonic_ms()) if stock else 0
+
+    def is_low(self, model: str) -> bool:
+        """Whether what waits here of a model will be gone soon."""
+        stock = self._stocks.get(model)
+        if stock is None:
+            return True
+        unsent = 2 * len(stock.queue)
+        return unsent <= self.in_flight or unsent <= stock.went or unsent <= stock.went_before
 
     def models(self) -> list[str]:
         """Models of which slices are held."""
@@ -103,7 +144,7 @@ class Hand:
         piece = held.slice
         held.reading = False
         self._held[piece.job_id, piece.first, piece.token] = held
-        queue = self._queues.setdefault(piece.model, deque())
+        queue = self._stock(piece.model).queue
         for item in items:
             held.left += 1
             if item.wait_ms > SHORT_WAIT_MS:
@@ -119,8 +160,9 @@ class Hand:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self._may_send_at_all():
             return None
-        empty = None
-        for model, queue in self._queues.items():
+        unused = None
+        for model, stock in self._stocks.items():
+            queue = stock.queue
             while queue and self._may_send(model):
                 held, item = queue.popleft()
                 if held.dropped:
@@ -129,18 +171,25 @@ class Hand:
                     self._defer(held, held.deadline_ms)
                     continue
                 held.in_flight += 1
-                held.sent_to = max(held.sent_to, item.number + 1)
+                if item.number >= held.sent_to:
+                    held.sent_to = item.number + 1
                 self.in_flight += 1
-                self._in_flight[model] = self._in_flight.get(model, 0) + 1
-                if len(self._queues) > 1:
-                    self._queues[model] = self._queues.pop(model)
+                stock.goes(now_ms)
+                if len(self._stocks) > 1:
+                    self._stocks[model] = self._stocks.pop(model)
                 return held, item
-            if not queue:
-                empty = model
-        if empty is not None:
+            if not queue and not stock.in_flight and not stock.ahead(now_ms):
+                unused = model
+        if unused is not None:
             # Callers choose the names of models: what is not needed must not pile up.
-            del self._queues[empty]
+            del self._stocks[unused]
         return None
+
+    def _stock(self, model: str) -> _Stock:
+        stock = self._stocks.get(model)
+        if stock is None:
+            stock = self._stocks[model] = _Stock()
+        return stock
 
     def _may_send(self, model: str) -> bool:
         if not model or not self._upstream.knows(model):
@@ -166,9 +215,9 @@ class Hand:
     def _invite(self) -> None:
         """Where several items share a call, a slot that came free is worth several: let as many look as there are items to take."""
         self._is_inviting = False
-        for model, queue in self._queues.items():
-            if queue and model and self._upstream.items_per_call(model) > 1:
-                for _ in range(min(self._upstream.free_slots(model), len(queue))):
+        for model, stock in self._stocks.items():
+            if stock.queue and model and self._upstream.items_per_call(model) > 1:
+                for _ in range(min(self._upstream.free_slots(model), len(stock.queue))):
                     self.wake_one()
 
     def wake(self) -> None:
@@ -190,9 +239,7 @@ class Hand:
         """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
         held.in_flight -= 1
         self.in_flight -= 1
-        left = self._in_flight.pop(held.slice.model) - 1
-        if left:
-            self._in_flight[held.slice.model] = left
+        self._stocks[held.slice.model].in_flight -= 1
 
     def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
         """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
@@ -201,7 +248,7 @@ class Hand:
 
     def _return(self, held: Held, item: Item) -> None:
         if not held.dropped:
-            self._queues.setdefault(held.slice.model, deque()).appendleft((held, item))
+            self._stock(held.slice.model).queue.appendleft((held, item))
             self.wake_one()
 
     def defer(self, held: Held, wait_ms: float) -> None:
@@ -232,7 +279,9 @@ class Hand:
             if held.slice.model == model and not held.dropped:
                 held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
                 self.drop(held)
-        self._queues.pop(model, None)
+        stock = self._stocks.get(model)
+        if stock is not None:
+            stock.queue.clear()
 
     def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
         """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which

@@ -23,9 +23,6 @@ log = structlog.get_logger()
 
 OWNERS_LOST_MAX = 3
 
-# So much of a request's beginning says which others an engine should meet it with: shorter ones are cheap to read again.
-PREFIX_BYTES = 1024
-
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
     line: bytes
@@ -85,7 +82,8 @@ async def perform(
     if (unsent := _never_sent(upstream, clock, piece, deadline_ms, item, denial)) is not None:
         return unsent
     job_id, number = piece.job_id, item.number
-    key = f"{item_id(job_id, number)}-{blake2b(item.body, digest_size=8).hexdigest()}"
+    name = item_id(job_id, number)
+    key = f"{name}-{blake2b(item.body, digest_size=8).hexdigest()}"
     body = item.body
     if guard is not None:
         said = await guard.before(body, lambda: _about(piece, item))
@@ -113,7 +111,7 @@ async def perform(
                 begin_by_ms(piece),
                 budgets,
                 scope=piece.scope,
-                prefix_group=_prefix_group(piece, body),
+                prefix_salt=_salt(piece.scope),
                 hand_backs=item.hand_backs,
                 parallel=parallel,
                 models=models,
@@ -131,7 +129,7 @@ async def perform(
         if isinstance(said, Stop):
             return _stopped(clock, piece, deadline_ms, item, said, answer)
         kept = said
-    line = results.response_line(job_id, number, item.custom_id, answer.status, kept)
+    line = results.response_line(name, item.custom_id, answer.status, kept)
     return Answered(line, answer.usage, answer.deployment)
 
 
@@ -187,13 +185,9 @@ def _about(piece: LeasedSlice, item: Item) -> About:
     )
 
 
-def _prefix_group(piece: LeasedSlice, body: bytes) -> str:
-    """Requests of one tenant that begin alike are told by the same word: engines keep what they have read of one for the next."""
-    return blake2b(body[:PREFIX_BYTES], digest_size=8, salt=_salt(piece.scope)).hexdigest()
-
-
 @lru_cache(maxsize=1024)
 def _salt(scope: str) -> bytes:
+    """Only calls of one tenant share a prefix."""
     return blake2b(scope.encode(), digest_size=16).digest()
 
 
@@ -229,7 +223,8 @@ def _after_failure(
         line = results.error_line(piece.job_id, item.number, item.custom_id, error.code, _sentence(error.message))
     elif isinstance(error, Refused) or error.status >= 400:
         body = results.http_error_body(error.status, error.body, error.message, error.code)
-        line = results.response_line(piece.job_id, item.number, item.custom_id, error.status, body)
+        name = item_id(piece.job_id, item.number)
+        line = results.response_line(name, item.custom_id, error.status, body)
     else:
         line = results.error_line(piece.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         if isinstance(error, BrokenAnswer) and error.body:

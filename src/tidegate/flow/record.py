@@ -121,11 +121,11 @@ class Recorder:
         job_id: str,
         number: int,
         line: bytes,
+        usage: Usage,
         slice_first: int,
         token: str,
         model: str | None = None,
         units: int = 0,
-        usage: Usage = Usage(),  # noqa: B008 - it cannot be changed
         deployment: str = "",
         cost_nano: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
@@ -143,7 +143,8 @@ class Recorder:
         self._held_bytes += len(line)
         if part.line_count >= self._limits.line_count_max or part.size_bytes >= self._limits.size_bytes_max:
             self._due.set()
-        self._announce()
+        if part.line_count == 1:
+            self._announce()
 
     def tried(self, job_id: str, token: str, attempts: Attempts) -> None:
         """An item failed and will be tried again."""
@@ -186,7 +187,7 @@ class Recorder:
     async def run(self) -> None:
         """Flush for ever. It ends only when it is cancelled; what fails is tried again."""
         while True:
-            if not self._appended:
+            if not self._appended and self._part.is_empty():
                 await self._news.wait()
             self._news.clear()
             await self._wait_until_due()

@@ -107,6 +107,7 @@ class Lane:
         self.probes = 0
         self._policy = policy
         self._urls: dict[str, URL] = {}
+        self._totals_s: dict[str, float] = {}
         self._throttled_in_a_row = 0
         self._forbidden_in_a_row = 0
         self._forbidden: OrderedDict[str, int] = OrderedDict()
@@ -129,6 +130,7 @@ class Lane:
         self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
         self.weight = deployment.weight
         self._urls.clear()
+        self._totals_s.clear()
 
     def url(self, endpoint: str) -> URL:
         url = self._urls.get(endpoint)
@@ -138,8 +140,12 @@ class Lane:
 
     def total_s(self, endpoint: str) -> float:
         """How long a whole call may take there; one for several items as long as one for each."""
-        timeouts_s = self.deployment.endpoint_timeouts_s
-        return timeouts_s.get(endpoint.removesuffix("/batch"), self.deployment.total_timeout_s)
+        total_s = self._totals_s.get(endpoint)
+        if total_s is None:
+            timeouts_s = self.deployment.endpoint_timeouts_s
+            total_s = timeouts_s.get(endpoint.removesuffix("/batch"), self.deployment.total_timeout_s)
+            self._totals_s[endpoint] = total_s
+        return total_s
 
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
@@ -155,7 +161,9 @@ class Lane:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:
             return 0
         # Interactive calls go first: what they have of the deployment is not batch's to use.
-        slots = min(self.slots, self.deployment.max_in_flight - self.interactive_in_flight)
+        slots = self.slots
+        if self.interactive_in_flight:
+            slots = min(slots, self.deployment.max_in_flight - self.interactive_in_flight)
         free = slots - self.in_flight - self.expecting
         if free <= 0:
             self.is_short = True

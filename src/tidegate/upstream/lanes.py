@@ -83,9 +83,9 @@ class Lanes(dict[str, Lane]):
     def spare_calls(self, in_flight_max: int) -> int:
         """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
         free = self._transport.free_slots()
-        if in_flight_max and self._is_grouping:
+        if self._is_grouping and in_flight_max:
             free = min(free, in_flight_max - sum(lane.in_flight for lane in self.values()))
-        return max(0, free)
+        return free if free > 0 else 0
 
     def tides(self) -> list[LaneTide]:
         return [lane.tide for lane in self.values() if lane.tide is not None]

@@ -52,11 +52,14 @@ class Room:
     def _free_of_one(self, route: Route, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
-        for lane in route.lanes if self.has_slots() else ():
+        for lane in route.lanes if self.shared is None or self.shared.is_current else ():
             if (lane.budgets or route.own_budgets) and self.opens_at_ms(route, lane) > now_ms:
                 continue
-            # Where calls are let in one by one, a few stand ready: not all that there are.
-            free += max(0, lane.free_slots(now_ms) - max(0, lane.standing - READY_MAX))
+            slots = lane.free_slots(now_ms)
+            if lane.standing > READY_MAX:
+                # Where calls are let in one by one, a few stand ready: not all that there are.
+                slots = max(0, slots - lane.standing + READY_MAX)
+            free += slots
         if self._caps is not None and free:
             free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         if self.shared is not None:

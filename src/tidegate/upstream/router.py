@@ -6,8 +6,8 @@ goes on to another deployment only when the first can neither have done nor bill
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import structlog
 
@@ -47,7 +47,7 @@ from tidegate.upstream.room import Room
 from tidegate.upstream.routes import Route, Routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
 from tidegate.upstream.tides import TideLoop, tide_of
-from tidegate.upstream.transport import AiohttpTransport, Reply, Transport
+from tidegate.upstream.transport import AiohttpTransport, Transport
 from tidegate.upstream.waiters import Missing, Waiters
 
 log = structlog.get_logger(__name__)
@@ -191,11 +191,11 @@ class Router:
     # What the engine asks before it sends.
 
     def knows(self, model: str) -> bool:
-        route = self._route(model)
+        route = self._routes.of(model)
         return bool(route.lanes) or any(one.lanes for one in route.fallbacks)
 
     def free_slots(self, model: str) -> int:
-        return self._room.free(self._route(model), model)
+        return self._room.free(self._routes.of(model), model)
 
     def items_per_call(self, model: str | None = None) -> int:
         routes = self._routes.all() if model is None else (self._route(model),)
@@ -236,17 +236,20 @@ class Router:
 
     # The call itself.
 
-    async def send(self, call: Call) -> Answer:
-        if not call.parallel:
-            return await self._send(call)
+    def send(self, call: Call) -> Coroutine[Any, Any, Answer]:
+        route = self._route(call.model)
+        if call.parallel:
+            return self._send_within(route, call)
+        return self._send_from(route, None, call) if route.is_direct else self._send(route, call)
+
+    async def _send_within(self, route: Route, call: Call) -> Answer:
         await self._parallel.take(call.parallel)
         try:
-            return await self._send(call)
+            return await self._send(route, call)
         finally:
             self._parallel.give_back(call.parallel)
 
-    async def _send(self, call: Call) -> Answer:
-        route = self._route(call.model)
+    async def _send(self, route: Route, call: Call) -> Answer:
         for one in (route, *route.fallbacks):
             if one.queued_lanes and (len(one.lanes) > 1 or route.fallbacks):
                 lane = await self._out_at(one, call)
@@ -284,7 +287,7 @@ class Router:
     async def _send_by(self, route: Route, call: Call) -> Answer:
         if route.items_per_call > 1:
             return await self._groups.send(route, call)
-        return await self._send_from(route, await self._find(route, call), call)
+        return await self._send_from(route, None, call)
 
     async def _find(self, route: Route, call: Call) -> Lane:
         lane = self._choose(route, call, (), self._clock.monotonic_ms())
@@ -293,8 +296,13 @@ class Router:
     def _bears(self, route: Route, lane: Lane, call: Call) -> bool:
         return self._delivery.bears(route, lane, call)
 
-    async def _send_from(self, route: Route, lane: Lane, call: Call) -> Answer:
+    async def _send_from(self, route: Route, lane: Lane | None, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
+        if lane is None:
+            lane = self._choose(route, call, (), now_ms)
+            if lane is None:
+                lane = await self._waiters.wait(route, call)
+                now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
         tried: list[Lane] = []
         put_off: list[Lane] = []
@@ -334,7 +342,7 @@ class Router:
         best: Lane | None = None
         spent: Lane | None = None
         again: Lane | None = None
-        sticky: list[Lane] | None = [] if call.prefix_group and len(route.lanes) > 1 else None
+        sticky: list[Lane] | None = [] if call.prefix_salt and len(route.lanes) > 1 else None
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
@@ -399,7 +407,11 @@ class Router:
                 await knock(lane)
             total_s = min(left_s + call.grace_ms / 1000, route.total_s(lane, call.endpoint))
             if lane.is_plain and route.is_plain and not call.budgets:
-                status, headers, body = await self._post(lane, call, total_s)
+                # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
+                leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+                status, headers, body = await lane.line.post(
+                    lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
+                )
                 by_requests, by_tokens = lane.tells_by
                 if by_requests in headers or by_tokens in headers:
                     self._delivery.hear(lane, headers)
@@ -409,6 +421,10 @@ class Router:
         except UpstreamError as error:
             failed = self._lessons.failed(lane, call, error, bucket)
             refused = error.status in (429, 503)
+        except LeaveDied:
+            late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
+            late.until_ms = self._clock.monotonic_ms()
+            failed = self._lessons.failed(lane, call, late, bucket)
         except asyncio.CancelledError:
             if flight is None or not flight.handed_back or _is_cancelled_twice():
                 raise
@@ -428,19 +444,6 @@ class Router:
                 lane.breaker.end_probe()
             self._waiters.wake()
         raise failed
-
-    async def _post(self, lane: Lane, call: Call, total_s: float) -> Reply:
-        """A probe or a connection may take a while: nothing begins when the lease may be over by then, or after the job's window."""
-        leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
-        try:
-            return await lane.line.post(
-                lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
-            )
-        except LeaveDied:
-            until_ms = self._clock.monotonic_ms()
-        raise Withheld(
-            "the lease or the window may be over before the call was sent", until_ms=until_ms, code="lease_over"
-        )
 
     # What people ask.
 

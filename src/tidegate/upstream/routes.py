@@ -31,7 +31,7 @@ class Route:
         self.interactive_lanes: list[Lane] = []
         self.own_budgets: tuple[Budget, ...] = ()
         self.fallbacks: tuple[Route, ...] = ()
-        self.is_plain = True
+        self.is_plain = self.is_direct = True
         self._total_s: float | None = None
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
@@ -57,6 +57,7 @@ class Route:
             if limits:
                 self.own_budgets = (Budget(Bound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
+        self._look_whether_direct()
 
     def fall_back_to(self, found: Mapping[Place, tuple[Sequence[Lane], Resource | None]]) -> None:
         """After its own deployments come these, in order: what is left of its own name, and then other names."""
@@ -67,6 +68,12 @@ class Route:
         for place, (lanes, resource) in found.items():
             self._by_place[place].lead(lanes, resource, is_fallback=bool(place[0]))
         self.fallbacks = tuple(self._by_place.values())
+        self._look_whether_direct()
+
+    def _look_whether_direct(self) -> None:
+        """Whether a call goes straight to one of its lanes: nothing comes after them, no items share it, and it lies in no queue."""
+        is_queued = bool(self.queued_lanes) and len(self.lanes) > 1
+        self.is_direct = self.items_per_call == 1 and not self.fallbacks and not is_queued
 
     def ways(self, models: frozenset[str]) -> "tuple[Route, ...]":
         """This route and then its fallbacks, without those that lead to a model which is not among these; none named: all."""

@@ -22,7 +22,8 @@ class Seats:
 
     def free(self) -> int:
         """How many more calls of batch work fit."""
-        return min(self._max - self._in_use, self._batch_max - self._batch_in_use)
+        all_free, batch_free = self._max - self._in_use, self._batch_max - self._batch_in_use
+        return batch_free if batch_free < all_free else all_free
 
     def take(self, *, interactive: bool) -> bool:
         """A seat, when one is free and nobody with a better right waits for it."""

@@ -166,7 +166,9 @@ class LaneTide:
         self._held.pop(key, None)
         self._awaiting_tokens += tokens
         self._sent_tokens += tokens
-        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, asyncio.current_task())
+        # Only where batch stands back for others is a call ever taken back.
+        task = asyncio.current_task() if self.yields else None
+        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, task)
         self._flights[id(flight)] = flight
         if self.yields:
             self._ahead.append(flight.ahead_tokens)
