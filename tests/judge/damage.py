@@ -107,6 +107,12 @@ def swap(lines: Lines) -> Lines:
     return lines
 
 
+def reworded(said: dict[str, Any]) -> None:
+    """An answer that says something else, in as many letters."""
+    message = said["response"]["body"]["choices"][0]["message"]
+    message["content"] = message["content"].swapcase()
+
+
 def swap_custom_ids(lines: Lines) -> Lines:
     first, second = json.loads(lines[0]), json.loads(lines[1])
     first["custom_id"], second["custom_id"] = second["custom_id"], first["custom_id"]

@@ -29,6 +29,7 @@ from tests.judge.damage import (
     other_job,
     other_number,
     outcome,
+    reworded,
     rewrite,
     sql,
     swap,
@@ -56,6 +57,19 @@ LINES = [
     *damages("lenient", ["items_once"], {"a_bad_line_too_many": rewrite("error", lambda lines: [*lines, lines[0]])}),
     *damages("running", ["items_once"], {"a_growing_line_twice": rewrite("output", lambda lines: [*lines, lines[0]])}),
     *damages("plain", ["own_item"], {"answers_exchanged": rewrite("output", swap_custom_ids)}),
+    *damages(
+        "plain",
+        ["lines_unchanged"],
+        {
+            "a_word_of_an_answer": change_line("output", reworded),
+            "a_space_more": rewrite("output", lambda lines: [lines[0].replace(b":", b": ", 1), *lines[1:]]),
+        },
+    ),
+    *damages(
+        "lenient",
+        ["lines_unchanged"],
+        {"the_words_of_a_refusal": change_line("error", lambda said: said["error"].update(message="No."), 0)},
+    ),
     *damages("ordered", ["item_order", "outcome_places"], {"order_lost": rewrite("output", swap)}),
     *damages(
         "plain",
@@ -325,7 +339,7 @@ JOBS = [
     *damages(
         "early",
         ["refusal", "outcomes_whole"],
-        {"outcomes_without_ingest": sql("insert into outcomes values ($job, 0, 'answered', 0, 1)")},
+        {"outcomes_without_ingest": sql("insert into outcomes values ($job, 0, 'answered', 0, 1, null)")},
     ),
     *damages(
         "running",

@@ -242,7 +242,7 @@ async def test_behind_a_transaction_pooler_every_way_of_asking_works(postgres_ur
             await store.begin_blobs([f"{name}-a", f"{name}-b"], "answers", "w")
 
             async def body(tx: Tx) -> list[Any]:
-                rows = [(name, n, "answered", n, 1) for n in range(3)]
+                rows = [(name, n, "answered", n, 1, None) for n in range(3)]
                 new = await tx.many_returning("outcome_put", rows)
                 columns = ("job_id", "number", "outcome", "at", "size_bytes")
                 await tx.copy("outcomes", columns, [(name, 7, "failed", 0, 1)])

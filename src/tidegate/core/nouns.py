@@ -330,7 +330,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     """One finished item on its way to the store: its line is `size_bytes` long and lies behind its predecessors' in the log.
 
     `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left.
-    `cost_nano` is what its input, cached and output tokens cost at the deployment that answered."""
+    `cost_nano` is what its input, cached and output tokens cost at the deployment that answered. `crc32` is that of the line: by it the
+    judge knows the line again."""
 
     number: int
     outcome: Outcome
@@ -343,6 +344,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     units: int = 0
     deployment: str = ""
     cost_nano: tuple[int, int, int] = (0, 0, 0)
+    crc32: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

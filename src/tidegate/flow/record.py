@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+from zlib import crc32
 
 import structlog
 
@@ -112,8 +113,9 @@ class Recorder:
         cost_nano: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         finished = Finished(
-            number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano
-        )
+            number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
+            crc32(line),
+        )  # fmt: skip
         self._add("answers", job_id, line, finished)
 
     def failed(
@@ -131,8 +133,9 @@ class Recorder:
     ) -> None:
         """`usage` is what was paid for an answer that was not let through."""
         finished = Finished(
-            number, Outcome.FAILED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano
-        )
+            number, Outcome.FAILED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
+            crc32(line),
+        )  # fmt: skip
         self._add("errors", job_id, line, finished)
 
     def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:

@@ -161,7 +161,7 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
 
 
 async def _outcomes(records: Records, job_id: str) -> list[Row]:
-    sql = "select number, outcome, at, size_bytes from outcomes where job_id = $1 and number > $2 order by number limit $3"
+    sql = "select number, outcome, at, size_bytes, crc32 from outcomes where job_id = $1 and number > $2 order by number limit $3"
     found: list[Row] = []
     last = -(1 << 62)
     while page := await records.rows(sql, (job_id, last, _PAGE_COUNT)):

@@ -6,6 +6,7 @@ Every departure from the exact shape is noted with the line; whether the line is
 import re
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from tidegate.judge.jsonl import Line, NamedTwice, NotJson, read_json
 
@@ -41,6 +42,7 @@ class ResultLine:
     line: int
     at: int
     size_bytes: int
+    crc32: int
     id: str = ""
     job_part: str = ""
     number: int = -1
@@ -87,7 +89,7 @@ def read_input_line(line: Line, number: int) -> InputLine | None:
 
 def read_result_line(line: Line, name: str, number: int) -> ResultLine:
     """One finished line, with everything that is wrong with its shape."""
-    read = ResultLine(name, number, line.at, line.size_bytes)
+    read = ResultLine(name, number, line.at, line.size_bytes, crc32(line.data + b"\n" * line.whole))
     if not line.whole:
         read.faults.append("it does not end with a newline")
     try:

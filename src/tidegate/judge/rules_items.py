@@ -147,6 +147,17 @@ def outcome_places(case: Case, found: Finding) -> None:
             found.wrong(f"{line.where} is a second line of item {line.number}")
 
 
+@rule("lines_unchanged", "P3 P4", "Every line is, byte for byte, the one that was recorded")
+def lines_unchanged(case: Case, found: Finding) -> None:
+    if not case.has_results(found):
+        return
+    recorded = {row["number"]: row["crc32"] for row in case.outcomes if row["crc32"] is not None}
+    found.looked(f"{len(recorded)} checksums")
+    for line in case.result_lines:
+        if line.job_part == case.part and recorded.get(line.number, line.crc32) != line.crc32:
+            found.wrong(f"{line.where}, of item {line.number}, was changed since it was recorded")
+
+
 @rule("never_ran", "P8 P9", "Lines of items that never ran carry the code of the job's end, and no other lines do")
 def never_ran(case: Case, found: Finding) -> None:
     if not case.has_results(found):
@@ -227,4 +238,4 @@ def attempts(case: Case, found: Finding) -> None:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
 
-RULES = (counts, usage, cost, outcomes_whole, outcome_places, never_ran, slices, attempts)
+RULES = (counts, usage, cost, outcomes_whole, outcome_places, lines_unchanged, never_ran, slices, attempts)

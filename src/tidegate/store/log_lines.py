@@ -79,7 +79,7 @@ async def add_lines(
         return Added([], 0, Usage())
     rows, at = [], base
     for entry, _ in lines:
-        rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes))
+        rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
         at += entry.size_bytes
     new = frozenset(row[0] for row in await tx.many_returning("outcome_put", rows))
     added = [line for line in lines if line[0].number in new]
@@ -110,11 +110,11 @@ def _wanted(
 
 
 async def _close_gaps(
-    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int]], base: int, new: frozenset[int]
+    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int, int | None]], base: int, new: frozenset[int]
 ) -> None:
     """Some lines were not new: those behind them stand earlier in the file than first thought."""
     moved, at = [], base
-    for _, number, _, thought_at, size_bytes in rows:
+    for _, number, _, thought_at, size_bytes, _ in rows:
         if number in new:
             if thought_at != at:
                 moved.append((at, job_id, number))

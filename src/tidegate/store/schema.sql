@@ -220,6 +220,7 @@ create table outcomes (
     outcome text not null check (outcome in ('answered', 'failed', 'expired', 'cancelled')),
     at bigint not null,
     size_bytes bigint not null,
+    crc32 bigint,
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 

@@ -4,6 +4,8 @@ The order matters: an adopted answer is an outcome, so its item is not run again
 until it can, or until that has taken too long; nobody else's work waits for it.
 """
 
+from zlib import crc32
+
 import msgspec
 import structlog
 
@@ -162,4 +164,5 @@ async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tupl
         return None
     paid = decoded.tidegate
     cost_nano = (nano_of(paid.input_cost), nano_of(paid.cached_cost), nano_of(paid.output_cost)) if paid else (0, 0, 0)
-    return job_id, Finished(number, Outcome.ANSWERED, len(line), number, "", usage, cost_nano=cost_nano)
+    finished = Finished(number, Outcome.ANSWERED, len(line), number, "", usage, cost_nano=cost_nano, crc32=crc32(line))
+    return job_id, finished

@@ -16,7 +16,8 @@ returning output_file_id, error_file_id, output_bytes, error_bytes, scope;
 
 -- outcome_put --
 -- The first result wins; whoever comes second gets no row back.
-insert into outcomes (job_id, number, outcome, at, size_bytes) values (:job_id, :number, :outcome, :at, :size_bytes)
+insert into outcomes (job_id, number, outcome, at, size_bytes, crc32)
+values (:job_id, :number, :outcome, :at, :size_bytes, :crc32)
 on conflict (job_id, number) do nothing
 returning number;
 
