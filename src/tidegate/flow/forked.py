@@ -1,7 +1,7 @@
-"""A task in a process that is forked off for it, and its answer.
+"""Tasks in a process that is forked off for them, and their answers.
 
-For a process that does one piece of work and has no threads, such as ingest's own. What the task needs is there already, because
-the memory is a copy. A helper does not outlive who forked it, and where none can be had the task is done in place. What the tasks
+For a process that does one piece of work and has no threads, such as ingest's own. What the tasks need is there already, because
+the memory is a copy. A helper does not outlive who forked it, and where none can be had the tasks are done in place. What they
 are is not this module's business.
 """
 
@@ -9,22 +9,23 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Self
 
 ORPHAN_CHECK_S = 0.2
 
-Answer = TypeVar("Answer")
+Task = Callable[[], Any]
 
 
-class Forked(Generic[Answer]):
-    """One task, begun at once. Leaving the context ends it, done or not."""
+class Forked:
+    """Tasks that are done one after the other, from now on. Leaving the context ends them, done or not."""
 
-    def __init__(self, task: Callable[[], Answer]) -> None:
-        self._task = task
+    def __init__(self, *tasks: Task) -> None:
+        self._tasks = list(tasks)
         self._pid = 0
-        self._reader, writer = os.pipe()
+        reader, writer = os.pipe()
+        self._answers = os.fdopen(reader, "rb")
         owner = os.getpid()
         try:
             self._pid = os.fork()
@@ -33,23 +34,23 @@ class Forked(Generic[Answer]):
             os.close(writer)
             return
         if not self._pid:
-            _answer(task, writer, owner)
+            _answer(tasks, writer, owner)
         os.close(writer)
 
-    def answer(self) -> Answer:
-        """Wait for what came of it; an OSError of the task is raised here."""
+    def answer(self) -> Any:
+        """Wait for what came of the next task; an OSError of the task is raised here."""
+        task = self._tasks.pop(0)
         if not self._pid:
-            return self._task()
-        with open(self._reader, "rb", closefd=False) as pipe:
-            packed = pipe.read()
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
-        if status:
-            raise RuntimeError(f"a forked task ended with {os.waitstatus_to_exitcode(status)}")
-        answer, error = pickle.loads(packed)
+            return task()
+        try:
+            answer, error = pickle.load(self._answers)
+        except (EOFError, pickle.UnpicklingError):
+            _, status = os.waitpid(self._pid, 0)
+            self._pid = 0
+            raise RuntimeError(f"a forked task ended with {os.waitstatus_to_exitcode(status)}") from None
         if error is not None:
             raise error
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def __enter__(self) -> Self:
         return self
@@ -61,20 +62,22 @@ class Forked(Generic[Answer]):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             self._pid = 0
-        os.close(self._reader)
+        self._answers.close()
 
 
-def _answer(task: Callable[[], object], writer: int, owner: int) -> None:
+def _answer(tasks: Iterable[Task], writer: int, owner: int) -> None:
     """The life of the helper."""
     status = 1
     try:
         _end_with(owner)
-        try:
-            answer = (task(), None)
-        except OSError as error:
-            answer = (None, error)  # type: ignore[assignment]
         with open(writer, "wb") as pipe:
-            pickle.dump(answer, pipe, pickle.HIGHEST_PROTOCOL)
+            for task in tasks:
+                try:
+                    answer = (task(), None)
+                except OSError as error:
+                    answer = (None, error)  # type: ignore[assignment]
+                pickle.dump(answer, pipe, pickle.HIGHEST_PROTOCOL)
+                pipe.flush()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -13,7 +13,7 @@ from hashlib import sha256
 from tidegate.core.lines import LineRules
 from tidegate.core.scan import Scan
 from tidegate.core.scan_parts import join
-from tidegate.flow.forked import Forked
+from tidegate.flow.forked import Forked, Task
 
 READ_BYTES = 256 << 10
 PROCESSES_MAX = 4
@@ -55,14 +55,16 @@ def _behind_newline(source: int, at: int, size: int) -> int:
 def scan_input(source: int, parts: list[Part], rules: LineRules, helpers: ExitStack) -> tuple[Scan, Callable[[], str]]:
     """What the input holds, and its SHA-256 for the asking; empty when there is nothing to hold it against, or when the
     pass ended early because of what it found. With several processes the hash is made beside what the caller does next."""
-    scan = _scan_parts(source, parts, rules) if len(parts) > 1 else None
-    if scan is None:
+    with ExitStack() as own:
+        scanned = _scan_parts(source, parts, rules, own) if len(parts) > 1 else None
+        if scanned is not None:
+            helpers.enter_context(own.pop_all())
+    if scanned is None:
         return _scan_whole(source, rules)
-    digest: Callable[[], str] = str
-    if rules.input_sha256 and not scan.stopped:
-        digest = helpers.enter_context(Forked(partial(_hash, source))).answer
+    scan, digest = scanned
+    stopped = scan.stopped
     scan.finish()
-    return scan, digest
+    return scan, str if stopped else digest
 
 
 def _scan_whole(source: int, rules: LineRules) -> tuple[Scan, Callable[[], str]]:
@@ -79,17 +81,21 @@ def _scan_whole(source: int, rules: LineRules) -> tuple[Scan, Callable[[], str]]
     return scan, lambda: found
 
 
-def _scan_parts(source: int, parts: list[Part], rules: LineRules) -> Scan | None:
-    """The parts, each scanned by a process and put together; None when they must be scanned as one."""
-    with ExitStack() as helpers:
-        others = [helpers.enter_context(Forked(partial(scan_part, source, part, rules))) for part in parts[1:]]
-        whole = scan_part(source, parts[0], rules)
-        if whole.stopped:
-            return whole
+def _scan_parts(
+    source: int, parts: list[Part], rules: LineRules, helpers: ExitStack
+) -> tuple[Scan, Callable[[], str]] | None:
+    """The parts, each scanned by a process and put together; None when they must be scanned as one. The process of the last part
+    goes on to hash the whole."""
+    tasks: list[list[Task]] = [[partial(scan_part, source, part, rules)] for part in parts[1:]]
+    if rules.input_sha256:
+        tasks[-1].append(partial(_hash, source))
+    others = [helpers.enter_context(Forked(*each)) for each in tasks]
+    whole = scan_part(source, parts[0], rules)
+    if not whole.stopped:
         for other in others:
             if not join(whole, other.answer()):
                 return None
-    return whole
+    return whole, others[-1].answer if rules.input_sha256 else str
 
 
 def scan_part(source: int, part: Part, rules: LineRules) -> Scan:

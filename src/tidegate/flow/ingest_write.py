@@ -57,6 +57,8 @@ def write_work(
     places = [*accumulate(sizes, initial=0)]
     rows = [(0, len(numbers))] if as_read else _rows(numbers)
     copy = partial(_copy, source, target, scan, numbers, places, rows)
+    # What keeps its order is copied sooner than a process is started for it.
+    process_count = 1 if as_read else process_count
     bounds = [len(scan.at) * number // process_count for number in range(process_count + 1)]
     ranges = [*pairwise(bounds)]
     slices: list[SlicePlan] = []
