@@ -14,10 +14,9 @@ import uvloop
 
 from bench.inputs import chat_lines
 from bench.machinery import cpu_seconds, median, simulated_engine, table
-from bench.throughput import IN_FLIGHT, bare_loop, submit, until_ended
+from bench.throughput import IN_FLIGHT, bare_loop, settings_for, submit, until_ended
 from tests.support.postgres import PostgresServer
 from tidegate.service import working
-from tidegate.settings import load
 from tidegate.store.postgres import PostgresTx
 
 
@@ -49,10 +48,7 @@ def _pid(server: PostgresServer) -> int:
 
 async def _road(url: str, store_url: str, server_pid: int, lines: list[bytes]) -> float:
     with tempfile.TemporaryDirectory() as data:
-        settings = load(
-            None, Path(data), {"upstream.url": url, "store.url": store_url, "worker.in_flight_max": IN_FLIGHT}, {}
-        ).settings
-        async with working(settings) as at_work:
+        async with working(settings_for(url, Path(data), **{"store.url": store_url})) as at_work:
             job_id = await submit(at_work, lines)
             began = cpu_seconds(server_pid)
             at_work.parts.wake.ring()
