@@ -85,6 +85,14 @@ def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> N
     assert "is cancelled" in desk.done("batches", "cancel", batch).stderr()
 
 
+def test_a_batch_of_an_organization_with_an_odd_name_is_stopped_beside_the_server(serving: Serving) -> None:
+    desk, org = serving.desk, "ünï 100% 🎉"
+    made = json.loads(desk.done("keys", "create", "--org", org, "--json").stdout())
+    batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)], made["key"])
+    assert "There is no tenant" in desk.done("batches", "cancel", batch, "--org", "ünï", code=2).stderr()
+    assert "cancelling" in desk.done("batches", "cancel", batch, "--org", org).stderr()
+
+
 def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
     wish = ("--models", "m", "--resources", "r", "--limit", "minute:requests=60,tokens=500", "--limit", "day:tokens=9")
@@ -226,6 +234,7 @@ def test_a_server_that_died_does_not_stand_in_the_way(serving: Serving) -> None:
     ("arguments", "says"),
     [
         (["--org", ""], "`org` needs 1 to 255 printable characters"),
+        (["--org", "a\u0301"], "`org` needs 1 to 255 printable characters"),
         (["--org", "a\x1b[2Jb"], "`org` needs 1 to 255 printable characters"),
         (["--org", "a", "--scopes", "files:read,root"], "there is no scope 'root'"),
         (["--org", "a", "--expires", "90"], "a duration with a unit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -269,10 +270,20 @@ def test_the_operator_of_this_machine(web: WebServer) -> None:
         assert [file["id"] for file in client.get("/v1/files", headers=as_acme).json()["data"]] == [file_id]
         as_default = {"X-Tidegate-Control": CONTROL_TOKEN}
         assert client.get("/v1/files", headers=as_default).json()["data"] == []
-        nobody = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": "nobody"}
-        is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
+        for name in ("nobody", "%00", "%ff%fe", "%E2%80%AEemca", "a" * 4_000, "%", "acme%20"):
+            nobody = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": name}
+            is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
         for token in ("", "wrong", CONTROL_TOKEN + "x"):
             is_error(client.get("/v1/files", headers={"X-Tidegate-Control": token}), REFUSED)
+
+
+@pytest.mark.parametrize("name", ["ünï 🎉", "100%", "a%20b", "a+b", "名" * 255])
+def test_the_operator_may_speak_for_a_tenant_of_any_name(web: WebServer, name: str) -> None:
+    with web.client(web.make_key(name)) as client:
+        file_id = upload(client)
+    with web.client() as client:
+        named = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": quote(name, safe="")}
+        assert [file["id"] for file in client.get("/v1/files", headers=named).json()["data"]] == [file_id]
 
 
 def test_a_control_token_from_elsewhere_is_refused(web: WebServer) -> None:

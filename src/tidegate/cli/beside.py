@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -54,7 +55,7 @@ class Server:
         url = self.control.url.rstrip("/") + path
         headers = {CONTROL_HEADER: self.control.token, "Content-Type": "application/json"}
         if tenant is not None:
-            headers[TENANT_HEADER] = tenant
+            headers[TENANT_HEADER] = quote(tenant, safe="")
         try:
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False

@@ -158,7 +158,7 @@ class Purse:
                 )
             tokens = terms.tokens_max
         if nano > terms.nano_max and terms.poorest is not None:
-            raise overspent(terms.poorest, nano, terms.nano_max)
+            raise overspent(terms.poorest, nano, terms.nano_max, is_all=True)
         waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, nano, give_up_ms)
         self._waiting.setdefault(terms.budgets, []).append(waiter)
         if self._asking is None:
@@ -412,13 +412,15 @@ def _terms(budgets: Budgets) -> Terms:
     return Terms(binding, bool(tokens), min(tokens, default=0), bool(money), nano_max, poorest)
 
 
-def overspent(budget: Budget, nano: int, left_nano: int) -> Overspent:
+def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False) -> Overspent:
+    """`is_all`: that much is the whole budget, whatever is left of it."""
     whose = PAYERS.get(budget.bound, budget.bound.value)
     if left_nano <= 0:
         message = f"the budget of this {whose} is spent: have it raised, or wait until it renews"
     else:
+        has = f"is {units_text(left_nano)} in all" if is_all else f"has {units_text(left_nano)} left"
         message = (
-            f"this may cost up to {units_text(nano)}, and the budget of this {whose} has {units_text(left_nano)} left: "
+            f"this may cost up to {units_text(nano)}, and the budget of this {whose} {has}: "
             "lower max_tokens, or have the budget raised"
         )
     return Overspent(message, status=STATUSES[Code.BUDGET_EXCEEDED], code=Code.BUDGET_EXCEEDED)

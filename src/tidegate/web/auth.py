@@ -10,6 +10,7 @@ import asyncio
 import hmac
 from collections import OrderedDict
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 
@@ -131,8 +132,9 @@ class Authenticator:
         self._refuse_repeated(client, None)
         if not hmac.compare_digest(given, wanted) or not wanted or not is_loopback(client):
             raise self._failed(client, None)
-        name = request.headers.get(TENANT_HEADER)
-        if name is None or name == DEFAULT_TENANT:
+        # Names are any printable text and headers are not: it comes percent-encoded.
+        name = unquote(request.headers.get(TENANT_HEADER, DEFAULT_TENANT))
+        if name == DEFAULT_TENANT:
             return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
         tenant_id = None
         if name.isprintable() and len(name) <= _TENANT_CHARS_MAX:

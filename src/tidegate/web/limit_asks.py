@@ -65,7 +65,7 @@ def _nano(where: str, cost: str | float | None) -> int | None:
     except SettingsError as error:
         raise _bad(f"{where}.cost", f"`{where}.cost`{str(error).removeprefix('cost')}.") from None
     if not nano:
-        raise _bad(f"{where}.cost", f"`{where}.cost` must be above 0. A key that may spend nothing is one to revoke.")
+        raise _bad(f"{where}.cost", f"`{where}.cost` must be above 0.")
     return nano
 
 

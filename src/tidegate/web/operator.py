@@ -4,6 +4,7 @@ through these routes by one that finds it held by a server.
 The routes are for the operator on this machine, who shows the control file's token; to everybody else they do not exist.
 """
 
+import unicodedata
 from typing import Annotated
 
 import msgspec
@@ -253,7 +254,9 @@ def require_operator(request: Request) -> None:
 
 
 def _is_name(text: str) -> bool:
-    return 1 <= len(text) <= NAME_CHARS_MAX and text.isprintable() and text.strip() == text
+    """Whether people can tell it from others: what looks the same is the same."""
+    is_plain = text.isprintable() and text.strip() == text and unicodedata.is_normalized("NFC", text)
+    return is_plain and 1 <= len(text) <= NAME_CHARS_MAX
 
 
 def _bad(param: str, message: str) -> ApiProblem:
