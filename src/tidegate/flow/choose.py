@@ -4,7 +4,7 @@ It takes nothing. What it remembers between two decisions (whose turn was last, 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -23,6 +23,8 @@ log = structlog.get_logger()
 MODELS_MAX = 1_000
 DUE_JOBS_MAX = 8
 _PACE_KEEP_MS = 5_000
+_PACES_MIN = 2
+_PACES_PARTS = 50
 _CAPS_KEEP_MS = 30_000
 _WAKE_EVERY_MS = 500
 _WAKE_MAX = 100
@@ -93,7 +95,7 @@ class Chooser:
         self._caps_at_ms = 0.0
         self._turns: dict[str, schedule.Turn] = {}
         self._paces: dict[str, Pace] = {}
-        self._paces_until_ms = 0.0
+        self._paced_at_ms: dict[str, float] = {}
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
         # Those that were awake at the last look; asked for anew where none of them has room.
@@ -172,11 +174,20 @@ class Chooser:
         _count_skips(skips)
         return schedule.Choice([], skips)
 
-    async def _refresh_paces(self, models: Iterable[str]) -> None:
+    async def _refresh_paces(self, models: Collection[str]) -> None:
+        """Ask for all that are not known, and for a few of those known longest: all at once would make some decisions slow ones."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._paces_until_ms:
-            self._paces = await self._store.paces(list(models))
-            self._paces_until_ms = now_ms + _PACE_KEEP_MS
+        due = [model for model in models if model not in self._paces]
+        if not due:
+            old = [model for model in models if now_ms >= self._paced_at_ms[model] + _PACE_KEEP_MS]
+            some = max(_PACES_MIN, len(models) // _PACES_PARTS)
+            due = sorted(old, key=self._paced_at_ms.__getitem__)[:some]
+        if due:
+            told = await self._store.paces(due)
+            # Callers choose the names of models: what is not needed any more must not pile up.
+            self._paces = {model: pace for model, pace in (self._paces | told).items() if model in models}
+            paced_at = self._paced_at_ms | dict.fromkeys(told, now_ms)
+            self._paced_at_ms = {model: paced_at[model] for model in self._paces}
 
     def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:
         now_ms = self._clock.monotonic_ms()

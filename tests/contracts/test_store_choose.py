@@ -1,0 +1,99 @@
+"""What a worker decides on every store: it remembers which models had work, and still misses none that has some now."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import MODEL, World, plan_of
+from tidegate.core.schedule import Choice, Policy, Reason
+from tidegate.flow.choose import Chooser
+
+pytestmark = pytest.mark.anyio
+
+
+class Still:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.at_ms = 0.0
+
+    def now_ms(self) -> int:
+        return int(self.at_ms)
+
+    def monotonic_ms(self) -> float:
+        return self.at_ms
+
+
+class Decider:
+    """A chooser with room for all models but those that are closed."""
+
+    def __init__(self, world: World) -> None:
+        self.clock = Still()
+        self.chooser = Chooser(world.store, self.clock, lambda switch: Policy(), 64)
+        self.closed: set[str] = set()
+        self.asked: list[str] = []
+
+    def room(self, model: str) -> tuple[int, str | None]:
+        self.asked.append(model)
+        return (0, Reason.RESTING) if model in self.closed else (8, None)
+
+    async def choose(self) -> Choice:
+        self.asked = []
+        return await self.chooser.choose("nobody", self.room, 8)
+
+
+def jobs_of(choice: Choice) -> set[str]:
+    return {pick.job_id for pick in choice.picks}
+
+
+async def test_a_model_that_wakes_after_the_last_decision_is_dealt_in_the_next(world: World) -> None:
+    decider, caller = Decider(world), await world.caller()
+    assert await decider.choose() == Choice([], [])
+    first = await world.running(caller, 1)
+    assert jobs_of(await decider.choose()) == {first.id}
+    other = await world.ingested(await world.job(caller), plan_of(1, model="other"))
+    assert jobs_of(await decider.choose()) == {first.id, other.id}
+    assert sorted(decider.asked) == [MODEL, "other"], "each model's room is asked for once"
+    assert jobs_of(await decider.choose()) == {first.id, other.id}
+
+
+async def test_one_that_wakes_while_all_others_are_closed_is_dealt_too(world: World) -> None:
+    decider, caller = Decider(world), await world.caller()
+    await world.running(caller, 1)
+    await decider.choose()
+    decider.closed = {MODEL}
+    [skip] = (await decider.choose()).skips
+    assert (skip.model, skip.reason) == (MODEL, Reason.RESTING)
+    other = await world.ingested(await world.job(caller), plan_of(1, model="other"))
+    choice = await decider.choose()
+    assert jobs_of(choice) == {other.id}
+    assert [(skip.model, skip.reason) for skip in choice.skips] == [(MODEL, Reason.RESTING)]
+
+
+async def test_a_model_that_sleeps_is_neither_dealt_nor_spoken_of(world: World) -> None:
+    decider, caller = Decider(world), await world.caller()
+    job = await world.running(caller, 1)
+    other = await world.ingested(await world.job(caller), plan_of(1, model="other"))
+    await decider.choose()
+    await world.store.cancel_job(caller.tenant_id, other.id)
+    await world.store.close_job(other.id, 10**12)
+    assert await world.store.rest_flow("other", f"tenant:{caller.tenant_id}")
+    decider.closed = {"other"}
+    choice = await decider.choose()
+    assert (jobs_of(choice), choice.skips) == ({job.id}, [])
+    await decider.choose()
+    assert decider.asked == [MODEL], "it is not asked for again"
+
+
+async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: World) -> None:
+    decider, caller = Decider(world), await world.caller()
+    for number in range(5):
+        await world.ingested(await world.job(caller), plan_of(1, model=f"m{number}"))
+    await decider.choose()
+    assert set(decider.chooser._paced_at_ms.values()) == {0.0}
+    seen = []
+    for at_ms in (4_999.0, 5_000.0, 5_001.0, 5_002.0, 5_003.0):
+        decider.clock.at_ms = at_ms
+        await decider.choose()
+        seen.append(sum(at > 0 for at in decider.chooser._paced_at_ms.values()))
+    assert seen == [0, 2, 4, 5, 5]
