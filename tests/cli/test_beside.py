@@ -302,6 +302,20 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     assert (shown["eta"], shown["slack_seconds"]) == (None, None)
 
 
+def test_explain_names_the_keys_own_limit_that_a_batch_waits_for(serving: Serving) -> None:
+    desk = serving.desk
+    made = json.loads(
+        desk.done("keys", "create", "--org", "acme", "--user", "ann", "--limit", "day:requests=1", "--json").stdout()
+    )
+    batch = serving.submit([chat(f"c{number}", "hi") for number in range(8)], made["key"])
+    wait_until(
+        lambda: f"key:{made['id']} is used up" in desk.done("explain", batch, "--org", "acme").stdout(),
+        60,
+        "the key's limit to be named",
+        poll_s=0.5,
+    )
+
+
 def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
     """In the words of the process that runs the batch, for the deployments of its own model and no others."""
     place = f"deployments: [{{url: '{desk.engine.url}', engine: vllm, name"

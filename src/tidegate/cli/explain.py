@@ -10,7 +10,7 @@ import uvloop
 from tidegate.cli import batches, beside, options, screen
 from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
-from tidegate.core.budgets import NEVER_MS, Ask
+from tidegate.core.budgets import NEVER_MS, Ask, Bound, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job, Outlook
 from tidegate.core.window import spoken
@@ -97,16 +97,22 @@ async def _places(parts: "Parts") -> Places:
 
 async def _spent(parts: "Parts", places: Places, job: Job, models: Sequence[str]) -> dict[str, str]:
     """The models that nothing of the batch may be sent to now under the budgets that bind it, and which of these is used up."""
+    from tidegate.store.rows import limits_from
     from tidegate.upstream.router import open_router
 
     settings = parts.settings
     tenant = await parts.store.tenant_name(job.tenant_id)
     policy = Tenants(settings).of(tenant or "")
-    own = policy.budgets(job.tenant_id, key_id=job.key_id, job_id=job.id, job_limits=job.limits)
+    key = await parts.store.get_key(job.key_id) if job.key_id else None
+    user, team = (key["user_name"], key["team"]) if key else (None, None)
+    own = policy.budgets(job.tenant_id, user, job.key_id, job.id, job.limits, team)
+    if key is not None:
+        own = with_limits(own, Bound.KEY, str(job.key_id), limits_from(key["limits"]))
     router = open_router((), settings.http.limits(), parts.clock, parts.entropy)
     try:
         router.replace(*places)
-        bound = {model: [budgets + own for budgets in router.budgets(model)] for model in models}
+        # A deployment that this command was not told of has budgets that it does not know; the batch's own bind it all the same.
+        bound = {model: [budgets + own for budgets in router.budgets(model) or [()]] for model in models}
     finally:
         await router.close()
     spent = {}
