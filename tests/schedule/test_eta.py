@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from tests.schedule import looks
 from tests.schedule.world import World, job
-from tidegate.core.eta import Eta, Outlook, Position, eta, feasible, slack_ms, units_before_end
+from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.eta import Eta, Outlook, Position, eta, feasible, least_ms, not_before, slack_ms, units_before_end
 from tidegate.core.schedule import Policy
 
 positions = st.builds(
@@ -79,3 +80,23 @@ def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
     assert told is not None
     assert ended is not None
     assert abs(told.p50_ms - ended) <= 0.05 * ended
+
+
+def budget(name: str, *limits: Limit) -> Budget:
+    return Budget(Bound.DEPLOYMENT, name, limits)
+
+
+def test_limits_say_how_soon_calls_can_be_over() -> None:
+    four = [budget("a", Limit(Period.MINUTE, requests=4))]
+    assert [least_ms(calls, [four]) // 60_000 for calls in (0, 1, 4, 5, 8, 9, 30)] == [0, 0, 0, 1, 1, 2, 7]
+    # Two ways share the calls; the tighter of two limits counts, whatever its period; a way without one bears any number.
+    assert least_ms(16, [four, four]) == 60_000
+    both = [budget("a", Limit(Period.MINUTE, requests=4), Limit(Period.HOUR, requests=8))]
+    assert least_ms(17, [both]) == 2 * 3_600_000
+    assert least_ms(1_000, [four, []]) == least_ms(1_000, []) == 0
+    assert least_ms(1_000, [[budget("a", Limit(Period.MINUTE, tokens=1))]]) == 0
+    assert least_ms(1_000, [[budget("a", Limit(Period.MINUTE, requests=1, enabled=False))]]) == 0
+    # Of a day's limit, today's and tomorrow's may both be had around midnight.
+    day = [budget("a", Limit(Period.DAY, requests=10))]
+    assert [least_ms(calls, [day]) // 86_400_000 for calls in (20, 21, 31)] == [0, 1, 2]
+    assert not_before(Eta(5, 9), 7) == Eta(7, 9)

@@ -68,6 +68,22 @@ def test_a_batch_that_is_late_has_negative_slack(start_web: Any) -> None:
         assert running(web, client, completion_window="1m")["tidegate"]["slack_seconds"] < 0
 
 
+def test_no_batch_is_said_to_be_done_sooner_than_its_limits_let_it(start_web: Any) -> None:
+    web: WebServer = start_web()
+    four = [{"period": "minute", "requests": 4}]
+    with web.client() as client:
+        measured(web, 1_000_000)
+        before_s = web.run(web.store.now_ms()) // 1000
+        batch = running(web, client, limits=four)
+        # Ten calls at four a minute: two more minutes after the first four.
+        assert batch["tidegate"]["eta"]["p50"] >= before_s + 120
+        assert batch["tidegate"]["eta"]["p95"] >= before_s + 120
+        late = create(client, input_of(client, 30), completion_window="3m", limits=four)
+        assert "about 30 requests take 7m at the least" in late["tidegate"]["warnings"][0]
+        fine = create(client, input_of(client, 30), completion_window="8m", limits=four)
+        assert fine["tidegate"]["warnings"] == []
+
+
 def test_where_nothing_was_measured_nothing_is_said(start_web: Any) -> None:
     web: WebServer = start_web()
     with web.client() as client:

@@ -1,4 +1,4 @@
-"""When a job will end, and whether it can end in time: pure arithmetic on measured rates and its place in the queue.
+"""When a job will end, and whether it can end in time: pure arithmetic on measured rates, its place in the queue and its limits.
 
 Rates are a model's work units a second, one sample a minute, of minutes in which it had work to do; an idle minute says nothing about
 what a model can serve. Where nothing was measured there is no answer, and None says so.
@@ -9,12 +9,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median, stdev
 
+from tidegate.core.budgets import Budget, Kind, Period
+
 _ONE_IN_TWENTY = 1.645
 _MINUTE_MS = 60_000
 # A rate never falls to nothing in a forecast: the slowest that is believed is a tenth of the usual.
 _SLOWEST = 0.1
 # With a single sample nothing is known of the spread: half of the rate is a wide guess.
 _SPREAD_UNKNOWN = 0.5
+# Months are as short as they ever are, for what is asked is the least.
+_PERIODS_MS = {
+    Period.MINUTE: _MINUTE_MS,
+    Period.HOUR: 60 * _MINUTE_MS,
+    Period.DAY: 24 * 60 * _MINUTE_MS,
+    Period.WEEK: 7 * 24 * 60 * _MINUTE_MS,
+    Period.MONTH: 28 * 24 * 60 * _MINUTE_MS,
+}
+_SLIDING = frozenset({Period.MINUTE, Period.HOUR})
+# Nobody looks further ahead than this many minutes, about two years.
+_MINUTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,41 @@ def eta(position: Position, rates: Sequence[float], rate_default: float | None =
     slow = mean - _ONE_IN_TWENTY * spread * (1 / minutes + 1 / len(measured)) ** 0.5
     p95_ms = 1_000 * units / max(slow, _SLOWEST * mean)
     return Eta(int(p50_ms), int(max(p50_ms, p95_ms)))
+
+
+def least_ms(calls: int, ways: Sequence[Sequence[Budget]]) -> int:
+    """How long so many calls take at the least over ways that are each bound by these budgets, were all of them unused now.
+
+    What is measured in a quiet minute knows nothing of a limit that was not reached yet. A way that nothing binds takes any number at once.
+    """
+    if calls <= 0 or not ways or any(_sent(way, 0) is None for way in ways):
+        return 0
+    soonest, latest = 0, _MINUTES_MAX
+    while soonest < latest:
+        minutes = (soonest + latest) // 2
+        if sum(_sent(way, minutes * _MINUTE_MS) or 0 for way in ways) >= calls:
+            latest = minutes
+        else:
+            soonest = minutes + 1
+    return soonest * _MINUTE_MS
+
+
+def _sent(way: Sequence[Budget], within_ms: int) -> int | None:
+    """How many calls these budgets can let through within this time; None for any number."""
+    counts = [
+        # A sliding period is full once at the beginning; of a calendar's, one may end and the next begin a moment from now.
+        limit.requests * (within_ms // _PERIODS_MS[limit.period] + (1 if limit.period in _SLIDING else 2))
+        for budget in way
+        if budget.kind is Kind.CALLS
+        for limit in budget.limits
+        if limit.enabled and limit.requests is not None and limit.period in _PERIODS_MS
+    ]
+    return min(counts) if counts else None
+
+
+def not_before(expected: Eta, least: int) -> Eta:
+    """The same forecast, but nothing ends sooner than this."""
+    return Eta(max(expected.p50_ms, least), max(expected.p95_ms, least))
 
 
 def feasible(

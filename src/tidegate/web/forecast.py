@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core import estimate, eta
+from tidegate.core.budgets import Limit
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
 from tidegate.core.lines import LineRules, decode_request, endpoint_of
 from tidegate.core.nouns import Caller, File, Job, JobRequest, ModelOutlook
 from tidegate.core.states import JobState
 from tidegate.core.window import spoken
+from tidegate.settings.tenants import Tenants
 from tidegate.web import content, wire
 from tidegate.web.context import WebContext
 
@@ -28,6 +30,8 @@ class Forecaster:
         self._store = context.store
         self._blobs = context.blobs
         self._scheduler = context.settings.scheduler
+        self._tenants = Tenants(context.settings)
+        self._router = context.router
 
     async def of_job(self, job: Job) -> wire.Forecast:
         """What can be said of a job that runs; nothing of any other."""
@@ -42,12 +46,25 @@ class Forecaster:
         known = [end for end in ends if end is not None]
         if len(known) < len(ends):
             return wire.Forecast(work_units=work_units)
-        p50_ms, p95_ms = max(end.p50_ms for end in known), max(end.p95_ms for end in known)
+        caller = Caller(job.tenant_id, key_id=job.key_id)
+        least_ms = await self._least_ms(
+            caller, job.item_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
+        )
+        last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
         return wire.Forecast(
-            slack_seconds=(outlook.expires_at - outlook.now - p50_ms) // 1000,
-            eta=wire.Eta((outlook.now + p50_ms) // 1000, (outlook.now + p95_ms) // 1000),
+            slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
+            eta=wire.Eta((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
             work_units=work_units,
         )
+
+    async def _least_ms(
+        self, caller: Caller, calls: int, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
+    ) -> int:
+        """How long so many calls take at the least under the limits of the batch, of whoever sends it and, of one model, of its servers."""
+        tenant = await self._store.tenant_name(caller.tenant_id) or ""
+        own = self._tenants.of(tenant).budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits)
+        ways = self._router.budgets(models[0]) if len(models) == 1 else []
+        return max(eta.least_ms(calls, [own]), eta.least_ms(calls, ways))
 
     async def admit(self, caller: Caller, wanted: JobRequest, scope: str, key: str | None) -> tuple[str, ...]:
         """Warnings about a deadline that cannot be met; a refusal where the operator wants one."""
@@ -59,36 +76,50 @@ class Forecaster:
                 return ()
         except (StoreError, BlobError):
             return ()
-        said = (
-            f"Measured by what {late.model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: it has about "
-            f"{late.total_units:,} tokens of work. Give it a longer completion_window, or split it."
-        )
         if self._scheduler.admission == "refuse":
-            raise ApiProblem(400, "deadline_unreachable", said, param="completion_window")
-        return (said,)
+            raise ApiProblem(400, "deadline_unreachable", late, param="completion_window")
+        return (late,)
 
-    async def _hopeless(self, caller: Caller, wanted: JobRequest, scope: str) -> ModelOutlook | None:
-        """The first model on which even the whole urgent share would not do."""
+    async def _hopeless(self, caller: Caller, wanted: JobRequest, scope: str) -> str | None:
+        """Why it will be late: a model on which even the whole urgent share would not do, or limits that let too little through."""
         file = await self._store.get_file(caller.tenant_id, wanted.input_file_id)
         if file is None:
             return None
         now_minute = await self._store.now_ms() // _MINUTE_MS
-        for model, units in (await self._sampled(file, wanted.endpoint)).items():
+        sample = await self._sampled(file)
+        units_by_model = sampled_units(sample, file.size_bytes, LineRules(endpoint=wanted.endpoint))
+        for model, units in units_by_model.items():
             outlook = await self._store.prospect(model, scope, units)
             rates = rates_of(outlook, now_minute)
             chance = eta.feasible(wanted.window_ms, position_of(outlook), rates, self._scheduler.urgent_share)
             if chance is eta.Outlook.IMPOSSIBLE:
-                return outlook
-        return None
+                return (
+                    f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
+                    f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."
+                )
+        calls = sampled_count(sample, file.size_bytes)
+        least_ms = await self._least_ms(caller, calls, list(units_by_model), "new", (*wanted.limits, *caller.limits))
+        if least_ms <= wanted.window_ms:
+            return None
+        return (
+            f"Under the limits that bind it, this batch cannot be done within {spoken(wanted.window_ms)}: about {calls:,} requests take "
+            f"{spoken(least_ms)} at the least. Give it a longer completion_window, split it, or raise the limits."
+        )
 
-    async def _sampled(self, file: File, endpoint: str) -> dict[str, int]:
-        """The work units of each model, taken from the beginning of an input to its whole."""
+    async def _sampled(self, file: File) -> list[bytes]:
+        """The lines that an input begins with."""
         end = min(file.size_bytes, SAMPLE_BYTES_MAX)
         data = b"".join([piece async for piece in content.pieces(self._store, self._blobs, file.id, 0, end)])
         lines = data.split(b"\n")
         if end < file.size_bytes:
             lines.pop()
-        return sampled_units(lines, file.size_bytes, LineRules(endpoint=endpoint))
+        return lines
+
+
+def sampled_count(lines: Sequence[bytes], size_bytes: int) -> int:
+    """How many requests an input of this size has that goes on as these lines begin."""
+    full = [line for line in lines if line.strip()]
+    return len(full) * size_bytes // max(1, min(sum(len(line) + 1 for line in lines), size_bytes))
 
 
 def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> dict[str, int]:
