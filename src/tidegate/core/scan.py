@@ -178,20 +178,24 @@ class Scan:
 
     def _keep_alike(self, alike: Alike) -> None:
         shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
-        base, to_prompt, cut = self._rest_at, len(shape.opening) + shape.between_size, shape.stem.cut
+        base, to_prompt = self._rest_at, len(shape.opening) + shape.between_size
+        around = to_prompt + len(shape.tail) + 1
+        sizes = [*map(sub, starts[1:], starts)]
         self.at.fromlist([base + start for start in starts[:-1]])
-        self.size.fromlist([*map(sub, starts[1:], starts)])
+        self.size.fromlist(sizes)
         self.line.fromlist([*range(self.line_count + 1, self.line_count + 1 + count)])
         self.id_hash.frombytes(pack(f"{count}q", *map(hash, alike.ids)))
         if len(alike.id_sizes) == 1:
-            self.prompt_at.extend(array("I", (to_prompt + len(alike.ids[0]),)) * count)
+            id_size = len(alike.ids[0])
+            self.prompt_at.extend(array("I", (to_prompt + id_size,)) * count)
+            self.prompt_size.fromlist([size - around - id_size for size in sizes])
         else:
-            self.prompt_at.fromlist([to_prompt + len(custom_id) for custom_id in alike.ids])
+            id_sizes = [*map(len, alike.ids)]
+            self.prompt_at.fromlist([to_prompt + id_size for id_size in id_sizes])
+            self.prompt_size.fromlist([size - around - id_size for size, id_size in zip(sizes, id_sizes, strict=True)])
         if stems.count(shape.stem) == count:
-            self.prompt_size.fromlist([cut + len(text) for text in texts])
             self.stem.extend(array("I", (shape.stem.number,)) * count)
         else:
-            self.prompt_size.fromlist([stem.cut + len(text) for stem, text in zip(stems, texts, strict=True)])
             self.stem.fromlist([stem.number for stem in stems])
         self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
         self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
@@ -317,7 +321,7 @@ class Scan:
         return number
 
     def _root_of(self, family: Family) -> Stem:
-        return Stem(len(self.stem_cut), family.reference, family.cut, family.opening, family.cut)
+        return Stem(len(self.stem_cut), family.reference, family.cut, family.opening)
 
     def _follow(self, family_number: int) -> None:
         """After its cut moved, a family has another root, and shapes that end there."""

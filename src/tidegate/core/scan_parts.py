@@ -5,7 +5,6 @@ stands in another part (limits that hold for the whole, bounds on what is rememb
 are of no use, and whoever asked scans the input in one.
 """
 
-from array import array
 from dataclasses import replace
 
 from tidegate.core.scan import FAMILIES_MAX, MODELS_MAX, REFERENCES_BYTES_MAX, Scan
@@ -23,14 +22,14 @@ def join(whole: Scan, part: Scan) -> bool:
     whole.stem_family.extend(map(families.__getitem__, part.stem_family))
     whole.stem_reference += part.stem_reference
     whole.stem_cut += part.stem_cut
-    whole.stem.extend(array("I", map(first_stem.__add__, part.stem)))
+    whole.stem.fromlist([first_stem + stem for stem in part.stem])
     for name in ITEM_COLUMNS:
         getattr(whole, name).extend(getattr(part, name))
     lines = whole.line_count
-    whole.line.extend(array("I", map(lines.__add__, part.line)))
+    whole.line.fromlist([lines + line for line in part.line])
     whole.bad_at += part.bad_at
     whole.bad_size += part.bad_size
-    whole.bad_line.extend(array("I", map(lines.__add__, part.bad_line)))
+    whole.bad_line.fromlist([lines + line for line in part.bad_line])
     whole.errors += [replace(error, line=lines + (error.line or 0)) for error in part.errors]
     whole.line_count += part.line_count
     whole.input_count += part.input_count

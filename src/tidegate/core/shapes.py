@@ -82,16 +82,16 @@ class Shape:
             id_end = at + to_id_end
             text_at = id_end + head_size
             if branched:
-                stem, stray = root, False
+                stem, key_at, stray = root, text_at, False
                 while branches := stem.branches:
-                    branch = branches.get(data[text_at : text_at + key_size])
+                    branch = branches.get(data[key_at : key_at + key_size])
                     if branch is None:
                         break
-                    if not startswith(branch.rest, text_at):
-                        stray = True
-                        break
                     stem = branch
-                    text_at += stem.rest_size
+                    key_at = text_at + stem.path_size
+                if stem is not root and not startswith(stem.path, text_at):
+                    stem, stray = root.climb(data, text_at)
+                text_at += stem.path_size
             # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
             stop = find(b"\n", text_at)
             text_end = stop - tail_size

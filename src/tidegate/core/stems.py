@@ -41,19 +41,32 @@ class Family:
 
 
 class Stem:
-    """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off."""
+    """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off, and `path` to the one at the
+    bottom."""
 
-    __slots__ = ("branches", "cut", "number", "opening", "reference", "rest", "rest_size")
+    __slots__ = ("branches", "cut", "number", "opening", "path", "path_size", "reference", "rest")
 
-    def __init__(self, number: int, reference: bytes, cut: int, opening: bytes, parent_cut: int = 0) -> None:
+    def __init__(self, number: int, reference: bytes, cut: int, opening: bytes, parent: "Stem | None" = None) -> None:
         self.number = number
         self.reference = reference
         self.cut = cut
         self.opening = opening
-        self.rest = reference[parent_cut:cut]
-        self.rest_size = len(self.rest)
+        self.rest = reference[parent.cut : cut] if parent else b""
+        self.path: bytes = parent.path + self.rest if parent else b""
+        self.path_size = len(self.path)
         # By the key behind the cut; None stands where a branch would spare too little.
         self.branches: dict[bytes, Stem | None] = {}
+
+    def climb(self, data: bytes, at: int) -> "tuple[Stem, bool]":
+        """The longest stem that a prompt stands on which goes on at `at` behind this one, at the bottom; and whether a branch seemed
+        to be its own but was not."""
+        stem = self
+        while branch := stem.branches.get(data[at : at + KEY_BYTES]):
+            if not data.startswith(branch.rest, at):
+                return stem, True
+            stem = branch
+            at += len(branch.rest)
+        return stem, False
 
 
 def branch_off(stem: Stem, key: bytes, texts: Sequence[bytes], number: int) -> Stem | None:
@@ -65,7 +78,7 @@ def branch_off(stem: Stem, key: bytes, texts: Sequence[bytes], number: int) -> S
     agreed = min(common_prefix(shared, text) for text in texts)
     reference = old.reference if old else stem.reference[: stem.cut] + shared[:agreed]
     cut, opening = resume(reference, stem.cut + agreed)
-    branch = Stem(number, reference, cut, opening, stem.cut) if cut - stem.cut >= BRANCH_BYTES_MIN else None
+    branch = Stem(number, reference, cut, opening, stem) if cut - stem.cut >= BRANCH_BYTES_MIN else None
     stem.branches[key] = branch
     return branch
 
