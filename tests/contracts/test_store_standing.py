@@ -32,7 +32,7 @@ async def test_who_is_ahead_who_runs_and_who_rests(world: World) -> None:
     assert "workers hold 1 of its slices" in await said(world, first.id)
     assert "nothing is ahead of it" in await said(world, second.id)
     await world.store.release_slice(first.id, held.first, held.token, 90_000)
-    assert "1 slices rest for another 1m30s" in await said(world, first.id)
+    assert "1 slice is put off for another 1m30s" in await said(world, first.id)
 
 
 async def test_older_batches_of_other_models_are_not_ahead(world: World) -> None:
@@ -60,3 +60,18 @@ async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
     await world.store.declare_gone(worker, leaving=True)
     await world.store.reclaim_slices(worker, 2)
     assert "2 items were tried and wait to be tried again: owner_lost" in await said(world, job.id)
+
+
+async def test_what_expired_says_which_time_was_over(world: World) -> None:
+    caller = await world.caller()
+    hasty = await world.job(caller, begin_within_ms=90_000)
+    late = await world.job(caller, window_ms=120_000)
+    assert await world.store.expire_job(hasty.id) is False
+    await world.clock.advance(90_000)
+    assert await world.store.expire_job(hasty.id)
+    assert await world.store.end_unstarted(hasty.id)
+    assert "nothing of it had begun within 1m30s" in await said(world, hasty.id)
+    await world.clock.advance(30_000)
+    assert await world.store.expire_job(late.id)
+    assert await world.store.end_unstarted(late.id)
+    assert f"its window of {late.window_text} was over" in await said(world, late.id)

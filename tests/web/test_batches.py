@@ -99,6 +99,7 @@ def test_exactly_at_the_limits(client: httpx2.Client) -> None:
     assert made["tidegate"]["ordered"] is True
     assert made["tidegate"]["prefix_order"] is False
     assert made["tidegate"]["invalid_lines"] == "error_file"
+    assert made["tidegate"]["begin_by"] == made["created_at"] + 24 * 3600
 
 
 def test_from_progress_to_completed(web: WebServer, client: httpx2.Client) -> None:

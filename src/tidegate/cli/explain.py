@@ -10,7 +10,7 @@ import uvloop
 from tidegate.cli import batches, beside, options, screen
 from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, with_limits
+from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job, Outlook
 from tidegate.core.window import spoken
@@ -29,6 +29,7 @@ TIDES_MAX = 8
 _MINUTE_MS = 60_000
 
 Places = tuple[list[Deployment], list[Resource]]
+Bindings = dict[str, list[tuple[Budget, ...]]]
 
 
 def explain(
@@ -67,8 +68,9 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
         if outlook is None or not outlook.models:
             return job, standing
         places = await _places(parts)
-        spent = await _spent(parts, places, job, [one.model for one in outlook.models])
-        prospects = await _prospects(parts, job, outlook)
+        bound = await _bound(parts, places, job, [one.model for one in outlook.models])
+        spent, waits_ms = await _spent(parts, bound)
+        prospects = await _prospects(parts, job, outlook, _least_ms(job, bound, waits_ms))
         told = await parts.store.tides()
         models = [one.model for one in prospects]
         closed = dict.fromkeys(tides_closed(places, told, models), schedule.Reason.TIDE_CLOSED)
@@ -95,8 +97,8 @@ async def _places(parts: "Parts") -> Places:
     return [*deployments(settings), *found.deployments], [*resources(settings), *found.resources]
 
 
-async def _spent(parts: "Parts", places: Places, job: Job, models: Sequence[str]) -> dict[str, str]:
-    """The models that nothing of the batch may be sent to now under the budgets that bind it, and which of these is used up."""
+async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]) -> Bindings:
+    """The budgets that bind the batch at each model, for each deployment that could take its calls."""
     from tidegate.store.rows import limits_from
     from tidegate.upstream.router import open_router
 
@@ -112,17 +114,28 @@ async def _spent(parts: "Parts", places: Places, job: Job, models: Sequence[str]
     try:
         router.replace(*places)
         # A deployment that this command was not told of has budgets that it does not know; the batch's own bind it all the same.
-        bound = {model: [budgets + own for budgets in router.budgets(model) or [()]] for model in models}
+        return {model: [budgets + own for budgets in router.budgets(model) or [()]] for model in models}
     finally:
         await router.close()
-    spent = {}
+
+
+def _least_ms(job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
+    """How soon the batch can be done with each model at the earliest; how its items divide over several models nobody counts."""
+    calls = job.item_count - job.done_count if len(bound) == 1 else 1
+    return {model: max(eta.least_ms(calls, ways), waits_ms.get(model, 0)) for model, ways in bound.items()}
+
+
+async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[str, int]]:
+    """The models that nothing may be sent to now, with the budget that is used up, and how long each of them must wait."""
+    spent, waits_ms = {}, {}
     for model, ways in bound.items():
         grants = await parts.store.look_at_budgets([Ask(budgets, 1, 1, 1) for budgets in ways])
         if grants and not any(grant.requests for grant in grants):
             soonest = min(grants, key=lambda grant: grant.wait_ms)
             when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"
             spent[model] = f"{model}: nothing of it is sent now: {soonest.spent} is used up, and bears more {when}."
-    return spent
+            waits_ms[model] = soonest.wait_ms if soonest.wait_ms < NEVER_MS else 0
+    return spent, waits_ms
 
 
 def tide_notes(places: Places, told: Sequence[tuple[str, str]], models: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -154,7 +167,9 @@ def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
     }
 
 
-async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedule.Prospect, ...]:
+async def _prospects(
+    parts: "Parts", job: Job, outlook: Outlook, least_ms: dict[str, int]
+) -> tuple[schedule.Prospect, ...]:
     """What a worker with room for one slice of each of its models would do now."""
     from tidegate.store.snapshots import Bounds
     from tidegate.web.forecast import position_of, rates_of
@@ -172,9 +187,11 @@ async def _prospects(parts: "Parts", job: Job, outlook: Outlook) -> tuple[schedu
     )
     ends = {one.model: eta.eta(position_of(one), rates_of(one, outlook.now // _MINUTE_MS)) for one in outlook.models}
     found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
-    return tuple(
-        dataclasses.replace(one, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms)
-        if (end := ends.get(one.model)) is not None
-        else one
-        for one in found
-    )
+    return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0)) for one in found)
+
+
+def _with_end(prospect: schedule.Prospect, expected: eta.Eta | None, least_ms: int) -> schedule.Prospect:
+    if expected is None:
+        return prospect
+    end = eta.not_before(expected, least_ms)
+    return dataclasses.replace(prospect, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms)

@@ -71,7 +71,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
 def explain(job: Job, standing: Standing) -> list[str]:
     """What an operator wants to hear, most important first."""
     if job.state in JOB_ENDED:
-        return [f"It ended as {job.state}.", *(f"{error.code}: {error.message}" for error in job.errors[:3])]
+        return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
     said = [_left(job, standing)]
     if standing.work_units:
         size = size_class(standing.work_units)
@@ -88,11 +88,23 @@ def explain(job: Job, standing: Standing) -> list[str]:
         said.append("Everything that will run has run; its result files are being published.")
     elif job.closing:
         said.append(
-            f"It is closing as {job.closing}: nothing new is sent, and {standing.slices_leased} slices are still out."
+            f"It is closing as {job.closing}: nothing new is sent, and {_slices(standing.slices_leased)} still out."
         )
     else:
         said.extend(_running(job, standing))
     return said
+
+
+def _ended(job: Job) -> str:
+    if job.state is not JobState.EXPIRED:
+        return f"It ended as {job.state}."
+    if job.begin_by is not None and job.expired_at is not None and job.expired_at < job.expires_at:
+        return f"It expired, for nothing of it had begun within {spoken(job.begin_by - job.created_at)}."
+    return f"It expired: its window of {job.window_text} was over before all of it had run."
+
+
+def _slices(count: int) -> str:
+    return "1 slice is" if count == 1 else f"{count:,} slices are"
 
 
 def _left(job: Job, standing: Standing) -> str:
@@ -107,18 +119,18 @@ def _running(job: Job, standing: Standing) -> list[str]:
         said.append(f"It is running: workers hold {standing.slices_leased} of its slices.")
     if standing.slices_ready and standing.jobs_ahead:
         said.append(
-            f"{standing.slices_ready} slices are ready, behind {standing.jobs_ahead} older batches that have slices ready too."
+            f"{_slices(standing.slices_ready)} ready, behind {standing.jobs_ahead} older batches that have slices ready too."
         )
     elif standing.slices_ready and standing.notes:
-        said.append(f"{standing.slices_ready} slices are ready.")
+        said.append(f"{_slices(standing.slices_ready)} ready.")
     elif standing.slices_ready:
         said.append(
-            f"{standing.slices_ready} slices are ready and nothing is ahead of it: workers take them as their upstreams have room. "
+            f"{_slices(standing.slices_ready)} ready and nothing is ahead of it: workers take them as their upstreams have room. "
             "If none do, see `tidegate doctor` for an upstream that is away."
         )
     if standing.slices_resting:
         said.append(
-            f"{standing.slices_resting} slices rest for another {spoken(max(0, standing.rest_ends_in_ms))}, "
+            f"{_slices(standing.slices_resting)} put off for another {spoken(max(0, standing.rest_ends_in_ms))}, "
             "because an upstream asked for it or failed, or a budget is used up."
         )
     for reason, count in standing.waiting_reasons:

@@ -101,6 +101,7 @@ class Extras(msgspec.Struct):
     error_bytes: int
     shared_prefix_share: float | None
     queue: str
+    begin_by: int | None
     limits: list[BatchLimit]
     slack_seconds: int | None
     eta: Eta | None
@@ -250,6 +251,7 @@ def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
             error_bytes=job.error_bytes,
             shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
             queue=job.queue,
+            begin_by=_seconds(job.begin_by),
             limits=[
                 BatchLimit(
                     one.period,
