@@ -35,7 +35,7 @@ from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
-from tidegate.settings.models import retry_policies
+from tidegate.settings.models import model_caps, retry_policies
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
@@ -307,7 +307,7 @@ async def _router(
             discovered=parts.store,
             rests=parts.shared,
             fleet=parts.store,
-            model_in_flight_max={name: one.in_flight_max for name, one in settings.models.items() if one.in_flight_max},
+            model_in_flight_max=model_caps(settings),
             in_flight_max_global=settings.worker.in_flight_max_global,
             in_flight_max=settings.worker.in_flight_max,
         )
@@ -360,7 +360,12 @@ def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) 
         parts.entropy,
         parts.wake,
         me,
-        replace(worker_options(parts.settings, parts.scratch), model_of=roster.model_of, price_of=router.price_of),
+        replace(
+            worker_options(parts.settings, parts.scratch),
+            model_of=roster.model_of,
+            retry_of=roster.retry_of,
+            price_of=router.price_of,
+        ),
         lambda job: line_rules(parts.settings, job),
         run_in_child,
         new_blob,

@@ -159,6 +159,11 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
     ("deployments/remove", {"name": "steady"}, 409, "is in the settings"),
     ("deployments/change", {"name": "x", "set": {"weight": 2}}, 404, "`tidegate deployments list` shows what there is"),
     ("deployments/remove", {"name": "x"}, 404, "was added at run time"),
+    ("models/add", {"name": "fixed", "set": {"in_flight_max": 2}}, 409, "is in the settings"),
+    ("models/add", {"name": "x", "set": {"in_flight_max": 2}}, 400, "No deployment serves the model 'x'"),
+    ("models/add", {"name": "x", "set": {"in_flight_max": "two"}}, 400, "in_flight_max is 'two'"),
+    ("models/add", {"name": "x", "set": {"deployments": []}}, 400, "deployments"),
+    ("models/change", {"name": "x", "set": {}}, 404, "`tidegate models list` shows what there is"),
     ("resources/add", {"name": "x", "set": {"model": "nobody's"}}, 400, 'No deployment serves "nobody\'s"'),
     ("resources/add", {"name": "fixed", "set": {"model": "m"}}, 400, "is itself a model"),
     ("resources/add", {"name": "x", "set": {"model": "fixed", "fallbacks": ["x"]}}, 400, "lead back to it: x -> x"),
@@ -176,7 +181,7 @@ def test_what_cannot_be_meant_is_refused_in_words(shared_serving: Serving) -> No
         got, answer = control(shared_serving, f"/control/{path}", body)
         assert (got, said in answer["error"]["message"]) == (status, True), (path, body, answer)
         assert CANARY not in json.dumps(answer)
-    assert set(listed_by_call(shared_serving)) == {"steady"}
+    assert set(listed_by_call(shared_serving)) == {"steady", "fixed"}
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +229,34 @@ def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
     status, answer = control(serving, "/control/deployments/add", wish)
     assert (status, answer["error"]["code"]) == (409, "set_in_settings")
     assert "upstream.url" in answer["error"]["message"]
+
+
+def test_what_holds_for_a_model_is_said_while_everything_runs(serving: Serving) -> None:
+    """How often its items are tried, and how many calls there may be: what the settings say of a model."""
+    desk = serving.desk
+    refused = did(serving, "models", "add", "m", "--set", "in_flight_max=2", code=2)
+    assert "No deployment serves the model 'm'" in refused
+    refused = did(serving, "models", "add", "fixed", "--set", "in_flight_max=2", code=2)
+    assert "is in the settings" in refused
+    did(serving, "deployments", "add", "gpu", "--model", "m", "--url", desk.engine.url)
+    for wrong, says in (
+        ("in_flight_max=-1", "in_flight_max"),
+        ("retry={attempts: 3}", "attempts_max"),
+        ("weight=2", "weight"),
+    ):
+        assert says in did(serving, "models", "add", "m", "--set", wrong, code=2)
+    did(serving, "models", "add", "m", "--set", "in_flight_max=2", "--set", "retry={attempts_max: 1}")
+    desk.engine.set_faults({"500": 1.0})
+    batch = serving.submit([chat(f"c{number}", "hi") for number in range(4)])
+    desk.done("batches", "watch", batch, code=1)
+    assert len(desk.called()) == 4, "each was tried once"
+    desk.engine.set_faults()
+    found = listed(serving, "models")
+    assert found["m"]["document"] == {"in_flight_max": 2, "retry": {"attempts_max": 1}}
+    assert (found["m"]["origin"], found["fixed"]["origin"]) == ("added", "settings")
+    did(serving, "models", "change", "m", "--set", "retry=", "--revision", str(found["m"]["revision"]))
+    assert listed(serving, "models")["m"]["document"] == {"in_flight_max": 2}
+    assert "m" in did(serving, "models", "list")
+    did(serving, "models", "remove", "m")
+    assert set(listed(serving, "models")) == {"fixed"}
+    did(serving, "deployments", "remove", "gpu")

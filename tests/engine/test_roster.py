@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
             raise StoreUnavailable("the database is away")
         return await ask()
 
-    def serve(deployments: Iterable[Deployment], _: Iterable[Resource]) -> dict[str, str]:
+    def serve(deployments: Iterable[Deployment], _: Iterable[Resource], __: Mapping[str, int]) -> dict[str, str]:
         served.append([one.name for one in deployments])
         return {}
 
@@ -75,7 +75,7 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
     await store.migrate()
     served: list[dict[str, str]] = []
 
-    def serve(deployments: Iterable[Deployment], _: Iterable[Resource]) -> dict[str, str]:
+    def serve(deployments: Iterable[Deployment], _: Iterable[Resource], __: Mapping[str, int]) -> dict[str, str]:
         served.append({one.name: one.api_key.reveal() for one in deployments if one.api_key is not None})
         return {}
 
@@ -93,4 +93,44 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+        await store.close()
+
+
+async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    place = "deployments: [{url: 'http://h/v1'}]"
+    config.write_text(
+        f"models: {{own: {{{place}, in_flight_max: 3, retry: {{attempts_max: 7}}}}}}\nretry: {{backoff_ms: 40}}"
+    )
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    caps: list[Mapping[str, int]] = []
+
+    def serve(
+        _: Iterable[Deployment], __: Iterable[Resource], model_in_flight_max: Mapping[str, int]
+    ) -> dict[str, str]:
+        caps.append(model_in_flight_max)
+        return {}
+
+    try:
+        kept = Roster(store, load(config, tmp_path, {}, {}).settings, serve)
+        retry_of = kept.retry_of
+        assert {name: one.attempts_max for name, one in retry_of.items()} == {"own": 7}
+        await store.put_routing("deployment", "d", '{"model": "m", "url": "http://h/v1"}', 0)
+        await store.put_routing("resource", "chat", '{"model": "m"}', 0)
+        seen = await store.put_routing("model", "m", '{"in_flight_max": 5, "retry": {"attempts_max": 1}}', 0)
+        await store.put_routing("model", "own", '{"in_flight_max": 99}', 0)
+        await kept.look()
+        assert caps[-1] == {"own": 3, "m": 5}
+        assert {name: (one.attempts_max, one.backoff_ms) for name, one in retry_of.items()} == {
+            "own": (7, 40),
+            "m": (1, 40),
+            "chat": (1, 40),
+        }
+        assert list(kept.unusable) == [("model", "own")], "the settings win"
+        await store.drop_routing("model", "m", seen)
+        await kept.look()
+        assert caps[-1] == {"own": 3}
+        assert list(retry_of) == ["own"]
+    finally:
         await store.close()

@@ -79,3 +79,21 @@ def test_a_secret_itself_is_refused_and_not_repeated(secret: str) -> None:
 @pytest.mark.parametrize("place", ["env:ANY", "os.environ/ANY", "file:/run/key"])
 def test_a_reference_is_not_looked_up_when_it_is_only_noted(place: str) -> None:
     check("deployment", "d", {**PLACE, "api_key": place})
+
+
+def test_what_holds_for_a_model_is_held_to_the_settings_rules(tmp_path: Path) -> None:
+    found = read(
+        settings(tmp_path),
+        ("model", "m", {"in_flight_max": 5, "retry": {"attempts_max": 2}}),
+        ("model", "fixed", {"in_flight_max": 5}),
+        ("model", "slow", {"retry": {"backoff_ms": 60_000, "backoff_ms_max": 10}}),
+        ("model", "odd", {"deployments": []}),
+        ("model", "worse", {"in_flight_max": -1}),
+    )
+    assert {name: (one.in_flight_max, one.retry.attempts_max) for name, one in found.models.items()} == {"m": (5, 2)}
+    assert "that one wins" in found.unusable["model", "fixed"]
+    assert "backoff_ms (60,000) above backoff_ms_max (10)" in found.unusable["model", "slow"]
+    assert "deployments" in found.unusable["model", "odd"]
+    assert "in_flight_max" in found.unusable["model", "worse"]
+    with pytest.raises(SettingsError, match="in_flight_max"):
+        check("model", "m", {"in_flight_max": "many"})

@@ -290,3 +290,58 @@ async def _work(routers: list[tuple[World, Router]], world: World, budgets: tupl
             world.clock.advance(50)
 
     await asyncio.gather(time(), *(drive(*each) for each in routers for _ in range(3)))
+
+
+async def test_a_cap_that_comes_and_goes_counts_what_is_out_already() -> None:
+    """Also of calls under a resource that leads to another model by the time they end."""
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        places = [deployment(server.url, name, models=(name,), max_in_flight=50) for name in ("a", "b")]
+        async with world.router(*places, resources=[Resource("ra", "a")]) as router:
+            asks = calls(world, 3, "a") + calls(world, 1, "ra")
+            flying = [asyncio.create_task(router.send(call)) for call in asks]
+            await eventually(lambda: len(server.posts) == 4, "four calls there")
+            router.replace(places, [Resource("ra", "b")], {"a": 6, "b": 2})
+            assert [router.free_slots(model) for model in ("a", "ra", "b")] == [2, 2, 2]
+            router.replace(places, [Resource("ra", "b")], {"a": 3})
+            assert [router.free_slots(model) for model in ("a", "b")] == [0, 50]
+            air.landing.set()
+            await asyncio.gather(*flying)
+            assert [router.free_slots(model) for model in ("a", "b")] == [3, 50]
+            router.replace(places, ())
+            assert router.free_slots("a") == 3, "who says nothing of caps leaves them"
+            router.replace(places, (), {})
+            assert router.free_slots("a") == 50
+
+
+async def test_a_cap_that_comes_and_goes_holds_across_processes(store: Store) -> None:
+    air = Air()
+    async with RawServer(air) as server:
+        place = deployment(server.url, "a", models=("a",), max_in_flight=50)
+        async with processes(store, 2, place) as made:
+            for _, router in made:
+                router.replace([place], (), {"a": 3})
+            flying = [
+                asyncio.create_task(router.send(call)) for world, router in made for call in calls(world, 10, "a")
+            ]
+            await eventually(lambda: air.flying.get(b"a") == 3, "three calls there")
+            air.landing.set()
+            await asyncio.gather(*flying)
+            assert air.highest[b"a"] == 3
+            air.landing.clear()
+            for _, router in made:
+                router.replace([place], (), {})
+            again = [asyncio.create_task(router.send(call)) for world, router in made for call in calls(world, 10, "a")]
+            await eventually(lambda: air.flying.get(b"a") == 20, "all of them there")
+            air.landing.set()
+            await asyncio.gather(*again)
+            # Nobody holds any of the cap that is gone: whoever brings it back finds all of it free.
+            air.landing.clear()
+            air.highest.clear()
+            first_world, first = made[0]
+            first.replace([place], (), {"a": 3})
+            last = [asyncio.create_task(first.send(call)) for call in calls(first_world, 9, "a")]
+            await eventually(lambda: air.flying.get(b"a") == 3, "all three to be given to one")
+            air.landing.set()
+            await asyncio.gather(*last)
+            assert air.highest[b"a"] == 3

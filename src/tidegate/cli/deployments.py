@@ -51,7 +51,7 @@ def list_deployments(
 
     Example: tidegate deployments list
     """
-    shown = _listed(options.loaded(config, data).settings, "deployment")
+    shown = listed(options.loaded(config, data).settings, "deployment")
     if as_json:
         screen.show_json(shown)
     elif not shown:
@@ -59,7 +59,7 @@ def list_deployments(
     else:
         rows = [[one.name, one.model, one.url, one.origin, one.revision, one.state, one.in_flight] for one in shown]
         screen.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
-        _tell_troubles(shown)
+        tell_troubles(shown)
 
 
 @app.command("add")
@@ -83,8 +83,8 @@ def add_deployment(
 
     Example: tidegate deployments add gpu-7 --model llama-3-8b --url http://10.0.0.7:8000/v1 --set engine=vllm --set max_in_flight=64
     """
-    fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **_fields(values)}
-    _do(options.loaded(config, data).settings, "deployment", "add", name, fields, as_json=as_json)
+    fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **fields_of(values)}
+    do(options.loaded(config, data).settings, "deployment", "add", name, fields, as_json=as_json)
 
 
 @app.command("change")
@@ -104,8 +104,8 @@ def change_deployment(
 
     Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
     """
-    fields = _fields(values)
-    _do(options.loaded(config, data).settings, "deployment", "change", name, fields, revision, as_json=as_json)
+    fields = fields_of(values)
+    do(options.loaded(config, data).settings, "deployment", "change", name, fields, revision, as_json=as_json)
 
 
 @app.command("remove")
@@ -125,7 +125,7 @@ def remove_deployment(
     Example: tidegate deployments remove gpu-7
     """
     settings = options.loaded(config, data).settings
-    _do(settings, "deployment", "remove", name, {}, revision, force=force, as_json=as_json)
+    do(settings, "deployment", "remove", name, {}, revision, force=force, as_json=as_json)
 
 
 @resources_app.command("list")
@@ -139,7 +139,7 @@ def list_resources(
 
     Example: tidegate resources list
     """
-    shown = _listed(options.loaded(config, data).settings, "resource")
+    shown = listed(options.loaded(config, data).settings, "resource")
     if as_json:
         screen.show_json(shown)
     elif not shown:
@@ -147,7 +147,7 @@ def list_resources(
     else:
         rows = [[one.name, one.model, ", ".join(one.fallbacks), one.origin, one.revision] for one in shown]
         screen.show_table(["name", "model", "fallbacks", "origin", "revision"], rows)
-        _tell_troubles(shown)
+        tell_troubles(shown)
 
 
 @resources_app.command("add")
@@ -164,8 +164,8 @@ def add_resource(
 
     Example: tidegate resources add support-chat --model llama-3-8b --set "fallbacks=[gpt-4o-mini]"
     """
-    fields = {"model": model, **_fields(values)}
-    _do(options.loaded(config, data).settings, "resource", "add", name, fields, as_json=as_json)
+    fields = {"model": model, **fields_of(values)}
+    do(options.loaded(config, data).settings, "resource", "add", name, fields, as_json=as_json)
 
 
 @resources_app.command("change")
@@ -184,8 +184,8 @@ def change_resource(
 
     Example: tidegate resources change support-chat --set "limits=[{period: minute, requests: 50}]"
     """
-    fields = _fields(values)
-    _do(options.loaded(config, data).settings, "resource", "change", name, fields, revision, as_json=as_json)
+    fields = fields_of(values)
+    do(options.loaded(config, data).settings, "resource", "change", name, fields, revision, as_json=as_json)
 
 
 @resources_app.command("remove")
@@ -203,10 +203,11 @@ def remove_resource(
     Example: tidegate resources remove support-chat
     """
     settings = options.loaded(config, data).settings
-    _do(settings, "resource", "remove", name, {}, revision, force=force, as_json=as_json)
+    do(settings, "resource", "remove", name, {}, revision, force=force, as_json=as_json)
 
 
-def _fields(values: list[str] | None) -> dict[str, Any]:
+def fields_of(values: list[str] | None) -> dict[str, Any]:
+    """What `--set` says, each value as YAML."""
     fields: dict[str, Any] = {}
     for text in values or ():
         key, equals, value = text.partition("=")
@@ -216,7 +217,8 @@ def _fields(values: list[str] | None) -> dict[str, Any]:
     return fields
 
 
-def _listed(settings: Settings, kind: str) -> "list[RoutingShown]":
+def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
+    """What there is of one kind, those of the settings first."""
     return [one for one in uvloop.run(_list(settings)) if one.kind == kind]
 
 
@@ -230,7 +232,7 @@ async def _list(settings: Settings) -> "list[RoutingShown]":
         return await Clerk(parts.store, settings, looks_up=False).list()
 
 
-def _do(
+def do(
     settings: Settings,
     kind: str,
     verb: str,
@@ -241,6 +243,7 @@ def _do(
     force: bool = False,
     as_json: bool,
 ) -> None:
+    """Have one thing done, by the running server or in the store itself, and say so."""
     from tidegate.web.deployments import RoutingWish
 
     done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
@@ -264,7 +267,8 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
         return done
 
 
-def _tell_troubles(shown: "list[RoutingShown]") -> None:
+def tell_troubles(shown: "list[RoutingShown]") -> None:
+    """Warn of what cannot be used, with why."""
     for one in shown:
         if one.why:
             screen.warn(f"{one.kind} {one.name} is not used: {one.why}")

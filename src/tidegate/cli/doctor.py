@@ -63,7 +63,7 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
     findings = _settings(loaded)
     findings += _directory(settings)
     findings += _descriptors(settings)
-    findings += examine.budgets(settings, routing.deployments, routing.resources)
+    findings += examine.budgets(settings, routing.deployments, routing.resources, routing.models)
     findings += [finding async for finding in _store(settings)]
     findings += [finding async for finding in examine.redis(settings)]
     findings += [finding async for finding in examine.queues(routing.deployments)]

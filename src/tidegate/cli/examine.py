@@ -6,7 +6,7 @@ It asks and never changes anything; a server that is away is a finding, not an e
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from tidegate.core.budgets import Limit, Period
 from tidegate.core.deployments import Deployment, Engine, Queue, Resource, TideMode
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.settings import Settings, Tenants, redacted, slot_caps
+from tidegate.settings.capacity import ModelTerms
 from tidegate.settings.models import MODEL_SLOTS, limits_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class Finding:
     to_do: str = ""
 
 
-def budgets(settings: Settings, served: Sequence[Deployment], named_routes: Sequence[Resource]) -> Iterator[Finding]:
+def budgets(
+    settings: Settings, served: Sequence[Deployment], named_routes: Sequence[Resource], models: Mapping[str, ModelTerms]
+) -> Iterator[Finding]:
     """Limits that can never bind because another of the same thing is reached first."""
     tenants = Tenants(settings)
     named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in served]
@@ -60,8 +63,8 @@ def budgets(settings: Settings, served: Sequence[Deployment], named_routes: Sequ
     for what, limits in named:
         for said in _never_binding(limits):
             yield Finding("limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one")
-    caps = slot_caps(settings)
-    for model in settings.models:
+    caps = slot_caps(settings) | {MODEL_SLOTS + name: one.in_flight_max for name, one in models.items()}
+    for model in (*settings.models, *models):
         below = sum(one.batch_in_flight_max for one in served if one.models == (model,))
         if caps.get(MODEL_SLOTS + model, 0) > below:
             said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"

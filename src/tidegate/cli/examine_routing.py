@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tidegate.cli.examine import Finding, Grade
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.settings import Settings, deployments, resources
+from tidegate.settings.capacity import ModelTerms
 
 if TYPE_CHECKING:
     from tidegate.upstream.probe import Probe
@@ -24,6 +25,7 @@ class Routing:
     deployments: tuple[Deployment, ...]
     resources: tuple[Resource, ...]
     added: frozenset[str] = frozenset()
+    models: Mapping[str, ModelTerms] = field(default_factory=dict)
     unusable: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -35,7 +37,8 @@ async def routing(settings: Settings) -> Routing:
     return Routing(
         (*deployments(settings), *more.deployments),
         (*resources(settings), *more.resources),
-        frozenset(one.name for one in (*more.deployments, *more.resources)),
+        frozenset([one.name for one in more.deployments] + [one.name for one in more.resources]),
+        more.models,
         more.unusable,
     )
 

@@ -6,15 +6,18 @@ stays what it was at start. It routes nothing and holds no connection.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import structlog
 
 from tidegate import metrics
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreError
+from tidegate.core.retry import RetryPolicy
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
+from tidegate.settings.models import model_caps, retry_policies
 from tidegate.settings.renewal import Renewal
 from tidegate.store.store import Store
 
@@ -22,12 +25,14 @@ log = structlog.get_logger()
 
 LOOK_S = 2.0
 
-# Serve these from now on; says which cannot be used, by name, and why.
-Serve = Callable[[Iterable[Deployment], Iterable[Resource]], dict[str, str]]
+T = TypeVar("T")
+
+# Serve these from now on, with these caps of models; says which cannot be used, by name, and why.
+Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], dict[str, str]]
 
 
 class Roster:
-    """`model_of` is the model behind each resource, as of now: one mapping, whose content follows."""
+    """`model_of` is the model behind each resource, and `retry_of` how items of a name are tried again: mappings whose content follows."""
 
     def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
         self._store = store
@@ -39,6 +44,7 @@ class Roster:
         self._renewal = Renewal()
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
+        self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
 
     async def look(self) -> None:
         """Follow what an operator changed since the last look."""
@@ -58,21 +64,17 @@ class Roster:
                 log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
-            refused = self._serve(ours, named)
+            refused = self._serve(ours, named, model_caps(self._settings, found.models))
             places = {one.name for one in ours}
             unusable = found.unusable | {
                 ("deployment" if name in places else "resource", name): why for name, why in refused.items()
             }
-            self._aim({one.name: one.model for one in named})
+            _follow(self.model_of, {one.name: one.model for one in named})
+            _follow(self.retry_of, retry_policies(self._settings, found.models, found.resources))
             if number != self._number:
                 log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
             self._say(unusable)
             self._number, self.unusable = number, unusable
-
-    def _aim(self, aims: dict[str, str]) -> None:
-        for gone in self.model_of.keys() - aims.keys():
-            del self.model_of[gone]
-        self.model_of.update(aims)
 
     def _say(self, unusable: dict[tuple[str, str], str]) -> None:
         for (kind, name), why in unusable.items():
@@ -93,3 +95,10 @@ class Roster:
             except Exception as error:
                 # Whatever it is, what is served now goes on being served.
                 log.error("routing_broke", kind=type(error).__name__, why=str(error))
+
+
+def _follow(kept: dict[str, T], now: dict[str, T]) -> None:
+    """Others hold this very mapping: its content is changed, and it stays the same one."""
+    for gone in kept.keys() - now.keys():
+        del kept[gone]
+    kept.update(now)

@@ -1,4 +1,4 @@
-"""Deployments and resources that were added at run time: documents from the store, held to the same rules as the settings' own.
+"""Deployments, resources and terms of models that were added at run time: documents from the store, under the rules of the settings.
 
 The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out and said to be. A secret is
 only ever a reference in such a document, and is looked up by the process that needs it. This module knows no store.
@@ -14,14 +14,14 @@ from msgspec import Meta, inspect
 from tidegate.core.deployments import Deployment, Resource, Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import models, secrets
-from tidegate.settings.capacity import ModelDeployment, ResourceEntry
+from tidegate.settings.capacity import ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.check import Checker, Refused
 from tidegate.settings.groups import Settings
 from tidegate.settings.renewal import Renewal
 from tidegate.settings.rules import is_http_url
 from tidegate.settings.yaml_file import KeyPath
 
-Kind = Literal["deployment", "resource"]
+Kind = Literal["deployment", "resource", "model"]
 
 
 class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
@@ -36,6 +36,7 @@ class Added:
 
     deployments: list[Deployment] = field(default_factory=list)
     resources: list[Resource] = field(default_factory=list)
+    models: dict[str, ModelTerms] = field(default_factory=dict)
     unusable: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -68,11 +69,13 @@ def added(
         try:
             if settings.upstream.url:
                 raise SettingsError("the settings name one gateway for every model (upstream.url), and that one wins")
-            if name in (taken_names if kind == "deployment" else settings.resources):
+            if name in {"deployment": taken_names, "model": settings.models}.get(kind, settings.resources):
                 raise SettingsError(f"the settings have a {kind} of this name, and that one wins; remove this one")
             fields = _decoded(document)
             if kind == "deployment":
                 found.deployments.append(renewal.stamped(_deployment(name, fields, resolve)))
+            elif kind == "model":
+                found.models[name] = _terms(settings, fields)
             else:
                 found.resources.append(_resource(settings, name, fields))
         except SettingsError as error:
@@ -91,6 +94,8 @@ def check(kind: str, name: str, document: Mapping[str, object]) -> None:
         raise SettingsError("`name` needs 1 to 255 printable characters, without spaces around them")
     if kind == "deployment":
         _deployment(name, document, _only_references)
+    elif kind == "model":
+        _entry(ModelTerms, document, _only_references)
     else:
         _entry(ResourceEntry, document, _only_references)
 
@@ -108,6 +113,13 @@ def _deployment(name: str, fields: Mapping[str, object], resolve: Callable[[str]
     return models.deployment_of(name, entry.model, entry)
 
 
+def _terms(settings: Settings, fields: Mapping[str, object]) -> ModelTerms:
+    entry: ModelTerms = _entry(ModelTerms, fields, _only_references)
+    if said := models.retry_problem(settings, entry):
+        raise SettingsError(f"retry {said}")
+    return entry
+
+
 def _resource(settings: Settings, name: str, fields: Mapping[str, object]) -> Resource:
     entry: ResourceEntry = _entry(ResourceEntry, fields, _only_references)
     if name in settings.models and (entry.model or name) != name:
@@ -121,7 +133,7 @@ def _entry(kind: Any, fields: Mapping[str, object], resolve: Callable[[str], Sec
         entry = Checker(problems, lambda text, _: resolve(text)).take(inspect.type_info(kind), dict(fields), ())
     except Refused:
         entry = None
-    for path, text in models.limit_problems(("resources", "limits"), () if entry is None else entry.limits):
+    for path, text in models.limit_problems(("resources", "limits"), getattr(entry, "limits", ())):
         problems.add(path, text)
     _raise_for(problems)
     return entry

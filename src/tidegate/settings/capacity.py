@@ -128,6 +128,9 @@ class ModelDeployment(Entry, frozen=True):
     queue: DeploymentQueue | None = None
 
 
+ModelInFlight = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
 class ModelRetry(Entry, frozen=True):
     """How often and how soon an item of a model is tried again; what is left out is as `retry` says for all."""
 
@@ -141,7 +144,14 @@ class Model(Entry, frozen=True):
     """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it."""
 
     deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
-    in_flight_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    in_flight_max: ModelInFlight = 0
+    retry: ModelRetry = ModelRetry()
+
+
+class ModelTerms(Entry, frozen=True):
+    """What holds for a model as a whole, where its deployments were added one by one."""
+
+    in_flight_max: ModelInFlight = 0
     retry: ModelRetry = ModelRetry()
 
 

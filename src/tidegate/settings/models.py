@@ -11,7 +11,7 @@ from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Queue
 from tidegate.core.errors import SettingsError
 from tidegate.core.prices import Price, nano_of
 from tidegate.core.retry import RetryPolicy
-from tidegate.settings.capacity import LimitEntry, ModelDeployment, ResourceEntry
+from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -57,9 +57,7 @@ def name_of(model: str, index: int, entry: ModelDeployment) -> str:
 def slot_caps(settings: Settings) -> dict[str, int]:
     """The calls that batch work may have in flight over all processes: by deployment, by `model:NAME`, and `global`."""
     caps = {one.name: one.batch_in_flight_max for one in deployments(settings) if one.takes_batch}
-    for model, entry in settings.models.items():
-        if entry.in_flight_max:
-            caps[MODEL_SLOTS + model] = entry.in_flight_max
+    caps |= {MODEL_SLOTS + model: most for model, most in model_caps(settings).items()}
     if settings.worker.in_flight_max_global:
         caps[GLOBAL_SLOTS] = settings.worker.in_flight_max_global
     return caps
@@ -93,18 +91,25 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
                 ("upstream", "url"),
                 "and `models` are both set: one gateway serves every model, or each model names its own deployments; remove one of them",
             )
-    for model, policy in retry_policies(settings).items():
-        if policy.backoff_ms > policy.backoff_ms_max and model in settings.models:
-            said = f"has backoff_ms ({policy.backoff_ms:,}) above backoff_ms_max ({policy.backoff_ms_max:,}); lower the first"
+    for model, entry in settings.models.items():
+        if said := retry_problem(settings, entry):
             yield ("models", model, "retry"), said
-    for path, model, index, entry in _entries(settings):
-        name = name_of(model, index, entry)
-        yield from deployment_problems(path, name, model, entry)
+    for path, model, index, place in _entries(settings):
+        name = name_of(model, index, place)
+        yield from deployment_problems(path, name, model, place)
         if name in names:
             other = ".".join(str(part) for part in names[name])
             yield path, f"has the name {name!r}, which {other} has already; give it another one"
         names[name] = path
     yield from _resource_problems(settings)
+
+
+def retry_problem(settings: Settings, entry: Model | ModelTerms) -> str:
+    """What is wrong with how a model's items are tried again; empty when nothing is."""
+    policy = retry_of(settings, entry)
+    if policy is None or policy.backoff_ms <= policy.backoff_ms_max:
+        return ""
+    return f"has backoff_ms ({policy.backoff_ms:,}) above backoff_ms_max ({policy.backoff_ms_max:,}); lower the first"
 
 
 def deployment_problems(path: KeyPath, name: str, model: str, entry: ModelDeployment) -> Iterator[tuple[KeyPath, str]]:
@@ -247,14 +252,31 @@ def price_of(entry: ModelDeployment) -> Price | None:
     return price if price.input_nano or price.cached_nano or price.output_nano else None
 
 
-def retry_policies(settings: Settings) -> dict[str, RetryPolicy]:
-    """How items are tried again, by what they name as their model; others go by `retry` alone."""
+def retry_policies(
+    settings: Settings, more: Mapping[str, ModelTerms] | None = None, named: Sequence[Resource] = ()
+) -> dict[str, RetryPolicy]:
+    """How items are tried again, by what they name as their model; others go by `retry` alone. `more` and `named` were added."""
     own = {}
-    for model, entry in settings.models.items():
-        said = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
-        if said:
-            own[model] = replace(settings.retry.policy(), **said)
-    return own | {one.name: own[one.model] for one in resources(settings) if one.model in own}
+    for model, entry in _terms(settings, more).items():
+        if (policy := retry_of(settings, entry)) is not None:
+            own[model] = policy
+    return own | {one.name: own[one.model] for one in (*resources(settings), *named) if one.model in own}
+
+
+def retry_of(settings: Settings, entry: Model | ModelTerms) -> RetryPolicy | None:
+    """A model's own way; None where it says nothing of it."""
+    said = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
+    return replace(settings.retry.policy(), **said) if said else None
+
+
+def model_caps(settings: Settings, more: Mapping[str, ModelTerms] | None = None) -> dict[str, int]:
+    """The calls that batch work may have in flight for a model, over all processes. `more` was added."""
+    return {name: one.in_flight_max for name, one in _terms(settings, more).items() if one.in_flight_max}
+
+
+def _terms(settings: Settings, more: Mapping[str, ModelTerms] | None) -> dict[str, Model | ModelTerms]:
+    """The settings win."""
+    return {**(more or {}), **settings.models}
 
 
 def _any_model(settings: Settings) -> Deployment:

@@ -1,4 +1,4 @@
-"""Verbs about the deployments and resources that an operator adds while everything runs.
+"""Verbs about the deployments, resources and terms of models that an operator adds while everything runs.
 
 What such an entry says is a document that the settings understand; here it is text. Each change has a number, and an entry's last one is
 its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen.
@@ -13,11 +13,12 @@ from tidegate.store.table import Table
 ENTRIES_MAX = 10_000
 DEPLOYMENT = "deployment"
 RESOURCE = "resource"
+MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingEntry:
-    """One deployment or resource as it was last written."""
+    """One deployment, resource or model as it was last written."""
 
     kind: str
     name: str
@@ -75,7 +76,7 @@ class Routing(Table):
         if revision is None:
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
         if not revision:
-            raise RoutingFull(f"there are {ENTRIES_MAX:,} deployments and resources already; remove some first")
+            raise RoutingFull(f"there are {ENTRIES_MAX:,} deployments, resources and models already; remove some first")
         return revision
 
     async def drop_routing(self, kind: str, name: str, seen: int) -> bool:

@@ -23,7 +23,7 @@ from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 
 class Store(

@@ -74,7 +74,7 @@ class BatchSide:
     choose: Callable[[Route, Call, Collection[Lane], float], Lane | None]
     wait_for_lane: Callable[[Route, Call, float], Awaitable[Lane]]
     learn: Callable[[Lane, Call, UpstreamError, int], UpstreamError]
-    count: Callable[[Route, str, int], None]
+    count: Callable[[str, int], None]
     wake: Callable[[], None]
 
 
@@ -242,12 +242,13 @@ class Interactive:
         if is_probe:
             lane.breaker.begin_probe(now_ms)
         bucket = lane.budget.first_attempt(now_ms)
-        model = ask.call.model
+        # A resource may lead to another model by the time the call ends.
+        model = route.model_of(ask.call.model)
         place = Place(
             lane,
             ask.call,
             is_flex=bool(ask.flex_wait_s),
-            counted=lambda more: self._batch.count(route, model, more),
+            counted=lambda more: self._batch.count(model, more),
             changed=self._changed,
         )
 

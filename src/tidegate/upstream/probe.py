@@ -10,13 +10,24 @@ from datetime import datetime
 
 import msgspec
 
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import Engine, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
 from tidegate.core.ports import Clock
 from tidegate.upstream.lane import Lane
 
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"
+
+# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look ill.
+CONTROL_LIMITS = HttpLimits(
+    connect_timeout_s=5,
+    read_timeout_s=5,
+    write_timeout_s=5,
+    pool_timeout_s=2,
+    connections_max=8,
+    kept_alive_max=4,
+    response_bytes_max=1024 * 1024,
+)
 
 # What a server says of a model is shown to others: nothing that is longer or larger than such a thing can be.
 COUNT_MAX = 200_000_000_000

@@ -25,7 +25,7 @@ class Room:
     """`shared` is the loop that keeps this process's part of the slots, where there are other processes."""
 
     def __init__(
-        self, purse: Purse, clock: Clock, patience_ms: float, caps: Caps | None, connections: Callable[[], int]
+        self, purse: Purse, clock: Clock, patience_ms: float, caps: Caps, connections: Callable[[], int]
     ) -> None:
         self._purse = purse
         self._clock = clock
@@ -60,7 +60,7 @@ class Room:
                 # Where calls are let in one by one, a few stand ready: not all that there are.
                 slots = max(0, slots - lane.standing + READY_MAX)
             free += slots
-        if self._caps is not None and free:
+        if self._caps.slots and free:
             free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
         if self.shared is not None:
             for lane in route.lanes:

@@ -6,7 +6,7 @@ goes on to another deployment only when the first can neither have done nor bill
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import structlog
@@ -39,7 +39,7 @@ from tidegate.upstream.lessons import Lessons
 from tidegate.upstream.notebook import Notebook
 from tidegate.upstream.parallel import Parallel
 from tidegate.upstream.passage import Passage
-from tidegate.upstream.probe import PROBE_TIMEOUT_S, Probe, ask_models, knock
+from tidegate.upstream.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, knock
 from tidegate.upstream.purse import Leave, LeaveDied, Purse
 from tidegate.upstream.put_off import PutOff
 from tidegate.upstream.reserve import Reserve
@@ -53,17 +53,6 @@ from tidegate.upstream.waiters import Missing, Waiters
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look ill.
-CONTROL_LIMITS = HttpLimits(
-    connect_timeout_s=5,
-    read_timeout_s=5,
-    write_timeout_s=5,
-    pool_timeout_s=2,
-    connections_max=8,
-    kept_alive_max=4,
-    response_bytes_max=1024 * 1024,
-)
 
 
 class Router:
@@ -88,8 +77,7 @@ class Router:
         self._routes = Routes()
         self._purse = Purse(capacity.limits, clock)
         self._parallel = Parallel(capacity.limits, capacity.worker_id, clock)
-        caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
-        self._caps = caps if caps.caps else None
+        self._caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._room = Room(
             self._purse, clock, self._patience_ms, self._caps, lambda: self._lanes.spare_calls(capacity.in_flight_max)
         )
@@ -120,11 +108,11 @@ class Router:
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, rests)
         if capacity.worker_id is not None and capacity.limits is not None:
             self._shared = SharedSlots(
-                capacity.limits, capacity.worker_id, self._lanes.for_batch(), caps, rests, self._has_room
+                capacity.limits, capacity.worker_id, self._lanes.for_batch(), self._caps, rests, self._has_room
             )
             self._room.shared = self._shared
         self._interactive = Interactive(
-            BatchSide(self._choose, self._waiters.wait, self._lessons.failed, self._count, self._waiters.wake),
+            BatchSide(self._choose, self._waiters.wait, self._lessons.failed, self._caps.count, self._waiters.wake),
             self._purse,
             self._reserve,
             self._delivery,
@@ -136,12 +124,18 @@ class Router:
 
     # Where calls may go.
 
-    def replace(self, deployments: Iterable[Deployment], resources: Iterable[Resource]) -> dict[str, str]:
-        """Serve these from now on, and say which of them cannot be used and why: those are left out.
+    def replace(
+        self,
+        deployments: Iterable[Deployment],
+        resources: Iterable[Resource],
+        model_in_flight_max: Mapping[str, int] | None = None,
+    ) -> dict[str, str]:
+        """Serve these from now on, and say which of them cannot be used and why: those are left out. Without caps of models these stay.
 
         What is in flight at a deployment that is gone, or now is another server, ends there; who waits looks again. A deployment that only
         has other terms keeps its calls, its health and what was learned of it.
         """
+        self._caps.allow(model_in_flight_max)
         refused = self._lanes.serve(deployments, is_alone=self._shared is None)
         refused |= self._routes.lead(self._lanes.values(), resources)
         self._groups.refresh()
@@ -183,10 +177,6 @@ class Router:
     def watch_interactive(self, changed: Callable[[str], None]) -> None:
         """Have this called at once, with a deployment's name, whenever one of these two numbers changes."""
         self._interactive.watch(changed)
-
-    def _count(self, route: Route, model: str, more: int) -> None:
-        if self._caps is not None:
-            self._caps.count(route.model_of(model), more)
 
     # What the engine asks before it sends.
 
@@ -335,7 +325,7 @@ class Router:
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort but one: the last is where this
         call was tried before, or all its tries could go to the one deployment that is ill.
         """
-        if not self._room.has_slots() or (self._caps is not None and self._caps.room(route.model_of(call.model)) < 1):
+        if not self._room.has_slots() or (self._caps.slots and self._caps.room(route.model_of(call.model)) < 1):
             for lane in route.lanes:
                 lane.is_asked = True
             return None
@@ -396,8 +386,9 @@ class Router:
         lane.in_flight += 1
         if lane.in_flight > lane.highest:
             lane.highest = lane.in_flight
-        if self._caps is not None:
-            self._caps.count(route.model_of(call.model), 1)
+        # A resource may lead to another model by the time the call ends.
+        model = route.model_of(call.model)
+        self._caps.count(model, 1)
         tide = lane.tide
         flight = tide.begin(call.idempotency_key, call.body, call.hand_backs) if tide is not None else None
         answered: int | None = None
@@ -438,8 +429,7 @@ class Router:
             lane.in_flight -= 1
             if flight is not None and tide is not None:
                 tide.end(flight, answered, refused=refused)
-            if self._caps is not None:
-                self._caps.count(route.model_of(call.model), -1)
+            self._caps.count(model, -1)
             if is_probe:
                 lane.breaker.end_probe()
             self._waiters.wake()

@@ -46,18 +46,34 @@ class Caps:
     """Calls in flight per model and in all, for the names that have a cap. The model's is looked at before the one over all."""
 
     def __init__(self, model_max: Mapping[str, int], all_max: int) -> None:
-        self.caps = {f"model:{model}": count for model, count in model_max.items()}
-        if all_max:
-            self.caps[GLOBAL] = all_max
-        self.slots = dict(self.caps)
-        self.in_flight = dict.fromkeys(self.caps, 0)
+        self._all_max = all_max
+        self.caps: dict[str, int] = {}
+        self.slots: dict[str, int] = {}
+        # All that is out, also of models without a cap: they may get one while it is.
+        self._out: dict[str, int] = {}
+        self._out_in_all = 0
+        self.is_shared = False
+        self.lifted: set[str] = set()
         self._short: set[str] = set()
+        self.allow(model_max)
+
+    def allow(self, model_max: Mapping[str, int] | None) -> None:
+        """These are the models' caps from now on; None leaves them. Where slots are shared, a new one gives some only when they were asked
+        for."""
+        if model_max is None:
+            return
+        caps = {f"model:{model}": count for model, count in model_max.items()}
+        if self._all_max:
+            caps[GLOBAL] = self._all_max
+        self.lifted = (self.lifted | self.caps.keys()) - caps.keys()
+        self.caps = caps
+        self.slots = {name: min(self.slots.get(name, 0), cap) if self.is_shared else cap for name, cap in caps.items()}
 
     def room(self, model: str) -> float:
         room = math.inf
         for name in (f"model:{model}", GLOBAL):
             if name in self.slots:
-                room = min(room, self.slots[name] - self.in_flight[name])
+                room = min(room, self.slots[name] - self.in_flight(name))
                 if room < 1:
                     self._short.add(name)
                     break
@@ -67,22 +83,30 @@ class Caps:
         """How many are worth asking for: see a lane's."""
         if name in self._short:
             self._short.discard(name)
-            wanted = max(2 * self.slots[name], self.in_flight[name] + 4)
-        elif self.in_flight[name]:
-            wanted = self.in_flight[name] + self.in_flight[name] // 4 + 1
+            wanted = max(2 * self.slots[name], self.in_flight(name) + 4)
+        elif in_flight := self.in_flight(name):
+            wanted = in_flight + in_flight // 4 + 1
         else:
             wanted = int(is_wanted)
         return min(wanted, self.caps[name])
 
     def count(self, model: str, more: int) -> None:
-        for name in (f"model:{model}", GLOBAL):
-            if name in self.in_flight:
-                self.in_flight[name] += more
+        self._out_in_all += more
+        count = self._out.get(model, 0) + more
+        if count:
+            self._out[model] = count
+        else:
+            # Callers choose the names of models: what is not needed must not pile up.
+            del self._out[model]
+
+    def in_flight(self, name: str) -> int:
+        return self._out_in_all if name == GLOBAL else self._out.get(name.removeprefix("model:"), 0)
 
     def let_go(self, name: str, wanted: int) -> int:
         """Begin nothing that needs more than is wanted; says how many may be in flight until the next share."""
-        self.slots[name] = min(self.slots[name], max(wanted, self.in_flight[name]))
-        return max(self.slots[name], self.in_flight[name])
+        in_flight = self.in_flight(name)
+        self.slots[name] = min(self.slots[name], max(wanted, in_flight))
+        return max(self.slots[name], in_flight)
 
 
 class SharedSlots:
@@ -110,6 +134,7 @@ class SharedSlots:
         self._given_to = ""
         self.serve(lanes)
         caps.slots = dict.fromkeys(caps.caps, 0)
+        caps.is_shared = True
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -187,6 +212,10 @@ class SharedSlots:
             is_wanted = any(wanted[lane.deployment.name] for lane in served)
             wanted[name] = self._caps.wanted(name, is_wanted=is_wanted)
             in_use[name] = self._caps.let_go(name, wanted[name])
+        lifted, self._caps.lifted = self._caps.lifted, set()
+        for name in lifted:
+            # Nobody counts these any more: what was held of them is given back.
+            caps[name], wanted[name], in_use[name] = 1, 0, 0
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
             # Nothing is wanted and nothing is held: an idle process asks nobody, and the first who is short is heard at once.
             return True
@@ -198,7 +227,7 @@ class SharedSlots:
         self._holds = any(shares.values()) or any(in_use.values())
         for lane in self._lanes:
             lane.share(shares.get(lane.deployment.name, 0))
-        self._caps.slots = {name: shares.get(name, 0) for name in self._caps.caps}
+        self._caps.slots = {name: min(shares.get(name, 0), cap) for name, cap in self._caps.caps.items()}
         self._on_more()
         return self._held() > held
 

@@ -1,4 +1,4 @@
-"""Deployments and resources as an operator adds, changes and removes them while everything runs.
+"""Deployments, resources and terms of models as an operator adds, changes and removes them while everything runs.
 
 They lie in the store, and every process follows within seconds. What the settings name is shown beside them and cannot be changed by a
 call. A secret is never stored: only where it is. The routes are for the operator on this machine alone.
@@ -15,8 +15,8 @@ from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import ApiProblem, LostRace, SettingsError
 from tidegate.core.nouns import Caller
 from tidegate.settings import Settings, deployments, resources
-from tidegate.settings.added import Added, added, check
-from tidegate.store.routing import DEPLOYMENT, RESOURCE, RoutingEntry, RoutingFull
+from tidegate.settings.added import Added, Kind, added, check
+from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
 from tidegate.web import asks, wire
 from tidegate.web.context import WebContext
@@ -25,7 +25,8 @@ from tidegate.web.routes import Guarded
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to add, change or remove. `set` has the fields of an entry under `models` or `resources`; in a change, null takes one away.
+    """What to add, change or remove. `set` has the fields of an entry under `models` or `resources`, for a model all but its
+    deployments; in a change, null takes one away.
 
     With `revision` it is done only while the entry is still as it was seen. `force` removes what is still in use.
     """
@@ -44,9 +45,9 @@ class RoutingDone(msgspec.Struct, frozen=True):
 
 
 class RoutingShown(msgspec.Struct, frozen=True):
-    """One deployment or resource. `why` says what keeps this process from using it. State and calls are this process's own."""
+    """One deployment, resource or model. `why` says what keeps this process from using it. State and calls are this process's own."""
 
-    kind: Literal["deployment", "resource"]
+    kind: Kind
     name: str
     origin: Literal["settings", "added"]
     model: str
@@ -78,6 +79,9 @@ class Clerk:
         found = self._read(entries)
         configured: list[Deployment | Resource] = [*deployments(self._settings), *resources(self._settings)]
         shown = [_shown(one, "settings") for one in configured]
+        for name, model in self._settings.models.items():
+            said = {"in_flight_max": model.in_flight_max, "retry": msgspec.structs.asdict(model.retry)}
+            shown.append(RoutingShown("model", name, "settings", name, document=_said(said)))
         nouns: dict[tuple[str, str], Deployment | Resource] = {(DEPLOYMENT, one.name): one for one in found.deployments}
         nouns |= {(RESOURCE, one.name): one for one in found.resources}
         troubles = found.unusable | (unusable or {})
@@ -133,6 +137,9 @@ class Clerk:
         found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
         if (kind, name) in found.unusable:
             raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {found.unusable[kind, name]}.")
+        if kind == MODEL and not any(name in two.models for two in found.deployments):
+            message = f"No deployment serves the model {name!r}: add one first, or mend the name."
+            raise ApiProblem(400, "invalid_parameter", message)
         if kind == RESOURCE:
             one = next(one for one in found.resources if one.name == name)
             served = {*self._settings.models, *(model for two in found.deployments for model in two.models)}
@@ -152,6 +159,9 @@ class Clerk:
 
     async def _refuse_in_use(self, kind: str, name: str) -> None:
         """What would lead nowhere afterwards: a resource to its model, or a batch to either."""
+        if kind == MODEL:
+            # Without terms of its own a model goes by those of all others.
+            return
         _, entries = await self._store.routing()
         found = self._read(entries)
         left = [name]
@@ -185,6 +195,8 @@ class Clerk:
             )
 
     def _is_configured(self, kind: str, name: str) -> bool:
+        if kind == MODEL:
+            return name in self._settings.models
         if kind == RESOURCE:
             return name in self._settings.resources
         return any(one.name == name for one in deployments(self._settings))
@@ -211,7 +223,7 @@ class DeploymentsDoor:
 
     def routes(self) -> list[Guarded]:
         found = [Guarded("GET", "/control/routing", "batches:read", self.list)]
-        for kind in (DEPLOYMENT, RESOURCE):
+        for kind in (DEPLOYMENT, RESOURCE, MODEL):
             for verb in ("add", "change", "remove"):
                 found.append(Guarded("POST", f"/control/{kind}s/{verb}", "batches:write", self._doing(kind, verb)))
         return found
@@ -239,6 +251,12 @@ class DeploymentsDoor:
         return do
 
 
+def _said(document: dict[str, Any]) -> dict[str, Any]:
+    """What of a document says anything."""
+    inner = {name: _said(one) if isinstance(one, dict) else one for name, one in document.items()}
+    return {name: one for name, one in inner.items() if one not in (None, 0, {})}
+
+
 def _shown(noun: Deployment | Resource, origin: Literal["settings", "added"]) -> RoutingShown:
     if isinstance(noun, Deployment):
         return RoutingShown("deployment", noun.name, origin, ", ".join(noun.models), noun.url)
@@ -250,7 +268,7 @@ def _stored(entry: RoutingEntry, noun: Deployment | Resource | None, why: str) -
         document = msgspec.json.decode(entry.document, type=dict[str, Any])
     except msgspec.MsgspecError:
         document = {}
-    kind: Literal["deployment", "resource"] = "deployment" if entry.kind == DEPLOYMENT else "resource"
+    kind = msgspec.convert(entry.kind, Kind)
     plain = RoutingShown(
         kind, entry.name, "added", str(document.get("model", entry.name)), str(document.get("url", ""))
     )

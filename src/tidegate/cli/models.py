@@ -1,0 +1,109 @@
+"""`tidegate models`: what holds for a model as a whole, over all of its deployments, and changing it while everything runs."""
+
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import options, screen
+from tidegate.cli.deployments import Name, Revision, do, fields_of, listed, tell_troubles
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show what holds for a model over all its deployments, and say it while everything runs: list, add, change, remove.",
+)
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="in_flight_max or retry, its value as YAML; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("list")
+def list_models(
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """List what holds for models: those of the settings and those that something was said of.
+
+    Example: tidegate models list
+    """
+    shown = listed(options.loaded(config, data).settings, "model")
+    if as_json:
+        screen.show_json(shown)
+    elif not shown:
+        screen.say("There is nothing. Say something: tidegate models add NAME --set in_flight_max=32")
+    else:
+        rows = [
+            [
+                one.name,
+                one.document.get("in_flight_max", ""),
+                _retry(one.document.get("retry")),
+                one.origin,
+                one.revision,
+            ]
+            for one in shown
+        ]
+        screen.show_table(["name", "in flight max", "retry", "origin", "revision"], rows)
+        tell_troubles(shown)
+
+
+@app.command("add")
+def add_model(
+    name: Name,
+    values: Set = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Say what holds for a model whose deployments were added; every process follows within seconds.
+
+    Example: tidegate models add llama-3-8b --set in_flight_max=32 --set "retry={attempts_max: 5}"
+    """
+    do(options.loaded(config, data).settings, "model", "add", name, fields_of(values), as_json=as_json)
+
+
+@app.command("change")
+def change_model(
+    name: Name,
+    values: Set = None,
+    revision: Revision = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Change what holds for a model.
+
+    What is not named stays; an empty value gives back the default.
+
+    Example: tidegate models change llama-3-8b --set in_flight_max=
+    """
+    do(options.loaded(config, data).settings, "model", "change", name, fields_of(values), revision, as_json=as_json)
+
+
+@app.command("remove")
+def remove_model(
+    name: Name,
+    revision: Revision = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> None:
+    """Take back what was said of a model: it goes by what holds for all. Its deployments stay.
+
+    Example: tidegate models remove llama-3-8b
+    """
+    do(options.loaded(config, data).settings, "model", "remove", name, {}, revision, as_json=as_json)
+
+
+def _retry(said: object) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in said.items()) if isinstance(said, dict) else ""
