@@ -38,6 +38,14 @@ def test_config_shows_where_each_value_came_from(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
 
 
+def test_config_puts_no_blanks_behind_a_long_value(tmp_path: Path) -> None:
+    models = ", ".join(f"m{number}: {{deployments: [{{url: 'http://h/v1'}}]}}" for number in range(9))
+    (tmp_path / "c.yaml").write_text(f"models: {{{models}}}\nserver: {{port: 81}}\n")
+    lines = tidegate("config", "--config", "c.yaml", "--changed", cwd=tmp_path).stdout.splitlines()
+    assert next(line for line in lines if line.startswith("server.port")).split() == ["server.port", "c.yaml:2", "81"]
+    assert max(len(line) for line in lines if not line.startswith("models")) < 80
+
+
 def test_config_never_prints_a_secret_in_any_form(tmp_path: Path) -> None:
     models = {"m": {"deployments": [{"url": "http://h/v1", "api_key": CANARY}]}}
     (tmp_path / "c.yaml").write_text(json.dumps({"models": models, "auth": {"pepper": CANARY}}))

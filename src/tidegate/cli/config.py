@@ -31,10 +31,11 @@ def config(
     if as_json:
         screen.show_json(entries)
     elif explain:
-        rows = [[e["key"], e["value_text"], e["origin"], e["variable"], e["allowed"], e["about"]] for e in entries]
-        screen.show_table(["setting", "value", "from", "variable", "may be", "what it is for"], rows)
+        rows = [[e["key"], e["origin"], e["variable"], e["allowed"], e["about"], e["value_text"]] for e in entries]
+        screen.show_table(["setting", "from", "variable", "may be", "what it is for", "value"], rows)
     else:
-        screen.show_table(["setting", "value", "from"], [[e["key"], e["value_text"], e["origin"]] for e in entries])
+        # A mapping of models is long: last in its line, it pushes nothing away.
+        screen.show_table(["setting", "from", "value"], [[e["key"], e["origin"], e["value_text"]] for e in entries])
 
 
 def _entries(loaded: Loaded) -> list[dict[str, object]]:
