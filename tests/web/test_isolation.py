@@ -61,7 +61,9 @@ OPERATORS = {
     ("POST", "/control/scheduler"),
     ("GET", "/control/routing"),
 } | {
-    ("POST", f"/control/{kind}/{verb}") for kind in ("deployments", "resources") for verb in ("add", "change", "remove")
+    ("POST", f"/control/{kind}/{verb}")
+    for kind in ("deployments", "resources", "models")
+    for verb in ("add", "change", "remove")
 }
 
 

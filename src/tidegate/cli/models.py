@@ -30,7 +30,9 @@ def list_models(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """List what holds for models: those of the settings and those that something was said of.
+    """List what holds for models.
+
+    It shows those of the settings and those that something was said of.
 
     Example: tidegate models list
     """
@@ -63,7 +65,9 @@ def add_model(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say what holds for a model whose deployments were added; every process follows within seconds.
+    """Say what holds for a model whose deployments were added.
+
+    Every process follows within seconds.
 
     Example: tidegate models add llama-3-8b --set in_flight_max=32 --set "retry={attempts_max: 5}"
     """
@@ -98,7 +102,9 @@ def remove_model(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> None:
-    """Take back what was said of a model: it goes by what holds for all. Its deployments stay.
+    """Take back what was said of a model.
+
+    It goes by what holds for all models then. Its deployments stay.
 
     Example: tidegate models remove llama-3-8b
     """
