@@ -3,6 +3,7 @@ in flight ends as it began."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
-from tests.support.tidegate import END_S, Results, Site, requests
+from tests.support.tidegate import END_S, IN_FLIGHT, Results, Site, requests
+from tidegate.service import opened
+from tidegate.web.operator import KeyMade, KeyWish, make_key
+from tidegate.web.pepper import pepper_of
 
 ITEMS = 80
 DONE_FIRST = 4
@@ -176,3 +180,32 @@ def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(
         (tmp_path / "new").replace(tmp_path / "old")
     for batch_id in (waiting, caller.submit(lines)):
         assert caller.judge(batch_id, lines, witnessed=False).errors == []
+
+
+def test_42_every_worker_of_a_cluster_hears_of_a_key_that_is_deleted(cluster: Site) -> None:
+    """By whichever process it was taken away: two workers over PostgreSQL and S3, and an operator beside them."""
+
+    async def a_key() -> KeyMade:
+        async with opened(cluster.settings) as parts:
+            wish = KeyWish("acme", team="red")
+            return await make_key(parts.store, parts.entropy, pepper_of(parts.settings), wish)
+
+    async def delete_all() -> list[str]:
+        async with opened(cluster.settings) as parts:
+            return await parts.store.delete_keys_of("acme")
+
+    cluster.begin()
+    cluster.worker(name="second", data=cluster.directory / "second")
+    made = asyncio.run(a_key())
+    caller = cluster.as_caller(made.key)
+    lines = requests(3 * MANY)
+    batch_id = caller.submit(lines)
+    caller.until_done(batch_id, 4 * IN_FLIGHT)
+    assert asyncio.run(delete_all()) == [made.id]
+    other = cluster.as_caller(asyncio.run(a_key()).key)
+    results = other.judge(batch_id, lines)
+    assert set(results.error_codes()) == {"key_deleted"}
+    assert len(caller.calls_of(batch_id)) == len(results.output)
+    # What was answered is the team's still, though its key is gone.
+    [used] = cluster.rows("select team, sum(calls) as calls from usage group by team")
+    assert (used["team"], int(used["calls"])) == ("red", len(results.output))
