@@ -171,6 +171,19 @@ def known_beginning(scan: Scan, number: int, data: bytes) -> bool:
     return prompt[: cut + KEY_BYTES].ljust(cut + KEY_BYTES, b"\0") == scan.stem_reference[stem][:cut] + key
 
 
+def test_an_id_is_not_taken_to_reach_into_the_next_line() -> None:
+    """The frame stands behind the broken line just where it would if its id were as long as those before."""
+
+    def line(id_size: int, text: str) -> bytes:
+        body = {"model": "m", "messages": [{"role": "user", "content": f"The same beginning. {text}"}]}
+        return json.dumps({"custom_id": (text * id_size)[:id_size], "body": body}).encode()
+
+    broken = b'{"custom_id": "unfinished'
+    lines = [line(60, text) for text in "abcd"] + [broken, line(60 - len(broken) - 1, "e"), line(60, "f")]
+    plan, _ = ingest(b"\n".join(lines), RULES)
+    assert [(error.code, error.line) for error in plan.errors] == [("invalid_json_line", 5)]
+
+
 @QUICK
 @given(good_lines(), st.data())
 def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataObject) -> None:

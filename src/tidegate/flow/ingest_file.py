@@ -74,7 +74,8 @@ def _changed() -> LineError:
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
     """Good items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly,
     by reading them again, only where two hashes agree."""
-    if len(set(scan.id_hash)) == len(scan.id_hash):
+    # A list is read sooner than an array.
+    if len(set(scan.id_hash.tolist())) == len(scan.id_hash):
         return {}
     seen: set[int] = set()
     again: set[int] = set()

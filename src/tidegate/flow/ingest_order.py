@@ -43,8 +43,9 @@ def _bundles(scan: Scan, twice: dict[int, int]) -> list[list[Bundle]]:
     if len(members) == 1 and not twice:
         members[0].extend(range(len(scan.at)))
     else:
+        adds = [numbers.append for numbers in members]
         for number, stem in enumerate(scan.stem):
-            members[stem].append(number)
+            adds[stem](number)
     keys = [key for (key,) in iter_unpack(f"{KEY_BYTES}s", scan.keys)]
     bundles: list[list[Bundle]] = [[] for _ in scan.families]
     for stem, numbers in enumerate(members):
