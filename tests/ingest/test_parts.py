@@ -216,6 +216,21 @@ def test_a_helper_that_fails_fails_its_owner(what: str, words: str) -> None:
     assert child.stdout == ""
 
 
+SEVERAL = """
+import os, sys
+from tidegate.flow.forked import Forked
+with Forked(lambda: "x" * 300_000, lambda: 2, lambda: os.kill(os.getpid(), 9)) as forked:
+    print(len(forked.answer()), forked.answer(), flush=True)
+    forked.answer()
+"""
+
+
+def test_tasks_of_one_helper_answer_one_by_one() -> None:
+    child = subprocess.run([sys.executable, "-c", SEVERAL], capture_output=True, text=True, check=False, timeout=60)
+    assert child.stdout == "300000 2\n"
+    assert "RuntimeError: a forked task ended with -9" in child.stderr
+
+
 ENDLESS = """
 import os, time
 from tidegate.flow.forked import Forked

@@ -180,8 +180,11 @@ def test_an_id_is_not_taken_to_reach_into_the_next_line() -> None:
 
     broken = b'{"custom_id": "unfinished'
     lines = [line(60, text) for text in "abcd"] + [broken, line(60 - len(broken) - 1, "e"), line(60, "f")]
-    plan, _ = ingest(b"\n".join(lines), RULES)
-    assert [(error.code, error.line) for error in plan.errors] == [("invalid_json_line", 5)]
+    scan = Scan(RULES)
+    scan.begin(b"\n".join(lines))
+    scan.finish()
+    assert [(error.code, error.line) for error in scan.errors] == [("invalid_json_line", 5)]
+    assert [*scan.line] == [1, 2, 3, 4, 6, 7]
 
 
 @QUICK
