@@ -27,7 +27,7 @@ class Tx(Protocol):
         """Run it once per row, parameters by order of first appearance."""
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
-        """Run it once per row and collect what each returns."""
+        """Run it once per row, in their order, and collect what each returns; of a row that returns nothing there is nothing."""
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Insert many rows the fastest way this database has; a conflict fails the transaction."""

@@ -5,6 +5,7 @@ It relies on the job's row being locked by the caller, and knows nothing of coun
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Finished, Placed, Usage
@@ -31,6 +32,7 @@ class Logs:
         self._tx = tx
         self._recorded_to: dict[str, int] = {}
         self._uses: dict[str, int] = {}
+        self._runs: list[tuple[str, int, int, str, int]] = []
         self._needed: set[str] = set()
 
     async def was_recorded(self, placed: Placed) -> bool:
@@ -41,18 +43,36 @@ class Logs:
         row = await self._tx.one("blob_recorded_to", id=placed.blob_id)
         return row is not None and end_of(placed) <= row[0]
 
-    def look_through(self, placed: Placed, *, uses: int, needed: bool) -> None:
-        """Everything up to the end of this range is dealt with, and so many more extents stand on the log."""
+    def look_through(self, placed: Placed, *, needed: bool) -> None:
+        """Everything up to the end of this range is dealt with."""
         self._recorded_to[placed.blob_id] = max(end_of(placed), self._recorded_to.get(placed.blob_id, 0))
-        self._uses[placed.blob_id] = self._uses.get(placed.blob_id, 0) + uses
         if needed:
             self._needed.add(placed.blob_id)
+
+    def add_run(self, file_id: str, at: int, size_bytes: int, blob_id: str, blob_at: int) -> None:
+        """These bytes of a log follow in a file."""
+        self._runs.append((file_id, at, size_bytes, blob_id, blob_at))
+
+    async def settle_runs(self) -> None:
+        """Write the extents of all files, many in one statement: a run that goes on where the file's last extent ends makes that longer,
+        the others are extents of their own. Only a file's first run can: neighbours were joined before."""
+        runs, self._runs = self._runs, []
+        if not runs:
+            return
+        firsts = list({run[0]: run for run in reversed(runs)}.values())
+        places = [(size_bytes, file_id, at, blob_id, blob_at) for file_id, at, size_bytes, blob_id, blob_at in firsts]
+        grown = {row[0] for row in await self._tx.many_returning("extent_grow", sorted(places, key=itemgetter(1)))}
+        put = [run for run in runs if run[0] not in grown or run not in firsts]
+        if put:
+            await self._tx.many("extent_put", put)
+        for _, _, _, blob_id, _ in put:
+            self._uses[blob_id] = self._uses.get(blob_id, 0) + 1
 
     async def settle(self) -> dict[str, str]:
         """Write the logs' rows. Says whose logs they are."""
         owners = {}
         for blob_id, recorded_to in sorted(self._recorded_to.items()):
-            uses = self._uses[blob_id]
+            uses = self._uses.get(blob_id, 0)
             found = await self._tx.one("blob_extend", id=blob_id, uses=uses, recorded_to=recorded_to)
             if found is None and blob_id in self._needed:
                 raise LostRace(f"{blob_id} was condemned before its lines were recorded")
@@ -85,14 +105,11 @@ async def add_lines(
     added = [line for line in lines if line[0].number in new]
     if len(added) < len(lines):
         await _close_gaps(tx, job_id, rows, base, new)
-    pieces, at = 0, base
+    at = base
     for blob_at, size_bytes in _runs(added):
-        place = {"file_id": file_id, "at": at, "size_bytes": size_bytes, "blob_id": placed.blob_id, "blob_at": blob_at}
-        if await tx.one("extent_grow", **place) is None:
-            await tx.all("extent_put", **place)
-            pieces += 1
+        logs.add_run(file_id, at, size_bytes, placed.blob_id, blob_at)
         at += size_bytes
-    logs.look_through(placed, uses=pieces, needed=bool(added))
+    logs.look_through(placed, needed=bool(added))
     return Added([entry for entry, _ in added], at - base, Usage.total(entry.usage for entry, _ in added))
 
 

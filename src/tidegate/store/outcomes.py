@@ -3,9 +3,11 @@
 The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) comes only from the rows that were new.
 """
 
+from dataclasses import replace
+
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
-from tidegate.core.states import JOB_ENDED, Outcome
+from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.charges import Charges
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
@@ -33,17 +35,21 @@ class Outcomes(Table):
         """
 
         async def body(tx: Tx) -> list[Recorded]:
-            recorded = []
             logs, charges = Logs(tx), Charges()
+            books = _Books(tx, logs)
             for flush in sorted(flushes, key=lambda flush: flush.job_id):
+                if books.has(flush.job_id):
+                    # What was added to a job says where the next lines of it stand.
+                    await books.settle()
                 row = await tx.one("job_lock", id=flush.job_id)
-                recorded.append(await _record_job(tx, logs, charges, flush, row))
+                await _record_job(tx, logs, charges, books, flush, row)
+            await books.settle()
             if finished_slices:
                 await tx.many("slice_finish", sorted(finished_slices))
             for job_id, first, token, delay_ms in sorted(released_slices):
                 await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
             await charges.settle(tx, await logs.settle())
-            return recorded
+            return books.recorded
 
         return await self._driver.write(body)
 
@@ -138,13 +144,48 @@ async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
             await tx.all("file_drop", id=file_id)
 
 
-async def _record_job(tx: Tx, logs: Logs, charges: Charges, flush: JobFlush, row: Row | None) -> Recorded:
+class _Books:
+    """Sums of jobs whose rows are locked, written together: everyone else who records for them waits until this commits."""
+
+    def __init__(self, tx: Tx, logs: Logs) -> None:
+        self._tx = tx
+        self._logs = logs
+        self._sums: dict[str, tuple[int, ...]] = {}
+        self._open: list[Recorded] = []
+        self.recorded: list[Recorded] = []
+
+    def has(self, job_id: str) -> bool:
+        return job_id in self._sums
+
+    def add(self, told: Recorded, sums: tuple[int, ...]) -> None:
+        """What `job_add` adds to this job, in the order of its parameters."""
+        self._sums[told.job_id] = sums
+        self._open.append(told)
+
+    def add_closed(self, told: Recorded) -> None:
+        """Nothing is added to this one."""
+        self._open.append(told)
+
+    async def settle(self) -> None:
+        await self._logs.settle_runs()
+        rows = [(*sums, job_id) for job_id, sums in self._sums.items()]
+        states = {row[0]: row[1] for row in await self._tx.many_returning("job_add", rows)} if rows else {}
+        for told in self._open:
+            complete = states.get(told.job_id) == JobState.FINALIZING
+            if complete:
+                await self._tx.all("job_models_close", job_id=told.job_id)
+            self.recorded.append(replace(told, complete=complete))
+        self._sums, self._open = {}, []
+
+
+async def _record_job(tx: Tx, logs: Logs, charges: Charges, books: _Books, flush: JobFlush, row: Row | None) -> None:
     if row is None:
         unused = await _count_unused(logs, flush, len(flush.answers))
         if unused and flush.answers_placed:
             await tx.all("job_add_unused", id=flush.job_id, unused=unused)
-            logs.look_through(flush.answers_placed, uses=0, needed=False)
-        return Recorded(flush.job_id, 0, unused, closed=True, complete=False)
+            logs.look_through(flush.answers_placed, needed=False)
+        books.add_closed(Recorded(flush.job_id, 0, unused, closed=True, complete=False))
+        return
     output_file_id, error_file_id, output_bytes, error_bytes, scope = row
     held = await _held_tokens(tx, flush)
     answers = await add_lines(
@@ -169,28 +210,17 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, flush: JobFlush, row
         await tx.many("attempt_put", sorted(allowed))
     unused = await _count_unused(logs, flush, len(flush.answers) - len(answers.entries))
     usage = Usage.total((answers.usage, errors.usage))
-    state = await tx.one(
-        "job_add",
-        id=flush.job_id,
-        answered=len(answers.entries),
-        failed=len(errors.entries),
-        input_tokens=usage.input_tokens,
-        cached_tokens=usage.cached_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        output_bytes=answers.size_bytes,
-        error_bytes=errors.size_bytes,
-        unused=unused,
-        cost_nano=sum(sum(entry.cost_nano) for entry in (*answers.entries, *errors.entries)),
+    cost_nano = sum(sum(entry.cost_nano) for entry in (*answers.entries, *errors.entries))
+    tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+    sizes = (answers.size_bytes, errors.size_bytes)
+    new_count = len(answers.entries) + len(errors.entries)
+    books.add(
+        Recorded(flush.job_id, new_count, unused, closed=False, complete=False),
+        (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano),
     )
     for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
         if added.entries and placed:
             await charges.add(tx, flush.job_id, scope, placed.blob_id, added.entries)
-    complete = state is not None and state[0] == "finalizing"
-    if complete:
-        await tx.all("job_models_close", job_id=flush.job_id)
-    new_count = len(answers.entries) + len(errors.entries)
-    return Recorded(flush.job_id, new_count, unused, closed=False, complete=complete)
 
 
 async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:

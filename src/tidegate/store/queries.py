@@ -66,6 +66,10 @@ def for_postgres(statement: Statement) -> str:
     return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
 
 
+def is_insert(statement: Statement) -> bool:
+    return statement.sql.startswith("insert")
+
+
 def bulk_for_sqlite(statement: Statement, row_count: int) -> tuple[str, int]:
     """An insert of one row as an insert of several, without its `returning`; and which parameter that would have returned."""
     before, values, after = _split_values(statement.sql)

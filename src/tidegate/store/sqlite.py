@@ -16,7 +16,7 @@ import apsw
 
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Row, Tx
-from tidegate.store.queries import bulk_for_sqlite, statements
+from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
 
 T = TypeVar("T")
 
@@ -57,6 +57,8 @@ class SqliteTx:
         self._connection.executemany(statements()[query].sql, rows)
 
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        if not is_insert(statements()[query]):
+            return self._run_each(query, rows)
         # Each step of a statement lets other threads run and must then wait for its turn again, so few large statements cost the
         # event loop far less than many small ones. When not every row was new, the slow way says which were.
         self._connection.execute("savepoint bulk")
@@ -66,7 +68,7 @@ class SqliteTx:
             return returned
         self._connection.execute("rollback to bulk")
         self._connection.execute("release bulk")
-        return self._insert_each(query, rows)
+        return self._run_each(query, rows)
 
     def _insert_all(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row] | None:
         done = 0
@@ -82,7 +84,7 @@ class SqliteTx:
             done += count
         return returned
 
-    def _insert_each(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+    def _run_each(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         return list(self._connection.executemany(statements()[query].sql, rows))
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

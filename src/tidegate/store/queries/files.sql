@@ -77,7 +77,7 @@ update extents set size_bytes = size_bytes + :size_bytes
 where file_id = :file_id
     and at = (select max(e.at) from extents e where e.file_id = :file_id)
     and at + size_bytes = :at and blob_id = :blob_id and blob_at + size_bytes = :blob_at
-returning at;
+returning file_id;
 
 -- extent_list --
 -- The extents of a file that end behind a place, in order.

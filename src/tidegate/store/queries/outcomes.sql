@@ -42,7 +42,7 @@ update jobs set
     state = case when state = 'in_progress' and closing is null
         and answered_count + failed_count + :answered + :failed = item_count then 'finalizing' else state end
 where id = :id and state in ('in_progress', 'cancelling')
-returning state;
+returning id, state;
 
 -- job_add_unused --
 -- Answers that came after closing, or second: paid for, not used, counted.
