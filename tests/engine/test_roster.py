@@ -62,10 +62,11 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
         await store.close()
 
 
+@pytest.mark.parametrize("names", [{"own"}, {"own", "added"}], ids=["settings", "added"])
 async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: set[str]
 ) -> None:
-    """Of the settings' deployments and of those that were added; half a file changes nothing."""
+    """Of the settings' deployments, where nothing was ever added too, and of those that were; half a file changes nothing."""
     monkeypatch.setattr(roster, "LOOK_S", 0.001)
     key, config = tmp_path / "key", tmp_path / "c.yaml"
     key.write_text("first")
@@ -82,14 +83,16 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
     following = asyncio.create_task(Roster(store, load(config, tmp_path, {}, {}).settings, serve).follow())
     try:
         document = f'{{"model": "m", "url": "http://h/v1", "api_key": "file:{key}"}}'
-        await store.put_routing("deployment", "added", document, 0)
-        await wait_until_async(lambda: served[-1:] == [{"own": "first", "added": "first"}], what="both to be served")
+        if "added" in names:
+            await store.put_routing("deployment", "added", document, 0)
+        first, second = dict.fromkeys(names, "first"), dict.fromkeys(names, "second")
+        await wait_until_async(lambda: served[-1:] == [first], what="all to be served")
         seen = len(served)
         key.write_text("half\na key")
         await wait_until_async(lambda: len(served) > seen + 2, what="looks at half a key")
-        assert served[-1] == {"own": "first", "added": "first"}
+        assert served[-1] == first
         key.write_text("second")
-        await wait_until_async(lambda: served[-1] == {"own": "second", "added": "second"}, what="the new key")
+        await wait_until_async(lambda: served[-1] == second, what="the new key")
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -79,3 +80,11 @@ def test_other_methods(client: httpx2.Client, method: str) -> None:
         answer = client.request(method, endpoint)
         assert answer.status_code == 405
         assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_compressed_body_is_refused_by_its_header(client: httpx2.Client, endpoint: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    refused = client.post(endpoint, content=gzip.compress(b'{"model": "m"}'), headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert refused.json()["error"]["param"] == "Content-Encoding"

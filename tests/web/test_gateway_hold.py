@@ -220,3 +220,22 @@ def test_a_client_that_leaves_while_its_stream_is_held_back_ends_the_call_upstre
     wait_until(world.upstreams[0].posts[0].gone.is_set, timeout_s=20, what="the upstream to see it")
     wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the place to be given back")
     assert world.states() == ["closed"]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize("how", ["breaks", "lingers"])
+def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_stream(
+    world: World, is_held: bool, how: str
+) -> None:
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, *(chunked(piece) for piece in split("hello")))
+        if how == "breaks":
+            peer.close()
+        else:
+            await peer.until_gone()
+
+    world.start(script, guardrails={"house": HELD} if is_held else {})
+    with their_sdk(world) as client, client.messages.stream(model="m", max_tokens=9, messages=SAYS) as stream:
+        assert "".join(stream.text_stream) == "hello"
+        assert stream.get_final_message().stop_reason == "end_turn"
+    wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the place to be given back")

@@ -38,7 +38,7 @@ class Roster:
         self._store = store
         self._settings = settings
         self._serve = serve
-        self._number = 0
+        self._number: int | None = None
         self._is_reached = True
         self._looking = asyncio.Lock()
         self._renewal = Renewal()
@@ -71,7 +71,7 @@ class Roster:
             }
             _follow(self.model_of, {one.name: one.model for one in named})
             _follow(self.retry_of, retry_policies(self._settings, found.models, found.resources))
-            if number != self._number:
+            if number != (self._number or 0):
                 log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
             self._say(unusable)
             self._number, self.unusable = number, unusable

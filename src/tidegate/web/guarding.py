@@ -15,6 +15,7 @@ from tidegate.core.whole_answer import WholeAnswer
 from tidegate.flow.guard import Guard
 from tidegate.upstream.passage import Passage
 from tidegate.web.dialects import Dialect, Translator
+from tidegate.web.passing import read_rest
 from tidegate.web.wishes import Wish
 
 
@@ -69,8 +70,7 @@ async def _collected(passage: Passage, translator: Translator | None, whole: Who
         pieces.append(piece)
         whole.feed(piece)
         if translator is not None and translator.ended:
-            # The rest, if there is any, says nothing; a stream that really ended leaves its connection to the next call.
-            await passage.read()
+            await read_rest(passage)
             break
     if translator is not None and not translator.ended:
         pieces.append(translator.end())

@@ -22,6 +22,7 @@ from tidegate.web.upstream_problems import own_words, problem_of, retry_after
 log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
+REST_S = 0.25
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -158,12 +159,20 @@ class Passing(Response):
             return "failed"
         last = b""
         if translator is not None:
-            # The rest, if there is any, says nothing; a stream that really ended leaves its connection to the next call.
             last = piece if translator.ended else translator.end()
             if piece:
-                await passage.read()
+                await read_rest(passage)
         await send(_part(last, more=False))
         return "answered"
+
+
+async def read_rest(passage: Passage) -> None:
+    """What comes after the last event says nothing, and nobody waits for it; a stream that really ends leaves its connection to others."""
+    try:
+        async with asyncio.timeout(REST_S):
+            await passage.read()
+    except (UpstreamError, TimeoutError) as error:
+        log.info("stream_ended_late", why=type(error).__name__)
 
 
 def _part(body: bytes, *, more: bool) -> Message:
