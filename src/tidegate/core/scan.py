@@ -193,7 +193,7 @@ class Scan:
             id_sizes = [*map(len, alike.ids)]
             self.prompt_at.fromlist([to_prompt + id_size for id_size in id_sizes])
             self.prompt_size.fromlist([size - around - id_size for size, id_size in zip(sizes, id_sizes, strict=True)])
-        if stems.count(shape.stem) == count:
+        if not shape.stem.branches:
             self.stem.extend(array("I", (shape.stem.number,)) * count)
         else:
             self.stem.fromlist([stem.number for stem in stems])

@@ -144,14 +144,13 @@ class Alike:
         # Hardly ever are all of them together longer than one may be.
         if starts[-1] - starts[0] > rules.line_bytes_max and max(map(sub, starts[1:], starts)) > rules.line_bytes_max:
             return False
-        stems = set(self.stems)
-        bridges = {stem.opening for stem in stems}
+        bridges = {stem.opening for stem in set(self.stems)}
         if len(bridges) == 1:
-            lines = (b"\n" + bridges.pop()).join([b"", *texts])
+            lines = (b"\n" + next(iter(bridges))).join([b"", *texts])
         else:
             lines = b"".join([b"\n" + stem.opening + text for stem, text in zip(self.stems, texts, strict=True)])
         try:
-            self._check_depth(rules.depth_max - LINE_DEPTH, max(count_openers(stem.opening) for stem in stems))
+            self._check_depth(rules.depth_max - LINE_DEPTH, max(map(count_openers, bridges)))
             prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
