@@ -142,6 +142,9 @@ def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
             if not isinstance(before, list) or isinstance(before, _Text):
                 before = whole[name] = [] if before is None else [before]
             _merge_list(before, value)
+        elif isinstance(before, list | dict):
+            # A number where there was a text or more: both are kept.
+            whole[name] = [before, value]
         else:
             whole[name] = value
 
