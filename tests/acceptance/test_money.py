@@ -114,7 +114,7 @@ def test_a_worker_that_is_killed_while_it_spends_does_not_let_the_others_spend_m
     make_crew: MakeCrew, border: str
 ) -> None:
     """It dies with answers in its hands that were paid for and recorded nowhere: they are paid again, and the budget still holds. Those
-    that were durable are adopted with what they cost. What it took with it is in flight no longer: those that find too little left fail, and
+    that were durable are adopted with what they cost. What it took with it is in flight no longer: those with too little left fail, and
     the batch ends by itself."""
     crew = make_crew(config, latency_ms=20)
     crew.start(1)
