@@ -96,3 +96,22 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(tmp_path: Path) -> None:
     )
     assert piped.stdout.startswith("setting")
     assert "Traceback" not in piped.stderr
+
+
+def test_what_a_library_logs_is_a_line_like_any_other(tmp_path: Path) -> None:
+    code = """
+import logging
+from tidegate.cli import logs
+from tidegate.settings import load
+logs.configure(load(None, None, {}, {}).settings)
+logs.configure(load(None, None, {}, {}).settings)
+logging.getLogger("python_multipart.multipart").warning("of no interest")
+logging.getLogger("other").warning("odd %s", "\\x1b[31m\\n")
+logging.getLogger("other").info("of no interest")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    [line] = [line for line in done.stderr.splitlines() if " library " in line]
+    assert "of no interest" not in done.stderr
+    assert line.endswith(r"warning library name=other said=odd \x1b[31m\n")

@@ -24,6 +24,13 @@ class _Stderr:
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
+class _Libraries(logging.Handler):
+    """What a library says through Python's own logging, as a line like any other."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, "library", name=record.name, said=record.getMessage())
+
+
 def configure(settings: Settings, *, quiet: bool = False) -> None:
     """Set up logging once, before any work; `quiet` is for commands whose own words are the story."""
     level = _LEVELS[settings.logging.level]
@@ -44,6 +51,11 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Libraries) for handler in root.handlers):
+        root.addHandler(_Libraries(logging.WARNING))
+    # A body that cannot be read is its sender's mistake, and told to the sender.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def _capped(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
