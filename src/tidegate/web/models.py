@@ -124,6 +124,8 @@ class Models:
             return
         finally:
             del self._asking[place]
+        if place not in self._asked_at_ms:
+            return
         if not probe.reachable:
             self._silent.add(place)
             return
