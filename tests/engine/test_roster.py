@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.support.processes import wait_until_async
 from tidegate.core.deployments import Deployment, Resource
@@ -62,6 +63,10 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
         await store.close()
 
 
+def renewals(logged: structlog.testing.CapturingLogger) -> list[list[str]]:
+    return [call.kwargs["deployments"] for call in logged.calls if call.args == ("keys_renewed",)]
+
+
 @pytest.mark.parametrize("names", [{"own"}, {"own", "added"}], ids=["settings", "added"])
 async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: set[str]
@@ -81,6 +86,8 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
         return {}
 
     following = asyncio.create_task(Roster(store, load(config, tmp_path, {}, {}).settings, serve).follow())
+    logged = structlog.testing.CapturingLogger()
+    monkeypatch.setattr(roster, "log", logged)
     try:
         document = f'{{"model": "m", "url": "http://h/v1", "api_key": "file:{key}"}}'
         if "added" in names:
@@ -93,6 +100,9 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
         assert served[-1] == first
         key.write_text("second")
         await wait_until_async(lambda: served[-1] == second, what="the new key")
+        await wait_until_async(lambda: bool(renewals(logged)), what="a word of it in the log")
+        assert renewals(logged) == [sorted(names)]
+        assert "second" not in str(logged.calls)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from tidegate import metrics
-from tidegate.core.deployments import Deployment, Resource
+from tidegate.core.deployments import Deployment, Resource, Secret
 from tidegate.core.errors import StoreError
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings import Settings, deployments, resources
@@ -42,6 +42,7 @@ class Roster:
         self._is_reached = True
         self._looking = asyncio.Lock()
         self._renewal = Renewal()
+        self._keys: dict[str, Secret | None] = {}
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
         self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
@@ -60,7 +61,7 @@ class Roster:
             documents = [(one.kind, one.name, one.document) for one in entries]
             found = added(self._settings, documents, renewal=self._renewal)
             ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
-            if (now := self._renewal.troubles) != troubles:
+            if (now := self._renewal.troubles) and now != troubles:
                 log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
@@ -74,12 +75,20 @@ class Roster:
             if number != (self._number or 0):
                 log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
             self._say(unusable)
+            self._say_renewed(ours)
             self._number, self.unusable = number, unusable
 
     def _say(self, unusable: dict[tuple[str, str], str]) -> None:
         for (kind, name), why in unusable.items():
             if self.unusable.get((kind, name)) != why:
                 log.warning("routing_left_out", kind=kind, name=name, why=why)
+
+    def _say_renewed(self, ours: Iterable[Deployment]) -> None:
+        keys = {one.name: one.api_key for one in ours}
+        renewed = sorted(name for name, key in keys.items() if name in self._keys and key != self._keys[name])
+        if renewed:
+            log.info("keys_renewed", deployments=renewed)
+        self._keys = keys
 
     async def follow(self) -> None:
         """Look for as long as this process lives; while the store is away, everything stays as it is."""
