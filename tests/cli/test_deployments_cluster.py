@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from typing import Any
@@ -10,6 +11,8 @@ from tests.cli.conftest import Desk, chat
 from tests.cli.test_beside import Serving
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import Upstream
 
 EVERYWHERE_S = 60.0
 
@@ -110,3 +113,36 @@ def test_who_cannot_use_it_says_so_and_goes_on(desk: Desk, postgres_url: str) ->
     assert cluster.models() == {"fixed"}
     batch = cluster.submit([chat(f"c{number}", "hi").replace('"m"', '"fixed"') for number in range(4)])
     assert cluster.ended(batch)["request_counts"]["completed"] == 4
+
+
+def test_what_holds_for_a_model_holds_over_every_process(desk: Desk, postgres_url: str) -> None:
+    """Its calls in flight are counted over both workers, and each tries its items as often as was said."""
+    landing = asyncio.Event()
+    flying, highest = 0, 0
+
+    async def script(request: Request, peer: Peer) -> None:
+        nonlocal flying, highest
+        if request.line.startswith("POST"):
+            flying += 1
+            highest = max(highest, flying)
+            await landing.wait()
+            flying -= 1
+        await peer.answer(500 if b"fail" in request.body else 200)
+
+    cluster = Cluster(desk, postgres_url)
+    upstream = Upstream(script)
+    try:
+        cluster.did("deployments", "add", "gpu", "--model", "m", "--url", upstream.url, "--set", "max_in_flight=32")
+        cluster.did("models", "add", "m", "--set", "in_flight_max=3", "--set", "retry={attempts_max: 1}")
+        for process in (cluster.proc, *cluster.workers):
+            process.wait_for_line("routing_changed.*number=2", EVERYWHERE_S)
+        batch = cluster.submit([chat(f"c{number}", "hi") for number in range(40)])
+        wait_until(lambda: flying == 3, EVERYWHERE_S, "three calls there")
+        upstream._loop.call_soon_threadsafe(landing.set)
+        assert cluster.ended(batch)["request_counts"]["completed"] == 40
+        assert highest == 3
+        batch = cluster.submit([chat(f"c{number}", "fail") for number in range(4)])
+        assert cluster.ended(batch)["request_counts"]["failed"] == 4
+        assert len(upstream.posts) == 44, "none was tried again"
+    finally:
+        upstream.close()
