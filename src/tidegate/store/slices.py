@@ -29,19 +29,19 @@ class Slices(Table):
 
         async def body(tx: Tx) -> list[LeasedSlice]:
             # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
-            doors = {}
-            for pick, token in sorted(picks, key=lambda one: one[0].job_id):
-                doors[token] = await _open(tx, worker_id, pick, token)
+            doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
+            fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
+            taken = await _lease(tx, worker_id, fresh)
             held: list[LeasedSlice] = []
             stamps: set[tuple[str, str]] = set()
             begun: set[str] = set()
             for pick, token in picks:
-                door = doors[token]
+                door = doors.get(token)
                 if door is None or door.is_held:
                     held += await _held(tx, worker_id, pick, token)
                     continue
-                rows = await _lease(tx, worker_id, pick, token)
-                held += [await _leased(tx, pick, token, door, row) for row in sorted(rows, key=itemgetter(0))]
+                rows = taken.get(token, [])
+                held += [await _leased(tx, pick, door, row) for row in rows]
                 if rows and door.is_old:
                     stamps.add((pick.job_id, pick.model))
                 if rows and not door.has_begun:
@@ -149,26 +149,29 @@ class _Door:
     job: Row
 
 
-async def _open(tx: Tx, worker_id: str, pick: Pick, token: str) -> _Door | None:
-    names = {"job_id": pick.job_id, "model": pick.model, "token": token, "worker_id": worker_id}
-    row = await tx.one("job_open_for_lease", **names)
-    if row is not None:
-        return _Door(True, bool(row[0]), bool(row[1]), row[2:])
-    row = await tx.one("job_open_to_begin", job_id=pick.job_id)
-    return _Door(False, True, False, row[1:]) if row is not None else None
+async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, _Door]:
+    """The jobs of these picks that are open, by token."""
+    asked = [(token, pick.model, pick.job_id, worker_id) for pick, token in picks]
+    rows = await tx.many_returning("job_open_for_lease", asked)
+    doors = {row[0]: _Door(True, bool(row[1]), bool(row[2]), row[3:]) for row in rows}
+    for pick, token in picks:
+        if token not in doors:
+            row = await tx.one("job_open_to_begin", job_id=pick.job_id)
+            if row is not None:
+                doors[token] = _Door(False, True, False, row[1:])
+    return doors
 
 
-async def _lease(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[Row]:
-    return await tx.all(
-        "slices_lease",
-        job_id=pick.job_id,
-        model=pick.model,
-        count_max=pick.slice_count,
-        token=token,
-        worker_id=worker_id,
-        suspect_after=SUSPECT_AFTER,
-        why=pick.why.value,
-    )
+async def _lease(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, list[Row]]:
+    """What was taken, by token, in order of number."""
+    asked = [
+        (pick.job_id, pick.model, SUSPECT_AFTER, worker_id, pick.slice_count, token, pick.why.value)
+        for pick, token in picks
+    ]
+    taken: dict[str, list[Row]] = {}
+    for row in sorted(await tx.many_returning("slices_lease", asked), key=itemgetter(1)):
+        taken.setdefault(row[0], []).append(row)
+    return taken
 
 
 async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
@@ -179,11 +182,11 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
     job = await tx.one("job_of_lease", job_id=pick.job_id)
     assert job is not None, "a slice has a job"
     door = _Door(True, False, True, job[1:])
-    return [await _leased(tx, pick, token, door, row) for row in rows]
+    return [await _leased(tx, pick, door, row) for row in rows]
 
 
-async def _leased(tx: Tx, pick: Pick, token: str, door: _Door, row: Row) -> LeasedSlice:
-    first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
+async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
+    token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
     tenant_id, endpoint, work_blob_id, expires_in_ms, tenant, scope, key_id, user, team, limits = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()

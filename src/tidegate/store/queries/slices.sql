@@ -45,7 +45,8 @@ where model = :model and scope = :scope and state = 'open'
 -- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
 -- for each other nor for record, only for whoever closes the job (`job_halt`). Says too whether the time of the last lease is old, whether
 -- this very lease was made before, and what its slices say of the job.
-select coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
+select cast(:token as text) as token,
+    coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
     exists (select 1 from slices s
         where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
     j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
@@ -94,11 +95,11 @@ update slices set state = 'leased', lease_token = :token, worker_id = :worker_id
 from picked
 where job_id = picked_job and first = picked_first and state = 'ready'
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive' and w.alive_until > now_ms())
-returning first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
+returning lease_token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
 
 -- slices_of_token --
 -- What a token holds: the answer to a lease that is asked for again.
-select first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
+select lease_token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
 where job_id = :job_id and lease_token = :token and worker_id = :worker_id and state = 'leased'
 order by first;
 
