@@ -187,6 +187,22 @@ def test_an_id_is_not_taken_to_reach_into_the_next_line() -> None:
     assert [*scan.line] == [1, 2, 3, 4, 6, 7]
 
 
+def test_broken_lines_do_not_make_up_for_one_another() -> None:
+    """One prompt is two values, another reaches over the end of its line: as many values as lines, and as many bytes."""
+
+    def line(text: str) -> bytes:
+        frame = '{"custom_id": "%s", "body": {"model": "m", "messages": [{"role": "user", "content": "Begin. %s}}'
+        return (frame % (text[:1], text)).encode()
+
+    good = [line(f'{letter}"}}]') for letter in "abcd"]
+    broken = [line('e"}] [{"role": "user", "content": "e"}]'), line('f"},'), line('g"}]]')]
+    scan = Scan(RULES)
+    scan.begin(b"\n".join([*good, *broken, *good[:1]]))
+    scan.finish()
+    assert [error.line for error in scan.errors] == [5, 6, 7]
+    assert [*scan.line] == [1, 2, 3, 4, 8]
+
+
 @QUICK
 @given(good_lines(), st.data())
 def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataObject) -> None:

@@ -146,17 +146,21 @@ class Alike:
             return False
         bridges = {stem.opening for stem in set(self.stems)}
         if len(bridges) == 1:
-            lines = (b"\n" + next(iter(bridges))).join([b"", *texts])
+            bridge = next(iter(bridges))
+            lines = (b"\n" + bridge).join([b"", *texts])
+            bridge_size = len(bridge)
+            sizes = [bridge_size + len(text) for text in texts]
         else:
-            lines = b"".join([b"\n" + stem.opening + text for stem, text in zip(self.stems, texts, strict=True)])
+            each = [stem.opening + text for stem, text in zip(self.stems, texts, strict=True)]
+            lines = b"\n".join(each)
+            sizes = [*map(len, each)]
         try:
             self._check_depth(rules.depth_max - LINE_DEPTH, max(map(count_openers, bridges)))
             prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
-        # There is a newline before each of them and no other, and one between any two values. So when nothing but as many
-        # newlines is left over, no value reaches over one, and every line is a value from end to end.
-        return len(prompts) == len(texts) and sum(map(len, prompts)) == len(lines) - len(texts)
+        # The first value begins where the first line does. If each is as long as its line, each ends where that does.
+        return [*map(len, prompts)] == sizes
 
     def _check_depth(self, depth_max: int, opened: int) -> None:
         """Refuse deep nesting; brackets are counted for many lines at once, and exactly only for those that have many."""
