@@ -59,7 +59,7 @@ class _Out:
     holds_suspect: bool = False
 
     def add(self, rows: list[Row]) -> None:
-        # As many rows as workers hold slices of different jobs, at every look.
+        # As many rows as workers hold slices, at every look.
         rules, scopes, flows, jobs = self.rules, self.scopes, self.flows, self.jobs
         for job_id, model, why, scope, units, lost_count in rows:
             rule, flow, job = (model, why), (model, scope), (job_id, model)

@@ -14,17 +14,12 @@ with recursive awake (model) as (
 select a.model from awake a where a.model is not null limit :count_max;
 
 -- snapshot_in_flight --
--- What is out, by job, model and the rule that took it: the sum over leased slices, as many as workers hold. Says too whether this
--- worker holds a suspect.
-select o.job_id, o.model, o.why,
-    coalesce((select m.scope from job_models m where m.job_id = o.job_id and m.model = o.model), '') as scope, o.units, o.lost_count
-from (
-    select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why, cast(sum(s.work_units) as bigint) as units,
-        max(case when s.worker_id = :worker_id then s.lost_count else 0 end) as lost_count
-    from slices s
-    where s.state = 'leased'
-    group by s.job_id, s.model, s.leased_as
-) o;
+-- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too whether this worker holds a suspect.
+select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
+    coalesce((select m.scope from job_models m where m.job_id = s.job_id and m.model = s.model), '') as scope, s.work_units,
+    case when s.worker_id = :worker_id then s.lost_count else 0 end as lost_count
+from slices s
+where s.state = 'leased';
 
 -- snapshot_models --
 -- All models that have anything to do, and of each that the worker has room for: the flows that were served least and have a slice ready
