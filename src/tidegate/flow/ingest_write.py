@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from heapq import merge
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, compress, pairwise, repeat
 from operator import gt
 
 import msgspec
@@ -53,22 +53,24 @@ def write_work(
     # Most inputs need no other order than their own.
     as_read = numbers == array("I", range(len(scan.at)))
     # A list gives its elements away twice as fast as an array.
-    sizes = scan.size if as_read else map(scan.size.tolist().__getitem__, numbers)
+    order = [] if as_read else numbers.tolist()
+    sizes = scan.size if as_read else map(scan.size.tolist().__getitem__, order)
     places = [*accumulate(sizes, initial=0)]
-    rows = [(0, len(numbers))] if as_read else _rows(numbers)
+    rows = [(0, len(numbers))] if as_read else _rows(order)
     copy = partial(_copy, source, target, scan, numbers, places, rows)
     # What keeps its order is copied sooner than a process is started for it.
     process_count = 1 if as_read else process_count
     bounds = [len(scan.at) * number // process_count for number in range(process_count + 1)]
     ranges = [*pairwise(bounds)]
+    # All of this comes before the forks: behind them, whatever is touched must be copied.
     slices: list[SlicePlan] = []
+    lines = scan.line[:] if as_read else array("I", [*map(scan.line.tolist().__getitem__, order)])
+    first = 0
+    for model, run in runs:
+        slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
+        first += len(run)
     with ExitStack() as helpers:
         others = [helpers.enter_context(Forked(partial(copy, *bounds))) for bounds in ranges[1:]]
-        lines = scan.line[:] if as_read else array("I", [*map(scan.line.tolist().__getitem__, numbers)])
-        first = 0
-        for model, run in runs:
-            slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
-            first += len(run)
         copy(*ranges[0])
         for other in others:
             other.answer()
@@ -88,9 +90,9 @@ def write_work(
     return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
 
 
-def _rows(order: "array[int]") -> list[tuple[int, int]]:
+def _rows(order: list[int]) -> list[tuple[int, int]]:
     """The stretches of the work in which items follow one another as in the input."""
-    bounds = [0, *(at for at, falls in enumerate(map(gt, order, order[1:]), 1) if falls), len(order)]
+    bounds = [0, *compress(range(1, len(order)), map(gt, order, order[1:])), len(order)]
     return [*pairwise(bounds)]
 
 
