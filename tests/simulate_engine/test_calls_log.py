@@ -142,6 +142,16 @@ def test_a_port_that_is_taken_is_a_clear_error(processes: Processes, tmp_path: P
     assert "choose another port" in processes.started[0].logs()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_is_not_shared_with_another_engine(
+    processes: Processes, tmp_path: Path, address: Address, count: int
+) -> None:
+    first = Engine(processes, tmp_path, "--processes", str(count))
+    with pytest.raises(AssertionError):
+        Engine(processes, tmp_path / "second", "--processes", str(count), port=first.port)
+    assert "choose another port" in processes.started[1].logs()
+
+
 def test_it_says_what_calls_took_and_how_many_were_beside_them(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "calls.jsonl"
     address = start(EngineOptions(port=0, calls_log=str(log)))

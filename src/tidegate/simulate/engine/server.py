@@ -65,7 +65,11 @@ class RunningEngine:
 @asynccontextmanager
 async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
     """An engine for the length of a block."""
-    with _bound(options.host, options.port) as placeholder:
+    shared = options.processes > 1
+    if shared and options.port:
+        # Whoever shares a port shares it with anyone: another engine there would take half of the calls unseen.
+        _bound(options.host, options.port, shared=False).close()
+    with _bound(options.host, options.port, shared=shared) as placeholder:
         host, port = placeholder.getsockname()[:2]
         # Children bind the same address again; holding it here keeps the chosen port ours until they have.
         options = msgspec.structs.replace(options, port=port)
@@ -175,7 +179,7 @@ async def serve_child(part: ChildPart, parent_gone: int) -> None:
     loop.add_reader(parent_gone, gone.set)
     board_fd = os.open(part.board, os.O_RDWR)
     try:
-        with _bound(part.options.host, part.options.port) as bound:
+        with _bound(part.options.host, part.options.port, shared=True) as bound:
             async with _process(part.options, part.index, board_fd, bound) as failure:
                 sys.stdout.write("ready\n")
                 sys.stdout.flush()
@@ -185,8 +189,8 @@ async def serve_child(part: ChildPart, parent_gone: int) -> None:
         os.close(board_fd)
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, which other processes of this engine may bind too."""
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket bound to the address; a shared one is bound by other processes of this engine too."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -194,7 +198,8 @@ def _bound(host: str, port: int) -> socket.socket:
         raise OSError(error.errno, f"{host} is not an address of this machine: {error}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
