@@ -67,6 +67,7 @@ def test_config_never_prints_a_secret_in_any_form(tmp_path: Path) -> None:
         (["config", "--jsn"], "No such option"),
         (["simulate", "--port", "70000"], "--port"),
         (["simulate", "--fault", "nonsense"], "is not a fault with a rate"),
+        (["simulate", "--port", "0", "--calls-log", "no/x"], "tidegate: the calls log no/x cannot be opened"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:

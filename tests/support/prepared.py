@@ -94,7 +94,7 @@ class Forked:
     ) -> None:
         self.returncode: int | None = None
         self._parent = prepared()
-        question = {
+        question: dict[str, object] = {
             "args": [*args],
             "env": dict(os.environ if env is None else env),
             "cwd": str(Path.cwd() if cwd is None else cwd),

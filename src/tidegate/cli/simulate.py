@@ -85,7 +85,8 @@ def simulate(
         )
         uvloop.run(serve(chosen) if queue is None and not pool else _serve_queue(chosen, queue, pool))
     except (ValueError, OSError, RuntimeError) as error:
-        raise SettingsError(f"{error}; see `tidegate simulate --help`.") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise SettingsError(f"{why}; see `tidegate simulate --help`.") from error
 
 
 async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: list[str] | None) -> None:
