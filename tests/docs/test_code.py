@@ -52,6 +52,8 @@ def test_commands_on_pages_exist() -> None:
                     "scheduler",
                     "deployments",
                     "resources",
+                    "models",
+                    "models",
                 ), line
                 for option in re.findall(r"(?<!\S)--[a-z-]+", call[1]):
                     assert option in options, line
