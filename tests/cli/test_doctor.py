@@ -60,6 +60,14 @@ def test_beside_a_running_server_it_finds_the_same(prepared: Desk) -> None:
     assert serving.proc.running
 
 
+def test_beside_a_server_that_was_told_its_upstream_by_an_option_it_asks_the_server(desk: Desk) -> None:
+    serving = Serving(desk)
+    said = desk.done("doctor").stdout()
+    assert f"the server that runs here uses {desk.engine.url}: well" in said
+    assert "well" in desk.done("deployments", "list").stdout()
+    assert serving.proc.running
+
+
 def test_a_route_that_leads_nowhere_any_more_is_found(prepared: Desk) -> None:
     added(prepared, "deployments", "add", "gone", "--model", "m", "--url", "http://127.0.0.1:1/v1")
     added(prepared, "resources", "add", "chat", "--model", "m")

@@ -35,6 +35,9 @@ Revision = Annotated[
     int | None,
     typer.Option("--revision", metavar="N", help="Only if it is still as `list` showed it.", show_default="as it is"),
 ]
+# A breaker's words mean the opposite to whoever does not think of electricity.
+STATES = {"closed": "well", "open": "shut", "paused": "key rejected"}
+
 Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a resource still needs it.")]
 
 
@@ -47,19 +50,23 @@ def list_deployments(
 ) -> None:
     """List deployments, those of the settings and those added.
 
-    States and calls in flight are those of the server on this machine; without one there are none.
+    States (well, resting, shut, probing, key rejected) and calls in flight are those of the server on this machine; without one there
+    are none.
 
     Example: tidegate deployments list
     """
-    shown = listed(options.loaded(config, data).settings, "deployment")
+    found = listed(options.loaded(config, data).settings, "deployment")
     if as_json:
-        screen.show_json(shown)
-    elif not shown:
+        screen.show_json(found)
+    elif not found:
         screen.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
     else:
-        rows = [[one.name, one.model, one.url, one.origin, one.revision, one.state, one.in_flight] for one in shown]
+        rows = [
+            [one.name, one.model, one.url, one.origin, one.revision, STATES.get(one.state, one.state), one.in_flight]
+            for one in found
+        ]
         screen.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
-        tell_troubles(shown)
+        tell_troubles(found)
 
 
 @app.command("add")
@@ -219,10 +226,11 @@ def fields_of(values: list[str] | None) -> dict[str, Any]:
 
 def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
     """What there is of one kind, those of the settings first."""
-    return [one for one in uvloop.run(_list(settings)) if one.kind == kind]
+    return [one for one in uvloop.run(shown(settings)) if one.kind == kind]
 
 
-async def _list(settings: Settings) -> "list[RoutingShown]":
+async def shown(settings: Settings) -> "list[RoutingShown]":
+    """All that there is, as the server on this machine knows it, or as the store does where none runs."""
     from tidegate.control import running_control
     from tidegate.web.deployments import Clerk, RoutingList
 

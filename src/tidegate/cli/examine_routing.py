@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidegate.cli.deployments import STATES, shown
 from tidegate.cli.examine import Finding, Grade
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.settings import Settings, deployments, resources
@@ -27,11 +28,13 @@ class Routing:
     added: frozenset[str] = frozenset()
     models: Mapping[str, ModelTerms] = field(default_factory=dict)
     unusable: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    has_server: bool = False
 
 
 async def routing(settings: Settings) -> Routing:
     """The settings' own, and what was added where there is a store that can be read."""
     from tidegate import service
+    from tidegate.control import running_control
 
     more = await service.added_deployments(settings)
     return Routing(
@@ -40,6 +43,7 @@ async def routing(settings: Settings) -> Routing:
         frozenset([one.name for one in more.deployments] + [one.name for one in more.resources]),
         more.models,
         more.unusable,
+        running_control(settings.data_dir) is not None,
     )
 
 
@@ -50,6 +54,14 @@ async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]
         about, to_do = ("upstream" if kind == "deployment" else kind), f"mend it, or: tidegate {kind}s remove {name}"
         yield Finding(about, Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", to_do)
     if not known.deployments:
+        used = [one for one in await shown(settings) if one.kind == "deployment"] if known.has_server else []
+        for one in used:
+            where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
+            said = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
+            grade = Grade.OK if one.state in ("", "closed", "resting") else Grade.WARNING
+            yield Finding("upstream", grade, said, "" if grade is Grade.OK else "its log says why")
+        if used:
+            return
         to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
         yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
         return

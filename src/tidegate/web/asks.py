@@ -245,7 +245,7 @@ def _mismatch(said: str) -> ApiProblem:
         return ApiProblem(400, "missing_required_parameter", f"`{param}` is missing.", param=param)
     if unknown := _UNKNOWN.match(what):
         name = unknown["field"][:_SHOWN_CHARS_MAX]
-        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5) if not path else []
+        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.7) if not path else []
         hint = f"Did you mean `{close[0]}`?" if close else f"Known are: {', '.join(_KNOWN)}."
         return ApiProblem(400, "unknown_parameter", f"Unknown parameter `{_joined(path, name)}`. {hint}", param=name)
     if not path:

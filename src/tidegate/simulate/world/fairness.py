@@ -224,9 +224,17 @@ class Fairness:
                 before, since_s = self._moved.get(job_id, (None, now_s))
                 state = (done_count, lease_count)
                 waiting[job_id] = (state, since_s if before == state else now_s)
-                if now_s - waiting[job_id][1] > PASSED_OVER_S:
-                    self._broken(f"passed over: nothing of {job_id} was taken up for {PASSED_OVER_S:.0f} s")
+                if now_s - waiting[job_id][1] > (most_s := _passed_over_s(plan)):
+                    self._broken(f"passed over: nothing of {job_id} was taken up for {most_s:.0f} s")
         self._moved = waiting
+
+
+def _passed_over_s(plan: Plan) -> float:
+    """No job waits longer than this, nor than a round takes at its slowest with so few calls: a slice of each job and model, and for
+    the lightest tenant's one as many of the heaviest's as it weighs more."""
+    weights = [tenant.weight for tenant in plan.estate.tenants]
+    slices = plan.job_count * len(plan.estate.models) * max(weights) / min(weights)
+    return max(PASSED_OVER_S, slices * plan.slice_items * plan.call_s_max / (plan.process_count * plan.in_flight_max))
 
 
 def _is_limited(plan: Plan) -> bool:
