@@ -24,6 +24,7 @@ ONCE_BROKEN = {
     "most_served_first": 31,
     "never_woken": 0,
     "no_urgency": 23,
+    "publish_without_step": 1705,
     "record_after_close": 315,
     "release_any_lease": 11,
     "resource_unlimited": 5,
