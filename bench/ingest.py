@@ -135,7 +135,7 @@ def _growth_mb(count: int) -> float:
 
 
 def main(quick: bool = False) -> dict[str, float]:
-    count, rounds = (5_000, 3) if quick else (50_000, 7)
+    count, rounds = (5_000, 3) if quick else (50_000, 15)
     found: dict[str, float] = {}
     rows = []
     inputs = {

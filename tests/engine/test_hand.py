@@ -67,7 +67,7 @@ def test_a_pace_is_forgotten_when_nothing_goes_out_any_more_and_so_is_the_model(
     go(hand, clock, 100, AHEAD_MS)
     clock.at_ms += 3 * AHEAD_MS
     assert hand.ahead("m") == 0
-    assert hand.take() is None
+    hand.wake()
     assert not hand._stocks
 
 

@@ -66,6 +66,9 @@ class _Stock:
         """How many went out in so much time, of late."""
         return max(self.went, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
+    def is_unused(self, now_ms: float) -> bool:
+        return not self.queue and not self.in_flight and now_ms - self._since_ms >= 2 * AHEAD_MS
+
 
 class Hand:
     def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
@@ -160,7 +163,6 @@ class Hand:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self._may_send_at_all():
             return None
-        unused = None
         for model, stock in self._stocks.items():
             queue = stock.queue
             while queue and self._may_send(model):
@@ -178,11 +180,6 @@ class Hand:
                 if len(self._stocks) > 1:
                     self._stocks[model] = self._stocks.pop(model)
                 return held, item
-            if not queue and not stock.in_flight and not stock.ahead(now_ms):
-                unused = model
-        if unused is not None:
-            # Callers choose the names of models: what is not needed must not pile up.
-            del self._stocks[unused]
         return None
 
     def _stock(self, model: str) -> _Stock:
@@ -221,11 +218,17 @@ class Hand:
                     self.wake_one()
 
     def wake(self) -> None:
-        """Something changed: let everyone who waits look again."""
-        while self._parked:
+        """Something changed: let as many look again as there are items to take."""
+        now_ms = self._clock.monotonic_ms()
+        # Callers choose the names of models: what is not needed must not pile up.
+        for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
+            del self._stocks[model]
+        waiting = sum(len(stock.queue) for stock in self._stocks.values())
+        while self._parked and waiting:
             future = self._parked.popleft()
             if not future.done():
                 future.set_result(None)
+                waiting -= 1
 
     def wake_one(self) -> None:
         """One slot became free."""

@@ -121,6 +121,7 @@ class Groups:
         self._benches: dict[Route, dict[BenchKey, _Bench]] = {}
         self._sizes: dict[tuple[Lane, str], GroupSize] = {}
         self._widths: dict[Route, int] = {}
+        self._singly: dict[tuple[Route, str], bool] = {}
 
     def room(self, route: Route, slots: int) -> int:
         """How many more items so many free slots are worth, beside those who wait for one.
@@ -144,6 +145,7 @@ class Groups:
         """Deployments came, changed or went."""
         self._widths.clear()
         self._sizes.clear()
+        self._singly.clear()
 
     async def send(self, route: Route, call: Call) -> Answer:
         """Send one item, in company or alone."""
@@ -183,7 +185,11 @@ class Groups:
         return answer
 
     def _read(self, kind: Kind, route: Route, call: Call) -> Part | ChatPart | None:
-        if all(kind.items_max(lane.deployment) < 2 for lane in route.lanes):
+        singly = self._singly.get((route, kind.endpoint))
+        if singly is None:
+            singly = all(kind.items_max(lane.deployment) < 2 for lane in route.lanes)
+            self._singly[route, kind.endpoint] = singly
+        if singly:
             return None
         if call.attempt_count >= self._attempts_grouped:
             # The last try of an item is its own, so that nobody fails for what is wrong with another.

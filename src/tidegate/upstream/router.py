@@ -230,7 +230,7 @@ class Router:
         route = self._route(call.model)
         if call.parallel:
             return self._send_within(route, call)
-        return self._send_from(route, None, call) if route.is_direct else self._send(route, call)
+        return self._send_by(route, call) if route.is_direct else self._send(route, call)
 
     async def _send_within(self, route: Route, call: Call) -> Answer:
         await self._parallel.take(call.parallel)
@@ -274,10 +274,8 @@ class Router:
             failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms(), call.models)
         raise failed
 
-    async def _send_by(self, route: Route, call: Call) -> Answer:
-        if route.items_per_call > 1:
-            return await self._groups.send(route, call)
-        return await self._send_from(route, None, call)
+    def _send_by(self, route: Route, call: Call) -> Coroutine[Any, Any, Answer]:
+        return self._groups.send(route, call) if route.items_per_call > 1 else self._send_from(route, None, call)
 
     async def _find(self, route: Route, call: Call) -> Lane:
         lane = self._choose(route, call, (), self._clock.monotonic_ms())

@@ -71,9 +71,8 @@ class Route:
         self._look_whether_direct()
 
     def _look_whether_direct(self) -> None:
-        """Whether a call goes straight to one of its lanes: nothing comes after them, no items share it, and it lies in no queue."""
-        is_queued = bool(self.queued_lanes) and len(self.lanes) > 1
-        self.is_direct = self.items_per_call == 1 and not self.fallbacks and not is_queued
+        """Whether a call goes straight to one of its lanes: nothing comes after them, and it can lie in no queue but one."""
+        self.is_direct = not self.fallbacks and not (self.queued_lanes and len(self.lanes) > 1)
 
     def ways(self, models: frozenset[str]) -> "tuple[Route, ...]":
         """This route and then its fallbacks, without those that lead to a model which is not among these; none named: all."""
