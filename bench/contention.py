@@ -1,9 +1,10 @@
 """Two, four and eight worker processes on one PostgreSQL and one hot model: slices a second, time spent waiting for locks, deadlocks.
 
 Each process decides, leases and records, with no calls in between. Sixteen tenants have work on the model, and every process sees the same
-look, so all of them want the same few jobs. First as fast as they can, which says whether more of them get less done: in turns, several
-times, since the machine's moods change faster than that takes. Then at a real worker's pace, 320 answers a second in a flush every 50 ms,
-which says how long they wait for each other.
+look, so all of them want the same few jobs. First as fast as they can, with and without recording, which says what it costs to have more of
+them than cores: in turns, several times, since the machine's moods change faster than that takes. Then at a real worker's pace, 16 answers
+in a flush every 50 ms, and at four times that, which says whether they hold each other up: how many slices they take, and how long they
+wait for locks.
 """
 
 import asyncio
@@ -36,7 +37,11 @@ ROUNDS = 5
 TENANTS = 16
 SLICES_EACH = 1_000
 SLICES_MAX = 4
-FLUSH_S, FLUSH_ITEMS = 0.05, 16
+FLUSH_S = 0.05
+# Instead of a number of answers in a flush: no pace, and nothing but leases.
+FAST, LEASES_ONLY = 0, -1
+# Answers in a flush: at a real worker's pace, and at four times that.
+PACES = {"a real pace": 16, "four times that": 64}
 LINE_BYTES = 100
 LEASE_MS = 3_600_000
 SAMPLE_S = 0.02
@@ -73,6 +78,11 @@ class _Hand:
         held = await self._store.lease_picks(self._me, picks)
         return sorted(held, key=lambda piece: (piece.job_id, piece.first))
 
+    async def work(self, flush_items: int) -> int:
+        if flush_items == LEASES_ONLY:
+            return len(await self.take(SLICES_MAX))
+        return await (self.work_fast() if flush_items == FAST else self.work_paced(flush_items))
+
     async def work_fast(self) -> int:
         """All items of some slices in one flush; says how many slices it was."""
         held = await self.take(SLICES_MAX)
@@ -83,15 +93,15 @@ class _Hand:
         await self._store.record_outcomes(flushes, [(piece.job_id, piece.first, piece.token) for piece in held], [])
         return len(held)
 
-    async def work_paced(self) -> int:
-        """One slice, a few items in each flush."""
+    async def work_paced(self, flush_items: int) -> int:
+        """One slice, so many items in each flush."""
         held = await self.take(1)
         for piece in held:
             end = piece.first + piece.count
-            for first in range(piece.first, end, FLUSH_ITEMS):
+            for first in range(piece.first, end, flush_items):
                 began = time.perf_counter()
-                flush = self._answers([(piece, range(first, min(end, first + FLUSH_ITEMS)))])
-                done = [(piece.job_id, piece.first, piece.token)] if first + FLUSH_ITEMS >= end else []
+                flush = self._answers([(piece, range(first, min(end, first + flush_items)))])
+                done = [(piece.job_id, piece.first, piece.token)] if first + flush_items >= end else []
                 await self._store.record_outcomes([flush], done, [])
                 await asyncio.sleep(max(0.0, began + FLUSH_S - time.perf_counter()))
         return len(held)
@@ -109,7 +119,7 @@ class _Hand:
         return JobFlush(runs[0][0].job_id, entries, placed)
 
 
-async def _child(url: str, worker_id: str, seconds: float, paced: bool) -> None:
+async def _child(url: str, worker_id: str, seconds: float, flush_items: int) -> None:
     # Every process of ours starts here, where the garbage collector is told how often to look.
     importlib.import_module("tidegate.cli")
     store = _store(url)
@@ -120,7 +130,7 @@ async def _child(url: str, worker_id: str, seconds: float, paced: bool) -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     slices, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        slices += await (hand.work_paced() if paced else hand.work_fast())
+        slices += await hand.work(flush_items)
     print(json.dumps({"slices": slices, "seconds": time.perf_counter() - began}), flush=True)
     await store.close()
 
@@ -148,12 +158,12 @@ async def _deadlocks(url: str) -> int:
     return int(found)
 
 
-def _started(url: str, count: int, seconds: float, paced: bool) -> list[subprocess.Popen[str]]:
+def _started(url: str, count: int, seconds: float, flush_items: int) -> list[subprocess.Popen[str]]:
     """Workers that wait for a word."""
     command = [sys.executable, "-m", "bench.contention", url]
     return [
         subprocess.Popen(
-            [*command, f"worker{number}", str(seconds), str(int(paced))],
+            [*command, f"worker{number}", str(seconds), str(flush_items)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -174,7 +184,8 @@ def _begin(processes: list[subprocess.Popen[str]]) -> None:
         process.stdin.flush()
 
 
-async def _run(server: PostgresServer, count: int, seconds: float, paced: bool) -> dict[str, float]:
+async def _run(server: PostgresServer, count: int, seconds: float, flush_items: int = FAST) -> dict[str, float]:
+    """So many processes for so long, with so many answers in a flush every 50 ms, or without a pace."""
     url = server.create_database()
     backlog = Backlog(TENANTS, 1, TENANTS * SLICES_EACH * SLICE_ITEMS)
     store = _store(url)
@@ -183,7 +194,7 @@ async def _run(server: PostgresServer, count: int, seconds: float, paced: bool) 
     connection: Any = await asyncpg.connect(url)
     await connection.execute("vacuum analyze")
     await connection.close()
-    processes = _started(url, count, seconds, paced)
+    processes = _started(url, count, seconds, flush_items)
     try:
         _begin(processes)
         waited, said = await _watch(url, processes)
@@ -203,11 +214,15 @@ def main(quick: bool = False) -> dict[str, float]:
         server = PostgresServer(Path(name) / "postgres")
         server.start()
         try:
-            runs = [
-                {count: uvloop.run(_run(server, count, seconds, paced=False)) for count in COUNTS}
+            runs = [{count: uvloop.run(_run(server, count, seconds)) for count in COUNTS} for _ in range(rounds)]
+            leasing = [
+                {count: uvloop.run(_run(server, count, seconds, LEASES_ONLY)) for count in COUNTS}
                 for _ in range(rounds)
             ]
-            paced = {count: uvloop.run(_run(server, count, paced_seconds, paced=True)) for count in COUNTS}
+            paced = {
+                pace: {count: uvloop.run(_run(server, count, paced_seconds, items)) for count in COUNTS}
+                for pace, items in PACES.items()
+            }
         finally:
             server.stop()
     found: dict[str, float] = {}
@@ -216,19 +231,29 @@ def main(quick: bool = False) -> dict[str, float]:
         rate = median([run[count]["rate"] for run in runs])
         # Each round's against its own: what slows the machine for longer than a round slows both.
         kept = median([run[count]["rate"] / run[COUNTS[0]]["rate"] for run in runs])
-        waited = paced[count]["waited"]
-        deadlocks = sum(run[count]["deadlocks"] for run in (*runs, paced))
-        found |= {f"rate_{count}": rate, f"kept_{count}": kept}
-        found |= {f"waited_{count}": waited, f"deadlocks_{count}": deadlocks}
+        leases = median([run[count]["rate"] for run in leasing])
+        leases_kept = median([run[count]["rate"] / run[COUNTS[0]]["rate"] for run in leasing])
+        leases_waited = median([run[count]["waited"] for run in leasing])
+        deadlocks = sum(run[count]["deadlocks"] for run in (*runs, *leasing, *paced.values()))
+        found |= {f"leases_{count}": leases, f"leases_kept_{count}": leases_kept}
+        found |= {f"rate_{count}": rate, f"kept_{count}": kept, f"deadlocks_{count}": deadlocks}
+        for pace, run in paced.items():
+            fewest, waited = run[COUNTS[0]]["rate"], run[count]["waited"]
+            found |= {f"rate_{count}_at_{pace}": run[count]["rate"], f"waited_{count}_at_{pace}": waited}
+            rows += [
+                (
+                    f"{count} workers at {pace}: slices leased and recorded a second",
+                    f"{run[count]['rate']:,.0f}",
+                    f"at least {fewest:,.0f}" if count > COUNTS[0] else "",
+                ),
+                (f"{count} workers at {pace}: time spent waiting for locks", f"{waited:.1%}", "under 5 %"),
+            ]
         rows += [
+            (f"{count} workers, as fast as they can: leases a second, nothing recorded", f"{leases:,.0f}", ""),
+            (f"{count} workers, as fast as they can: of the leases of {COUNTS[0]}", f"{leases_kept:.2f}", "at least 1"),
+            (f"{count} workers, as fast as they can: waiting for locks", f"{leases_waited:.1%}", "under 5 %"),
             (f"{count} workers, as fast as they can: slices leased and recorded a second", f"{rate:,.0f}", ""),
-            (
-                f"{count} workers, as fast as they can: of what {COUNTS[0]} did",
-                f"{kept:.2f}",
-                "at least 1" if count > 2 else "",
-            ),
-            (f"{count} workers at a real pace: slices a second", f"{paced[count]['rate']:,.0f}", ""),
-            (f"{count} workers at a real pace: time spent waiting for locks", f"{waited:.1%}", "under 5 %"),
+            (f"{count} workers, as fast as they can: of what {COUNTS[0]} did", f"{kept:.2f}", ""),
             (f"{count} workers: deadlocks", f"{deadlocks:.0f}", "0"),
         ]
     title = f"One hot model on one PostgreSQL, {TENANTS} tenants, slices of {SLICE_ITEMS}, {rounds} times {seconds:.0f} s each"
@@ -238,6 +263,6 @@ def main(quick: bool = False) -> dict[str, float]:
 
 if __name__ == "__main__":
     if len(sys.argv) == 5:
-        uvloop.run(_child(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "1"))
+        uvloop.run(_child(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])))
     else:
         main()
