@@ -52,7 +52,7 @@ class Room:
     def _free_of_one(self, route: Route, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
-        for lane in route.lanes if self.shared is None or self.shared.is_current else ():
+        for lane in route.lanes if self.has_slots() else ():
             if (lane.budgets or route.own_budgets) and self.opens_at_ms(route, lane) > now_ms:
                 continue
             slots = lane.free_slots(now_ms)

@@ -257,10 +257,7 @@ class AiohttpTransport:
         headers: bytes,
         leave: Leave | None,
     ) -> Reply:
-        way = line.way(url)
-        wire = self.connections.take(way.key) if idempotency_key.isprintable() else None
-        if wire is None:
-            way, wire = await self._wire(line, url, idempotency_key)
+        way, wire = await self._wire(line, url, idempotency_key)
         whole = False
         try:
             try:
