@@ -1,10 +1,12 @@
-"""Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent."""
+"""Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent; only the characters that
+some clients take for the end of a line are escaped."""
 
 from contextlib import suppress
 
 import msgspec
 
 from tidegate.core.ids import item_id
+from tidegate.core.line_breaks import escape_line_breaks
 from tidegate.core.prices import units_text
 from tidegate.core.states import Outcome
 
@@ -18,7 +20,7 @@ _encode = msgspec.json.encode
 
 def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
     """What the upstream answered to this item, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
-    return (
+    return escape_line_breaks(
         b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
         % (
             name.encode(),
@@ -32,11 +34,9 @@ def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> byte
 
 def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: str) -> bytes:
     """An item that has no answer: why."""
-    return b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":%b,"message":%b}}\n' % (
-        item_id(job_id, number).encode(),
-        custom_id,
-        _encode(code),
-        _encode(message),
+    return escape_line_breaks(
+        b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":%b,"message":%b}}\n'
+        % (item_id(job_id, number).encode(), custom_id, _encode(code), _encode(message))
     )
 
 
@@ -55,7 +55,7 @@ def with_raw(line: bytes, raw: bytes) -> bytes:
     if raw.startswith(b'"'):
         with suppress(msgspec.DecodeError):
             text = msgspec.json.decode(raw, type=str)
-    return b'%b,"tidegate":{"raw":%b}}\n' % (line[:-2], _encode(text))
+    return b'%b,"tidegate":{"raw":%b}}\n' % (line[:-2], escape_line_breaks(_encode(text)))
 
 
 def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:

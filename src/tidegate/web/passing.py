@@ -1,5 +1,7 @@
 """An interactive answer on its way to its client: byte for byte as it comes, as fast as the client takes it, and no longer than it stays.
 
+In events, the characters that some clients take for the end of a line are escaped.
+
 A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
 answer of its own; after it, an event of the client's protocol says that the stream breaks off. `judged` changes or refuses a
 whole answer, and `held`, where there is one, keeps a stream back until it is whole and judged. It chooses nothing and bills nothing.
@@ -14,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tidegate import metrics
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
+from tidegate.core.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.ports import Clock
 from tidegate.upstream.passage import Passage
 from tidegate.web.dialects import Dialect
@@ -128,7 +131,7 @@ class Passing(Response):
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         if self._held is not None:
-            body = await self._held(passage, dialect)
+            body = escape_line_breaks(await self._held(passage, dialect))
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
             await send(_part(body, more=False))
             return "answered"
@@ -137,6 +140,7 @@ class Passing(Response):
 
     async def _pass_stream(self, passage: Passage, send: Send) -> str:
         translator = self._dialect.translator()
+        escaper = StreamEscaper()
         end = b""
         try:
             while piece := await passage.read():
@@ -144,8 +148,9 @@ class Passing(Response):
                     piece = translator.feed(piece)
                     if translator.ended:
                         break
-                    if not piece:
-                        continue
+                piece = escaper.feed(piece)
+                if not piece:
+                    continue
                 end = piece[-4:]
                 passage.hold()
                 await send(_part(piece, more=True))
@@ -155,14 +160,15 @@ class Passing(Response):
             if translator is None and not end.endswith(EVENT_END):
                 # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
                 raise StreamCut from None
-            await send(_part(self._dialect.broken_off(error.code, problem_of(error).message), more=False))
+            said = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
+            await send(_part(said, more=False))
             return "failed"
         last = b""
         if translator is not None:
             last = piece if translator.ended else translator.end()
             if piece:
                 await read_rest(passage)
-        await send(_part(last, more=False))
+        await send(_part(escaper.feed(last) + escaper.end(), more=False))
         return "answered"
 
 

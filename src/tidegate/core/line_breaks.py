@@ -1,0 +1,44 @@
+"""Escapes the characters in JSON text that many clients take for the end of a line: U+2028, U+2029 and U+0085.
+
+JSON allows them inside strings as they are, but a client that splits text at every Unicode line break, such as Python's `str.splitlines`,
+would cut a result line or an event in two. The other characters that it splits at are control characters, which JSON never allows raw.
+"""
+
+_ESCAPES = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+_BEGINNINGS = (b"\xe2\x80", b"\xe2", b"\xc2")
+
+
+def escape_line_breaks(text: bytes) -> bytes:
+    """Return the same JSON with these characters as escapes. They stand only inside strings, so what it means stays the same."""
+    if text.isascii():
+        return text
+    for character, escape in _ESCAPES:
+        if character in text:
+            text = text.replace(character, escape)
+    return text
+
+
+class StreamEscaper:
+    """Escapes the same characters in text that comes in pieces, which may be cut anywhere."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what can be passed on now: everything but the beginning of a character that may have to be escaped."""
+        if self._held:
+            piece = self._held + piece
+            self._held = b""
+        for beginning in _BEGINNINGS:
+            if piece.endswith(beginning):
+                self._held = beginning
+                piece = piece.removesuffix(beginning)
+                break
+        return escape_line_breaks(piece)
+
+    def end(self) -> bytes:
+        """Return what is still held, as it came."""
+        held, self._held = self._held, b""
+        return held
