@@ -57,7 +57,7 @@ def test_several_prompts_and_choices(address: Address) -> None:
         "prompt_tokens": 2,
         "completion_tokens": 16,
         "total_tokens": 18,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
     }
 
 

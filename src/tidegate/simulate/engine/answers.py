@@ -1,7 +1,7 @@
 """The answers: words that follow from the prompt alone, in the shape of each endpoint, whole or as a stream of events.
 
-The first eight letters of every answer are the hash of its prompt, so a test can tell whose answer it holds. A token is
-four bytes of plain ASCII, so nothing needs escaping and a piece of a stream is a slice. This module knows no socket, no time
+The first eight letters of every answer in words are the hash of its prompt, so a test can tell whose answer it holds. A token is
+four bytes of plain ASCII, so a piece of a stream is a slice, and only JSON needs escaping. This module knows no socket, no time
 and no fault.
 """
 
@@ -11,6 +11,7 @@ from random import Random
 import msgspec
 
 from tidegate.simulate.engine.asks import Ask, prompt_hash, token_count
+from tidegate.simulate.engine.forms import Form, json_text
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -29,8 +30,16 @@ _TEXT = _corpus()
 _encode = msgspec.json.Encoder().encode
 
 
+class Call(msgspec.Struct, frozen=True):
+    """The tool that an answer calls; the answer's text is what it is called with. `name` is JSON."""
+
+    id: bytes
+    name: bytes
+    custom: bool
+
+
 class Choice(msgspec.Struct):
-    """One answer to one prompt; `cached_tokens` is what the engine found of it in its cache."""
+    """One answer to one prompt; `cached_tokens` is what the engine found of it in its cache, `written_tokens` what it put there."""
 
     prompt: bytes
     prompt_tokens: int
@@ -39,6 +48,10 @@ class Choice(msgspec.Struct):
     output_tokens: int = 0
     finish: str = "stop"
     cached_tokens: int = 0
+    written_tokens: int = 0
+    call: Call | None = None
+    plain: bool = True
+    """Whether the text can stand in a JSON string as it is."""
 
 
 class Answer(msgspec.Struct):
@@ -60,6 +73,11 @@ class Answer(msgspec.Struct):
             return self.choices[0].cached_tokens
         return sum(choice.cached_tokens for choice in self.choices[:: self.ask.n])
 
+    @property
+    def written_tokens(self) -> int:
+        """What the engine put into its cache, counted like `cached_tokens`."""
+        return sum(choice.written_tokens for choice in self.choices[:: self.ask.n])
+
 
 def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
     """The answer to `ask`; `tokens_mean` 0 for endpoints that answer without words."""
@@ -72,7 +90,10 @@ def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
         for copy in range(ask.n):
             choice = Choice(prompt, tokens, digest)
             if tokens_mean:
-                _write(choice, ask, copy, tokens_mean)
+                if ask.form is None:
+                    _write(choice, ask, copy, tokens_mean)
+                else:
+                    _write_formed(choice, ask, ask.form, copy, tokens_mean)
                 output_tokens += choice.output_tokens
             choices.append(choice)
     name = b"%s%08x" % (choices[0].digest.hex().encode(), number)
@@ -95,6 +116,38 @@ def _write(choice: Choice, ask: Ask, copy: int, tokens_mean: int) -> None:
     choice.output_tokens = tokens
 
 
+def _write_formed(choice: Choice, ask: Ask, form: Form, copy: int, tokens_mean: int) -> None:
+    """Write a call or JSON. What is longer than the limit is cut there, as a real server does."""
+    luck = int.from_bytes(choice.digest, "little") + copy
+    tool = form.tool_for(luck)
+    if tool is None and not form.as_json:
+        _write(choice, ask, copy, tokens_mean)
+        return
+    mark = choice.digest[:4].hex()
+    if tool is not None:
+        name = b"call_%s%02x" % (choice.digest.hex().encode(), copy)
+        choice.call = Call(name, _encode(tool.name), tool.custom)
+        choice.finish = "tool_calls"
+        text = b"%s sea" % mark.encode() if tool.custom else json_text(tool.schema, luck, mark)
+    elif form.schema is not None:
+        text = json_text(form.schema, luck, mark)
+    else:
+        _write(choice, ask, copy, min(tokens_mean, max(2, (ask.output_tokens_max or tokens_mean) // 2)))
+        text = b'{"answer":"%s"}' % choice.text.rstrip()
+        choice.finish = "stop"
+    tokens = token_count(text)
+    if ask.output_tokens_max is not None and tokens > ask.output_tokens_max:
+        tokens, choice.finish = ask.output_tokens_max, "length"
+    choice.text = text[: tokens * TOKEN_BYTES]
+    choice.output_tokens = tokens
+    choice.plain = False
+
+
+def quoted(choice: Choice, text: bytes) -> bytes:
+    """The text, or a piece of it, as it stands between the quotes of a JSON string."""
+    return text if choice.plain else text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+
+
 def pieces(choice: Choice) -> Iterator[bytes]:
     """The answer's tokens, one by one."""
     for start in range(0, len(choice.text), TOKEN_BYTES):
@@ -104,8 +157,9 @@ def pieces(choice: Choice) -> Iterator[bytes]:
 def _usage(answer: Answer) -> bytes:
     prompt, output = answer.prompt_tokens, answer.output_tokens
     return (
-        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (prompt, output, prompt + output, answer.cached_tokens)
+        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
+        b'"prompt_tokens_details":{"cached_tokens":%d,"cache_write_tokens":%d}}'
+        % (prompt, output, prompt + output, answer.cached_tokens, answer.written_tokens)
     )
 
 
@@ -116,8 +170,8 @@ class Chat:
     def whole(answer: Answer) -> bytes:
         """The body of an answer that is not streamed."""
         choices = b",".join(
-            b'{"index":%d,"message":{"role":"assistant","content":"%s","refusal":null},"logprobs":null,"finish_reason":"%s"}'
-            % (index, choice.text, choice.finish.encode())
+            b'{"index":%d,"message":{"role":"assistant",%s,"refusal":null},"logprobs":null,"finish_reason":"%s"}'
+            % (index, _chat_said(choice), choice.finish.encode())
             for index, choice in enumerate(answer.choices)
         )
         return b'{"id":"chatcmpl-%s","object":"chat.completion","created":%d,"model":%s,"choices":[%s],"usage":%s}' % (
@@ -131,15 +185,23 @@ class Chat:
     @staticmethod
     def opening(answer: Answer) -> bytes:
         """The events before the first token."""
-        return b"".join(
-            _chat_event(answer, index, b'{"role":"assistant","content":""}', b"null")
-            for index in range(len(answer.choices))
-        )
+        events = []
+        for index, choice in enumerate(answer.choices):
+            content = b'""' if choice.call is None else b"null"
+            events.append(_chat_event(answer, index, b'{"role":"assistant","content":%s}' % content, b"null"))
+            if choice.call is not None:
+                events.append(_chat_event(answer, index, b'{"tool_calls":[%s]}' % _chat_call(choice.call), b"null"))
+        return b"".join(events)
 
     @staticmethod
     def token(answer: Answer, index: int, piece: bytes) -> bytes:
         """The event of one token."""
-        return _chat_event(answer, index, b'{"content":"%s"}' % piece, b"null")
+        choice = answer.choices[index]
+        if choice.call is None:
+            return _chat_event(answer, index, b'{"content":"%s"}' % quoted(choice, piece), b"null")
+        kind, field = _CUSTOM if choice.call.custom else _FUNCTION
+        delta = b'{"tool_calls":[{"index":0,"%s":{"%s":"%s"}}]}' % (kind, field, quoted(choice, piece))
+        return _chat_event(answer, index, delta, b"null")
 
     @staticmethod
     def closing(answer: Answer) -> bytes:
@@ -155,6 +217,32 @@ class Chat:
             )
         events.append(SSE_DONE)
         return b"".join(events)
+
+
+# How a call says its kind, and what it is called with.
+_FUNCTION = (b"function", b"arguments")
+_CUSTOM = (b"custom", b"input")
+
+
+def _chat_said(choice: Choice) -> bytes:
+    text = quoted(choice, choice.text)
+    if choice.call is None:
+        return b'"content":"%s"' % text
+    kind, field = _CUSTOM if choice.call.custom else _FUNCTION
+    return b'"content":null,"tool_calls":[{"id":"%s","type":"%s","%s":{"name":%s,"%s":"%s"}}]' % (
+        choice.call.id,
+        kind,
+        kind,
+        choice.call.name,
+        field,
+        text,
+    )
+
+
+def _chat_call(call: Call) -> bytes:
+    """The first event of a call: its name, and nothing yet of what it is called with."""
+    kind, field = _CUSTOM if call.custom else _FUNCTION
+    return b'{"index":0,"id":"%s","type":"%s","%s":{"name":%s,"%s":""}}' % (call.id, kind, kind, call.name, field)
 
 
 def _chat_event(answer: Answer, index: int, delta: bytes, finish: bytes) -> bytes:

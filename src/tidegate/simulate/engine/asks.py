@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
+from tidegate.simulate.engine.forms import BadAsk, Form, chat_form, message_form, response_form
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 
 PROMPT_COUNT_MAX = 2048
@@ -20,15 +22,8 @@ CHOICE_COUNT_MAX = 128
 _PADDING = (b"", b"   ", b"  ", b" ")
 # The end of a message, padded for each length that its text can have beyond whole tokens.
 _ENDS = (b"<|end|> ", b"<|end|>", b"<|end|>   ", b"<|end|>  ")
+_NOTHING = msgspec.Raw()
 _BEHAVE = re.compile(r'"behave"\s*:\s*"([^"]{0,200})"')
-
-
-class BadAsk(ValueError):
-    """The body is not a request of its endpoint; the message says why, `param` where."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class Ask(msgspec.Struct):
@@ -47,6 +42,9 @@ class Ask(msgspec.Struct):
     priority: int = 0
     base64: bool = False
     dimensions: int | None = None
+    form: Form | None = None
+    echo: bytes = b""
+    """The fields of the request that a response repeats, as JSON members."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -56,7 +54,7 @@ class _StreamOptions(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: str = "user"
     content: str | list[msgspec.Raw] | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = _NOTHING
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
@@ -74,7 +72,9 @@ class _Sampling(msgspec.Struct, kw_only=True):
 
 class _Chat(_Sampling):
     messages: list[_Message]
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = _NOTHING
+    tool_choice: Any = None
+    response_format: Any = None
 
 
 class _ChatBatch(_Sampling):
@@ -86,9 +86,30 @@ class _Completion(_Sampling):
 
 
 class _Response(_Sampling):
-    input: str | list[_Message]
+    input: str | list[msgspec.Raw]
     instructions: str | None = None
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = _NOTHING
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = True
+    text: Any = None
+
+
+class _OutputConfig(msgspec.Struct):
+    format: Any = None
+
+
+class _Messages(msgspec.Struct, kw_only=True):
+    """Anthropic's request. `output_format` is the older name of `output_config.format`."""
+
+    model: str
+    messages: list[_Message]
+    max_tokens: int
+    system: str | list[msgspec.Raw] | None = None
+    stream: bool | None = False
+    tools: msgspec.Raw = _NOTHING
+    tool_choice: Any = None
+    output_config: _OutputConfig | None = None
+    output_format: Any = None
 
 
 class _Embedding(msgspec.Struct):
@@ -114,6 +135,8 @@ _completion = msgspec.json.Decoder(_Completion)
 _response = msgspec.json.Decoder(_Response)
 _embedding = msgspec.json.Decoder(_Embedding)
 _moderation = msgspec.json.Decoder(_Moderation)
+_messages = msgspec.json.Decoder(_Messages)
+_message = msgspec.json.Decoder(_Message)
 _part = msgspec.json.Decoder(_Part)
 
 
@@ -134,7 +157,11 @@ def chat_ask(body: bytes) -> Ask:
         raise BadAsk("messages must not be empty: send at least one message", "messages")
     prompt = _render(seen.tools, seen.messages)
     marked = _marker(body, lambda: _last_user_texts(seen.messages))
-    return _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
+    ask = _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
+    if seen.tools or seen.response_format is not None:
+        answered = seen.messages[-1].role in ("tool", "function")
+        ask.form = chat_form(_decoded(seen.tools), seen.tool_choice, seen.response_format, answered=answered)
+    return ask
 
 
 def chat_batch_ask(body: bytes) -> Ask:
@@ -145,7 +172,7 @@ def chat_batch_ask(body: bytes) -> Ask:
     if seen.stream or seen.n not in (None, 1):
         raise BadAsk("several conversations are neither streamed nor answered more than once each", "n")
     marked = _marker(body, lambda: (text for one in seen.messages for text in _last_user_texts(one)))
-    prompts = [_render(None, one) for one in seen.messages]
+    prompts = [_render(_NOTHING, one) for one in seen.messages]
     return _sampled(seen, prompts, marked, seen.max_completion_tokens or seen.max_tokens)
 
 
@@ -160,13 +187,46 @@ def completion_ask(body: bytes) -> Ask:
 def response_ask(body: bytes) -> Ask:
     """A response."""
     seen = _response.decode(body)
-    messages = [_Message(content=seen.input)] if isinstance(seen.input, str) else seen.input
+    messages = (
+        [_Message(content=seen.input)] if isinstance(seen.input, str) else [_response_item(one) for one in seen.input]
+    )
     if not messages:
         raise BadAsk("input must not be empty: send a text or at least one message", "input")
     if seen.instructions:
         messages = [_Message(role="system", content=seen.instructions), *messages]
     marked = _marker(body, lambda: _last_user_texts(messages))
-    return _sampled(seen, [_render(seen.tools, messages)], marked, seen.max_output_tokens)
+    ask = _sampled(seen, [_render(seen.tools, messages)], marked, seen.max_output_tokens)
+    if seen.tools or seen.text is not None:
+        tools = _decoded(seen.tools)
+        answered = messages[-1].role == "tool"
+        ask.form = response_form(tools, seen.tool_choice, seen.text, answered=answered)
+        ask.echo = _echo(seen, tools)
+    return ask
+
+
+def messages_ask(body: bytes) -> Ask:
+    """A message of Anthropic's API."""
+    seen = _messages.decode(body)
+    if not seen.messages:
+        raise BadAsk("messages must not be empty: send at least one message", "messages")
+    if seen.max_tokens < 1:
+        raise BadAsk("max_tokens must be at least 1", "max_tokens")
+    messages = seen.messages
+    if seen.system:
+        messages = [_Message(role="system", content=seen.system), *messages]
+    ask = Ask(
+        model=seen.model,
+        prompts=[_render(seen.tools, messages)],
+        marked=_marker(body, lambda: _last_user_texts(messages)),
+        stream=bool(seen.stream),
+        output_tokens_max=seen.max_tokens,
+    )
+    wished = seen.output_config.format if seen.output_config else seen.output_format
+    if seen.tools or wished is not None:
+        last = messages[-1].content
+        answered = isinstance(last, list) and any(b"tool_result" in bytes(part) for part in last)
+        ask.form = message_form(_decoded(seen.tools), seen.tool_choice, wished, answered=answered)
+    return ask
 
 
 def embedding_ask(body: bytes) -> Ask:
@@ -218,9 +278,40 @@ def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_m
     )
 
 
-def _render(tools: msgspec.Raw | None, messages: list[_Message]) -> bytes:
+def _given(raw: msgspec.Raw) -> bool:
+    return len(bytes(raw)) > 0 and bytes(raw) != b"null"
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw) if raw else None
+
+
+def _response_item(raw: msgspec.Raw) -> _Message:
+    """Read one item of a response's input: a message, or a call or its output, which count with all their bytes."""
+    item = _message.decode(raw)
+    if item.content is None:
+        answered = b'_output"' in bytes(raw)
+        return _Message(role="tool" if answered else "assistant", content=bytes(raw).decode())
+    return item
+
+
+def _echo(seen: _Response, tools: Any) -> bytes:
+    """Write what a response repeats of its request; a function tool says `strict` and `parameters` even where the caller did not."""
+    shown = [
+        {"strict": True, "parameters": None, **tool} if tool.get("type") == "function" else tool for tool in tools or ()
+    ]
+    fields = {
+        "tools": shown,
+        "tool_choice": "auto" if seen.tool_choice is None else seen.tool_choice,
+        "parallel_tool_calls": seen.parallel_tool_calls is not False,
+        "text": {"format": {"type": "text"}} | (seen.text if isinstance(seen.text, dict) else {}),
+    }
+    return msgspec.json.encode(fields)[1:-1]
+
+
+def _render(tools: msgspec.Raw, messages: list[_Message]) -> bytes:
     pieces: list[bytes] = []
-    if tools is not None:
+    if _given(tools):
         pieces.append(_padded(b"<|tools|>" + bytes(tools)))
     for message in messages:
         content = message.content
@@ -230,7 +321,7 @@ def _render(tools: msgspec.Raw | None, messages: list[_Message]) -> bytes:
             text = b""
         else:
             text = b"\n".join(_part_bytes(part) for part in content)
-        if message.tool_calls is not None:
+        if _given(message.tool_calls):
             text += bytes(message.tool_calls)
         # The header is padded by itself, so that an answer begins on a whole token.
         pieces.append(_header(message.role))

@@ -12,12 +12,14 @@ import msgspec
 
 from tidegate.simulate.engine import control, meters, sabotage
 from tidegate.simulate.engine.answers import Answer, answer_for
-from tidegate.simulate.engine.asks import Ask, BadAsk
+from tidegate.simulate.engine.asks import Ask
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.calls import CallsLog
 from tidegate.simulate.engine.dealer import Dealer
 from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour
+from tidegate.simulate.engine.fitting import Unfit
 from tidegate.simulate.engine.flight import Flight
+from tidegate.simulate.engine.forms import BadAsk
 from tidegate.simulate.engine.http1 import Connection
 from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, Reply, Request, encode, encode_json
 from tidegate.simulate.engine.model import Engine, RequestTooLong
@@ -29,7 +31,7 @@ from tidegate.simulate.engine.routes import Route, routes_for, stream_body
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
 _STREAM_END = b"0\r\n\r\n"
 _SLOW_BODIES = frozenset({"huge", "bomb"})
-_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadAsk, BadBehaviour, RequestTooLong)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadAsk, Unfit, BadBehaviour, RequestTooLong)
 
 
 class EngineHandler:
@@ -117,7 +119,7 @@ class EngineHandler:
             code = "context_length_exceeded" if isinstance(error, RequestTooLong) else None
             reply = sabotage.error_reply(400, f"the body is not a valid request: {error}", param, code)
             self._out.record(request, ask.model if ask else None, 400, route.number)
-            self._out.put(connection, reply, keep_alive=request.keep_alive)
+            self._out.put(connection, _in_shape(request, reply), keep_alive=request.keep_alive)
 
     def _witness(self, request: Request, route: Route, answer: Answer) -> None:
         """An honest answer will leave."""
@@ -200,7 +202,8 @@ class EngineHandler:
     def _count(self, answer: Answer) -> None:
         self._counters[meters.PROMPT_TOKENS] += answer.prompt_tokens
         self._counters[meters.GENERATION_TOKENS] += answer.output_tokens
-        self._counters[meters.SUCCESS[answer.choices[0].finish]] += 1
+        finish = answer.choices[0].finish
+        self._counters[meters.SUCCESS["length" if finish == "length" else "stop"]] += 1
 
     def _misbehave(
         self,
@@ -216,7 +219,7 @@ class EngineHandler:
         beside = len(self._under_way)
         self._out.record(request, model, behaviour.status, route, behaviour.text, tokens, beside)
         if fault is not None and fault.status is not None and not behaviour.delays:
-            reply = sabotage.spoiled(fault, Reply(fault.status, b""))
+            reply = _in_shape(request, sabotage.spoiled(fault, Reply(fault.status, b"")))
             self._out.put(connection, reply, keep_alive=request.keep_alive)
             return
         connection.begin()
@@ -230,7 +233,7 @@ class EngineHandler:
             if fault is not None and fault.kind in _SLOW_BODIES:
                 reply = await asyncio.to_thread(sabotage.spoiled, fault, reply)
             elif fault is not None and (fault.status is not None or fault.kind in BODIES):
-                reply = sabotage.spoiled(fault, reply)
+                reply = _in_shape(request, sabotage.spoiled(fault, reply))
             keep_alive = await sabotage.send(connection, behaviour, reply, keep_alive=request.keep_alive)
             self._under_way.pop(connection, None)
             connection.finish(keep_alive=keep_alive)
@@ -293,14 +296,23 @@ class EngineHandler:
         self._out.put(connection, honest, keep_alive=request.keep_alive)
 
     def _authorized(self, request: Request) -> bool:
-        return self._key is None or compare_digest(request.headers.get(b"authorization", b""), self._key)
+        given = request.headers.get(b"authorization") or b"Bearer " + request.headers.get(b"x-api-key", b"")
+        return self._key is None or compare_digest(given, self._key)
 
     def _put_unauthorized(self, connection: Connection, request: Request) -> None:
         self._put_error(connection, request, 401, "send the engine's key as 'Authorization: Bearer KEY'")
 
     def _put_error(self, connection: Connection, request: Request, status: int, message: str) -> None:
         self._out.record(request, None, status)
-        self._out.put(connection, sabotage.error_reply(status, message), keep_alive=request.keep_alive)
+        reply = _in_shape(request, sabotage.error_reply(status, message))
+        self._out.put(connection, reply, keep_alive=request.keep_alive)
+
+
+def _in_shape(request: Request, reply: Reply) -> Reply:
+    """The reply, with an error of Anthropic's endpoint in Anthropic's shape."""
+    if reply.status < 400 or request.path != b"/v1/messages":
+        return reply
+    return sabotage.anthropic_error(reply)
 
 
 def _billed(answer: Answer) -> int:

@@ -22,7 +22,7 @@ _HEAD = re.compile(
     rb"([A-Z]++) (/[^ \r\n?]*+)(?:\?[^ \r\n]*+)? (HTTP/1\.[01])(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n]*+)*+"
 ).fullmatch
 _HEADERS = re.compile(
-    rb"(?i)\r\n(content-length|transfer-encoding|connection|idempotency-key|authorization|expect):[ \t]*+([^\r\n]*+)"
+    rb"(?i)\r\n(content-length|transfer-encoding|connection|idempotency-key|authorization|x-api-key|expect):[ \t]*+([^\r\n]*+)"
 ).findall
 _SINGLE = frozenset({b"content-length", b"transfer-encoding"})
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")

@@ -16,6 +16,7 @@ ROUTES = (
     "/v1/responses",
     "/v1/moderations",
     "/v1/chat/completions/batch",
+    "/v1/messages",
     "/v1/models",
     "other",
 )

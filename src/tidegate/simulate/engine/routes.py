@@ -7,6 +7,7 @@ import msgspec
 
 from tidegate.simulate.engine import asks, meters
 from tidegate.simulate.engine.answers import Answer, Chat, ChatBatch, Completion, pieces
+from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
 from tidegate.simulate.engine.asks import Ask
 from tidegate.simulate.engine.options import EngineOptions
@@ -49,6 +50,7 @@ def routes_for(options: EngineOptions) -> dict[bytes, Route]:
         (asks.response_ask, Responses.whole, Responses, words),
         (asks.moderation_ask, Moderations.whole, None, 0),
         (asks.chat_batch_ask, ChatBatch.whole, None, words),
+        (asks.messages_ask, Messages.whole, Messages, words),
     )
     return {meters.ROUTES[number].encode(): Route(number, *row) for number, row in enumerate(table)}
 

@@ -28,6 +28,14 @@ _CODES = {
     429: ("requests", "rate_limit_exceeded"),
     503: ("server_error", "service_unavailable"),
 }
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
@@ -41,6 +49,14 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
     """The same as a reply."""
     return Reply(status, error_body(status, message, param, code))
+
+
+def anthropic_error(reply: Reply) -> Reply:
+    """An error reply in Anthropic's shape."""
+    message = msgspec.json.decode(reply.body)["error"]["message"]
+    kind = _ANTHROPIC_KINDS.get(reply.status, "api_error" if reply.status >= 500 else "invalid_request_error")
+    body = msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return Reply(reply.status, body, reply.content_type, reply.headers)
 
 
 def _retry_after(text: str) -> bytes:
