@@ -14,6 +14,7 @@ from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
+from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.queue_redis import RedisQueue
 from tidegate.backends.scratch import scratch_directory
@@ -90,7 +91,7 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
         # What callers send is theirs and the operator's: nobody else on this machine may read it.
-        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directories(settings.data_dir)
     store = Store(_driver(settings, clock, read_only=read_only))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)

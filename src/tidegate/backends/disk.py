@@ -102,13 +102,14 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """A directory with its parents, each name durable."""
-    if path.is_dir():
-        return
-    make_directories(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    sync_directory(path.parent)
+    """Make a directory with its parents, each name durable: also one that a process made and died before it synced it."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    # A parent that this user may not read is one that this user did not make.
+    with contextlib.suppress(PermissionError):
+        sync_directory(path.parent)
 
 
 def whole_lines_bytes(fd: int) -> int:

@@ -80,6 +80,18 @@ class SendsLog:
         return {"SHIM_SENDS_LOG": str(self.log)}
 
 
+class PowerJournal:
+    """Every change under one directory and every sync, for tests/support/power.py."""
+
+    def __init__(self, library: Path, journal: Path, prefix: Path) -> None:
+        self.library = library
+        self.journal = journal
+        self.prefix = prefix.resolve()
+
+    def variables(self) -> dict[str, str]:
+        return {"SHIM_POWER_JOURNAL": str(self.journal), "SHIM_POWER_PREFIX": str(self.prefix)}
+
+
 class Shims:
     """Compiles on first use; each `disk` or `clock` has a control file of its own."""
 
@@ -95,6 +107,9 @@ class Shims:
 
     def sends(self) -> SendsLog:
         return SendsLog(self._compiled("sends"), self._control())
+
+    def power(self, prefix: Path) -> PowerJournal:
+        return PowerJournal(self._compiled("power"), self._control(), prefix)
 
     def _control(self) -> Path:
         self._made += 1
