@@ -339,4 +339,4 @@ def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> N
     refused = desk.done("batches", "abandon", batch, "--yes", code=2)
     assert "only one that is finalizing can be abandoned" in refused.stderr()
     absent = desk.done("batches", "abandon", "batch_" + 22 * "0", "--yes", code=2)
-    assert "no such batch" in absent.stderr().lower()
+    assert "No batch found with id" in absent.stderr()

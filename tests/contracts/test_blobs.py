@@ -31,7 +31,7 @@ NOT_OURS = [
     "x",
     "../../etc/passwd",
     "blob_../../../etc/passwd",
-    "file_" + "a" * 22,
+    "file-" + "a" * 22,
     "blob_" + "a" * 21 + "/",
 ]
 NOT_OURS += [

@@ -87,7 +87,7 @@ async def test_the_same_key_and_body_make_one_job_for_a_day(world: World) -> Non
     assert await world.job(caller, file, idempotency=key, quotas=Quotas(pending_jobs_max=1)) == first
     with pytest.raises(ApiProblem) as problem:
         await world.job(caller, file, idempotency=Idempotency("k", "other"))
-    assert problem.value.status == 409
+    assert problem.value.status == 422
     await world.clock.advance(DAY_MS)
     assert (await world.job(caller, file, idempotency=key)).id != first.id
 

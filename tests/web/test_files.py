@@ -233,7 +233,7 @@ def test_the_same_key_gives_the_same_file(client: httpx2.Client, web: WebServer)
         data={"purpose": "batch"},
         headers={"Idempotency-Key": "upload-1"},
     )
-    is_error(other, {"status": 409, "code": "idempotency_key_reused"})
+    is_error(other, {"status": 422, "code": "idempotency_key_reused"})
     assert kept(web)[0] == files
     assert kept(web)[1] == 0
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import httpx2
 import pytest
@@ -15,8 +16,9 @@ from tests.web import stages
 from tests.web.calls import create, upload
 from tests.web.server import WebServer, settings_with
 from tidegate.core.ids import item_id
+from tidegate.core.problems import ID_CHARS_MAX
 
-ABSENT = {"file_id": "file_0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
+ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
@@ -163,10 +165,16 @@ def routes(web: WebServer) -> set[tuple[str, str]]:
     return found
 
 
-def looks(answer: httpx2.Response) -> tuple[int, bytes, dict[str, str]]:
-    """Everything about an answer but the moment and the request's own id."""
-    headers = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "date")}
-    return answer.status_code, answer.content, headers
+def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[str, str]]:
+    """Everything about an answer but the moment, the request's own id, and the id that the caller sent and is told again."""
+    dropped = ("x-request-id", "date", "content-length")
+    headers = {name: value for name, value in answer.headers.items() if name not in dropped}
+    said = answer.content
+    if sent_id:
+        shown = unquote(sent_id)[:ID_CHARS_MAX].replace("\ufffd", "?").encode()
+        said = said.replace(b": %b." % shown, b": ID.").replace(b"'%b'" % shown, b"'ID'")
+        assert len(answer.content) == len(said) + len(shown) - 2
+    return answer.status_code, said, headers
 
 
 def test_every_route_is_looked_at(two: Two) -> None:
@@ -178,20 +186,22 @@ def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) ->
     param = "file_id" if "file_id" in path else "batch_id"
     absent = two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param]))
     assert absent.status_code == 404
+    wanted = looks(absent, ABSENT[param])
     for its_id in two.ids[param]:
         answer = two.theirs.request(method, path.replace(f"{{{param}}}", its_id))
-        assert looks(answer) == looks(absent), its_id
-    ranged = two.theirs.request(method, path.replace(f"{{{param}}}", two.ids[param][0]), headers={"Range": "bytes=0-"})
-    assert looks(ranged) == looks(absent)
+        assert looks(answer, its_id) == wanted, its_id
+    first_id = two.ids[param][0]
+    ranged = two.theirs.request(method, path.replace(f"{{{param}}}", first_id), headers={"Range": "bytes=0-"})
+    assert looks(ranged, first_id) == wanted
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two, method: str, path: str) -> None:
     """Whatever ids leak, in links, logs or results: of whatever kind, on whatever route, they open nothing."""
     param = "file_id" if "file_id" in path else "batch_id"
-    absent = looks(two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param])))
+    absent = looks(two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param])), ABSENT[param])
     for kind, its_id in two.of_every_kind().items():
-        assert looks(two.theirs.request(method, path.replace(f"{{{param}}}", its_id))) == absent, kind
+        assert looks(two.theirs.request(method, path.replace(f"{{{param}}}", its_id)), its_id) == absent, kind
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
@@ -256,7 +266,8 @@ def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
 
 def test_another_tenants_file_is_no_input(two: Two) -> None:
     def post(file_id: str) -> tuple[int, bytes, dict[str, str]]:
-        return looks(two.theirs.post("/v1/batches", json={"input_file_id": file_id, "endpoint": "/v1/embeddings"}))
+        body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
+        return looks(two.theirs.post("/v1/batches", json=body), quote(file_id))
 
     absent = post(ABSENT["file_id"])
     assert absent[0] == 404

@@ -42,7 +42,7 @@ def test_an_idempotency_key_is_bound_to_limits_and_queue(client: httpx2.Client) 
     spelled = {**body, "limits": [{"period": "Minute", "requests": 1, "enabled": True}]}
     assert client.post("/v1/batches", json=spelled, headers=headers).json()["id"] == made["id"]
     other = {**body, "limits": [{"period": "minute", "requests": 2}]}
-    is_error(client.post("/v1/batches", json=other, headers=headers), {"status": 409, "code": "idempotency_key_reused"})
+    is_error(client.post("/v1/batches", json=other, headers=headers), {"status": 422, "code": "idempotency_key_reused"})
 
 
 @pytest.mark.parametrize(

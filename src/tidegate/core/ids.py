@@ -1,5 +1,7 @@
 """Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that someone else draws.
 
+A file's id begins with `file-`, as OpenAI's does; older files are stored as `file_…` and stay readable.
+
 An item's id is its job's id cut short plus the item's number, so a finished line in a log names its item without an index beside it.
 """
 
@@ -14,7 +16,11 @@ _JOB_PART_LENGTH = 16
 
 RANDOM_BYTES = 16
 KINDS = ("file", "batch", "batch_req", "req", "blob", "worker", "tenant")
-PATTERNS = {kind: re.compile(rf"{kind}_[0-9A-Za-z]{{{_BODY_LENGTH}}}", re.ASCII) for kind in KINDS}
+PREFIXES = {kind: "file-" if kind == "file" else f"{kind}_" for kind in KINDS}
+PATTERNS = {
+    kind: re.compile(rf"{'file[-_]' if kind == 'file' else prefix}[0-9A-Za-z]{{{_BODY_LENGTH}}}", re.ASCII)
+    for kind, prefix in PREFIXES.items()
+}
 
 
 def make(kind: str, random_bytes: bytes) -> str:
@@ -28,7 +34,7 @@ def make(kind: str, random_bytes: bytes) -> str:
     for _ in range(_BODY_LENGTH):
         number, digit = divmod(number, 62)
         letters.append(_ALPHABET[digit])
-    return f"{kind}_{''.join(reversed(letters))}"
+    return f"{PREFIXES[kind]}{''.join(reversed(letters))}"
 
 
 def is_valid(kind: str, text: str) -> bool:

@@ -1,22 +1,32 @@
 """Refusals that several rooms must word alike.
 
-An id that is absent, another tenant's, deleted or of no possible shape gets one and the same answer, byte for byte, so none of these
-repeats what the caller sent.
+An id that is absent, another tenant's, deleted or of no possible shape gets one and the same answer; only the id that the caller sent
+stands in it. Each begins with the sentence that OpenAI says, because clients match it.
 """
 
 from tidegate.core.errors import ApiProblem
 
+ID_CHARS_MAX = 64
 
-def no_such_file(param: str = "file_id") -> ApiProblem:
+
+def no_such_file(file_id: str, param: str = "file_id") -> ApiProblem:
     return ApiProblem(
         404,
         "file_not_found",
-        "There is no such file. Files expire and can be deleted: list yours with GET /v1/files, or upload it again.",
+        f"No such File object: {_shown(file_id)}. Files expire and can be deleted: list yours with GET /v1/files, or upload it again.",
         param=param,
     )
 
 
-def no_such_batch() -> ApiProblem:
+def no_such_batch(batch_id: str) -> ApiProblem:
     return ApiProblem(
-        404, "batch_not_found", "There is no such batch. List yours with GET /v1/batches.", param="batch_id"
+        404,
+        "batch_not_found",
+        f"No batch found with id '{_shown(batch_id)}'. List yours with GET /v1/batches.",
+        param="batch_id",
     )
+
+
+def _shown(sent: str) -> str:
+    """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

@@ -155,7 +155,7 @@ class Upload:
         await hit("upload_blob_durable")
         idempotency = None
         if idempotency_key:
-            idempotency = Idempotency(idempotency_key, upload_hash(stamp.sha256, purpose, filename))
+            idempotency = Idempotency(idempotency_key, upload_hash(stamp.sha256, purpose, filename, expires_after_ms))
         file = await self._reception.replayed(
             lambda: self._store.create_file(
                 caller,
@@ -196,9 +196,9 @@ def too_large(size_bytes_max: int) -> ApiProblem:
     )
 
 
-def upload_hash(content_sha256: str, purpose: str, filename: str) -> str:
+def upload_hash(content_sha256: str, purpose: str, filename: str, expires_after_ms: int | None) -> str:
     """What an upload's Idempotency-Key is bound to."""
-    return sha256(msgspec.json.encode([content_sha256, purpose, filename])).hexdigest()
+    return sha256(msgspec.json.encode([content_sha256, purpose, filename, expires_after_ms])).hexdigest()
 
 
 def request_hash(request: JobRequest) -> str:

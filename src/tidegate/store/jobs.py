@@ -116,13 +116,11 @@ class Jobs(Table):
             job = job_from(rows[0])
             if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
                 is_over = job.state in JOB_ENDED or not job.closing
-                stands = str(job.state) if is_over else f"about to be {job.closing}"
-                raise ApiProblem(
-                    409,
-                    "batch_not_cancellable",
-                    f"This batch is {stands} and can no longer be cancelled.",
-                    param="batch_id",
-                )
+                # OpenAI's sentence, which clients match.
+                message = f"Cannot cancel a batch with status '{job.state}'."
+                if not is_over:
+                    message += f" It is about to be {job.closing}."
+                raise ApiProblem(409, "batch_not_cancellable", message, param="batch_id")
             return job
 
         return await self._driver.write(body)
@@ -351,7 +349,7 @@ async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan, place: Row) -> list
 
 def _check_input(purpose: str | None, file_id: str) -> None:
     if purpose is None:
-        raise no_such_file("input_file_id")
+        raise no_such_file(file_id, "input_file_id")
     if purpose != "batch":
         raise ApiProblem(
             400,

@@ -55,7 +55,7 @@ def refuse_forgotten() -> NoReturn:
     """Making it again could pay for the same work twice, and there is nothing left to show."""
     raise ApiProblem(
         409,
-        "idempotency_key_reused",
+        "idempotency_result_deleted",
         "What this Idempotency-Key made in the last 24 hours is deleted. Send a new key to make it again.",
         param="Idempotency-Key",
     )
@@ -63,7 +63,7 @@ def refuse_forgotten() -> NoReturn:
 
 def _refuse_reuse() -> NoReturn:
     raise ApiProblem(
-        409,
+        422,
         "idempotency_key_reused",
         "This Idempotency-Key was used in the last 24 hours with a different request. Send a new key with the new request.",
         param="Idempotency-Key",

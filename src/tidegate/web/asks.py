@@ -51,7 +51,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last six are ours."""
+    """The body of POST /v1/batches; the last seven are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -64,9 +64,10 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     begin_within: str | None = None
     queue: str | None = None
     limits: LimitAsks | None = None
+    custom_llm_provider: object = None
 
 
-_KNOWN = [field.name for field in msgspec.structs.fields(BatchCreate)]
+_KNOWN = [field.name for field in msgspec.structs.fields(BatchCreate) if field.name != "custom_llm_provider"]
 
 
 async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
@@ -102,8 +103,10 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         if begin_within_ms > window_ms:
             raise _bad("begin_within", "`begin_within` may not be longer than `completion_window`.")
     queue = _queue(body.queue, settings)
+    if not body.input_file_id:
+        raise _bad("input_file_id", "`input_file_id` is empty; name the file that you uploaded with purpose=batch.")
     if not ids.is_valid("file", body.input_file_id):
-        raise no_such_file("input_file_id")
+        raise no_such_file(body.input_file_id, "input_file_id")
     return JobRequest(
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,

@@ -73,7 +73,7 @@ class Batches:
         job_id = self._job_id(request)
         job = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job_id))
         if job is None:
-            raise no_such_batch()
+            raise no_such_batch(job_id)
         self._wake.ring()
         return wire.json_answer(wire.batch(job))
 
@@ -99,7 +99,7 @@ class Batches:
         A job that was asked for in input order is rewritten at its end, so until then it shows nothing."""
         is_final = job.state in JOB_ENDED
         if is_final and file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
-            raise no_such_file("batch_id")
+            raise no_such_file(file_id, "batch_id")
         if file_id is None or (job.ordered and not is_final):
             file_id, size_bytes = None, 0
         headers = {FINAL_HEADER: "true" if is_final else "false"}
@@ -107,14 +107,15 @@ class Batches:
         return await content.answer(request, self._store, self._blobs, file_id, size_bytes, filename, headers)
 
     async def _job(self, request: Request, caller: Caller) -> Job:
-        job = await self._store.get_job(caller.tenant_id, self._job_id(request))
+        job_id = self._job_id(request)
+        job = await self._store.get_job(caller.tenant_id, job_id)
         if job is None:
-            raise no_such_batch()
+            raise no_such_batch(job_id)
         return job
 
     @staticmethod
     def _job_id(request: Request) -> str:
         job_id = str(request.path_params["batch_id"])
         if not ids.is_valid("batch", job_id):
-            raise no_such_batch()
+            raise no_such_batch(job_id)
         return job_id

@@ -83,7 +83,7 @@ class Files:
     async def delete(self, request: Request, caller: Caller) -> Response:
         file_id = request.path_params["file_id"]
         if not ids.is_valid("file", file_id) or not await self._store.delete_file(caller.tenant_id, file_id):
-            raise no_such_file()
+            raise no_such_file(file_id)
         return wire.json_answer(wire.FileDeleted(file_id, "file", deleted=True))
 
     async def content(self, request: Request, caller: Caller) -> Response:
@@ -96,7 +96,7 @@ class Files:
         file_id = request.path_params["file_id"]
         file = await self._store.get_file(caller.tenant_id, file_id) if ids.is_valid("file", file_id) else None
         if file is None:
-            raise no_such_file()
+            raise no_such_file(file_id)
         return file
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """An upload's multipart body, pushed through a parser piece by piece: the file's bytes come out as they came in, fields are collected.
 
-It takes exactly one `file` and the fields that go with it, in any order, each at most once, and bounds everything about them. It
-neither reads from the network nor writes anywhere.
+It takes exactly one `file` and the fields that go with it, in any order, each at most once, and bounds everything about them. Parts that it
+does not know are ignored, because clients send fields of their own. It neither reads from the network nor writes anywhere.
 """
 
 from python_multipart.exceptions import FormParserError
@@ -10,7 +10,7 @@ from python_multipart.multipart import MultipartParser
 from tidegate.core.errors import ApiProblem
 from tidegate.web.filename import file_name, split_parameters
 
-PARTS_MAX = 8
+PARTS_MAX = 32
 HEADER_COUNT_MAX = 8
 HEADER_BYTES_MAX = 4_096
 FIELD_BYTES_MAX = 1_024
@@ -39,6 +39,7 @@ class UploadForm:
         self._headers: dict[bytes, bytes] = {}
         self._field: str | None = None
         self._field_value = bytearray()
+        self._is_ignored = False
         self._parser = MultipartParser(
             _boundary(content_type),
             {
@@ -78,6 +79,7 @@ class UploadForm:
             raise _broken(f"it has more than {PARTS_MAX} parts")
         self._headers = {}
         self._field = None
+        self._is_ignored = False
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
@@ -104,18 +106,16 @@ class UploadForm:
             self._out.append(FILE_BEGINS)
             return
         if name not in FIELDS:
-            raise ApiProblem(
-                400,
-                "unknown_parameter",
-                f"Unknown field in the form. Known are: file, {', '.join(FIELDS)}.",
-                param=name[:64],
-            )
+            self._is_ignored = True
+            return
         if name in self.fields:
             raise ApiProblem(400, "duplicate_parameter", f"The field `{name}` came twice.", param=name)
         self._field = name
         self._field_value.clear()
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_ignored:
+            return
         if self._field is None:
             self._out.append(data[start:end])
             return

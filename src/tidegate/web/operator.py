@@ -243,7 +243,7 @@ class Operator:
         if ids.is_valid("batch", batch_id):
             job = await self._store.abandon_job(caller.tenant_id, batch_id, self._file_keep_ms)
         if job is None:
-            raise no_such_batch()
+            raise no_such_batch(batch_id)
         return wire.json_answer(BatchAbandoned(job.id, job.state))
 
 

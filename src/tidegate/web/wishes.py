@@ -19,7 +19,7 @@ MODERATION_MODEL = "omni-moderation-latest"
 READ_HERE_BYTES_MAX = 1 << 20
 
 # Two readers could take such a body for two different requests, and one of them decides whose money is spent.
-_READ_ONCE = ("model", "stream", "service_tier")
+_READ_ONCE = ("model", "stream", "service_tier", "background")
 _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
 # Nobody honest escapes a plain letter; whoever hides a name this way has the body read slowly.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
@@ -29,6 +29,7 @@ class _Body(msgspec.Struct):
     model: str | msgspec.UnsetType = msgspec.UNSET
     stream: bool | None = None
     service_tier: object = None
+    background: object = None
 
 
 class Wish(NamedTuple):
@@ -91,6 +92,9 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
     if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
         message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise ApiProblem(400, "invalid_parameter", message, param="model")
+    if endpoint == "/v1/responses" and said.background is not None and said.background is not False:
+        message = "`background` must be false: background responses are not supported yet. Send a batch, or wait for the answer."
+        raise ApiProblem(400, "unsupported_parameter", message, param="background")
     is_flex = said.service_tier == FLEX
     return Wish(model, bool(said.stream), is_flex, _without_tier(body) if is_flex else body)
 
