@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from tidegate.backends.limits_redis import RedisLimits
 from tidegate.core.budgets import GRANT_MS, Ask, Bound, Budget, Grant, Limit, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Limits
-from tidegate.store.driver import Body, Driver
+from tidegate.store.driver import Body, Driver, Migration
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 
@@ -63,11 +63,11 @@ class FaultyDriver:
     async def beat(self, body: Body[T]) -> T:
         return await self._inner.beat(body)
 
-    async def schema_version(self) -> int:
-        return await self._inner.schema_version()
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        return await self._inner.schema_stamps(is_settled=is_settled)
 
-    async def migrate_to(self, version: int, text: str) -> bool:
-        return await self._inner.migrate_to(version, text)
+    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+        return await self._inner.migrate(steps)
 
     async def close(self) -> None:
         await self._inner.close()

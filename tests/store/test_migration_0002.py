@@ -10,7 +10,9 @@ import pytest
 
 from tests.store.test_migrations import postgres, sqlite
 from tidegate.core.schedule.snapshot import Why
-from tidegate.store.store import SCHEMA_VERSION, Store, migration_text, migrations
+from tidegate.store.driver import Migration
+from tidegate.store.schema import migration_steps
+from tidegate.store.store import SCHEMA_VERSION, Store
 
 pytestmark = pytest.mark.anyio
 
@@ -66,8 +68,8 @@ def old_rows() -> str:
 async def test_jobs_in_flight_go_on(kind: str, tmp_path: Path, postgres_url: str) -> None:
     driver = postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db")
     store = Store(driver)
-    first = migration_text(driver.dialect, migrations()[0], 1)
-    assert await driver.migrate_to(1, f"{first}\n{old_rows()}")
+    first = migration_steps(driver.dialect)[0]
+    assert await driver.migrate([Migration(1, f"{first.text}\n{old_rows()}")]) == [1]
     assert await store.migrate() == list(range(2, SCHEMA_VERSION + 1))
 
     assert await store.awake_models(10) == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,14 +13,18 @@ import apsw
 import asyncpg
 import pytest
 
+from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
+from tidegate import service
 from tidegate.core.errors import StoreRefused
-from tidegate.store.driver import Driver
-from tidegate.store.postgres import PostgresDriver
+from tidegate.settings import load
+from tidegate.store.driver import Driver, Migration
+from tidegate.store.postgres import _MIGRATION_LOCK, PostgresDriver
 from tidegate.store.queries import schema_for
+from tidegate.store.schema import _checksum, checksums, fresh_schema, migration_steps, migrations
 from tidegate.store.sqlite import SqliteDriver
-from tidegate.store.store import SCHEMA_VERSION, Store, fresh_schema, migrations
+from tidegate.store.store import SCHEMA_VERSION, Store
 
 pytestmark = pytest.mark.anyio
 
@@ -142,9 +147,9 @@ async def test_a_newer_database_is_refused_and_left_alone(kind: str, tmp_path: P
     newer = SCHEMA_VERSION + 1
     store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
     await store.migrate()
-    text = f"update meta set value = '{newer}'"  # noqa: S608 - a number of our own
-    assert await store._driver.migrate_to(newer, text)
-    assert not await store._driver.migrate_to(newer, "drop table jobs")
+    text = f"update meta set value = '{newer}' where name = 'schema_version'"  # noqa: S608 - a number of our own
+    assert await store._driver.migrate([Migration(newer, text)]) == [newer]
+    assert await store._driver.migrate([Migration(newer, "drop table jobs")]) == []
     assert await store.schema_version() == newer
     for refuse in (store.migrate, store.require_current):
         with pytest.raises(StoreRefused, match=f"version {newer}"):
@@ -156,7 +161,96 @@ async def test_a_newer_database_is_refused_and_left_alone(kind: str, tmp_path: P
 async def test_a_migration_that_fails_leaves_nothing(kind: str, tmp_path: Path, postgres_url: str) -> None:
     store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
     with pytest.raises((asyncpg.PostgresError, apsw.Error)):
-        await store._driver.migrate_to(1, "create table meta (name text); create table meta (name text);")
+        await store._driver.migrate([migration_steps(store.dialect)[0], Migration(2, "create table meta (name text)")])
     assert await store.schema_version() == 0
     assert await store.migrate() == list(range(1, SCHEMA_VERSION + 1))
     await store.close()
+
+
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+async def test_24_that_start_together_on_an_empty_database_all_start(
+    pooler: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each with connections of its own, as processes have; also behind a pooler with three of them."""
+    between = Pooler("127.0.0.1", int(postgres_url.rsplit(":", 1)[1].split("/")[0]))
+    behind = f"postgresql://postgres@127.0.0.1:{await between.start()}/{postgres_url.rsplit('/', 1)[1]}"
+    monkeypatch.setenv("TIDEGATE_STORE_URL", behind if pooler == "transaction" else postgres_url)
+    monkeypatch.setenv("TIDEGATE_STORE_POOLER", pooler)
+
+    async def start(number: int) -> str:
+        async with service.opened(load(None, tmp_path / str(number), {}).settings) as parts:
+            return parts.tenant_id
+
+    watcher, seen, starting = Store(postgres(postgres_url)), set[int](), list[asyncio.Task[str]]()
+    for number in range(24):
+        starting.append(asyncio.create_task(start(number)))
+        seen.add(await watcher.schema_version())
+    assert len(set(await asyncio.gather(*starting))) == 1
+    assert seen <= {0, SCHEMA_VERSION}, "no process meets a database with some of the steps"
+    await watcher.close()
+    between.close()
+
+
+@pytest.mark.soak
+def test_24_real_processes_start_together(postgres_url: str, processes: Processes, tmp_path: Path) -> None:
+    env = os.environ | {"TIDEGATE_STORE_URL": postgres_url, "TIDEGATE_SERVER_PORT": "0"}
+    command = [sys.executable, "-m", "tidegate", "api", "--data"]
+    started = [processes.start([*command, str(tmp_path / f"{n}")], name=f"api-{n}", env=env) for n in range(24)]
+    for one in started:
+        one.wait_for_line("http://127.0.0.1", timeout_s=120)
+    assert all(one.running for one in started)
+
+
+async def test_a_process_waits_while_another_migrates(postgres_url: str) -> None:
+    """An older database that is being migrated is waited for, not refused."""
+    older, newer = Store(postgres(postgres_url)), Store(postgres(postgres_url))
+    await older._driver.migrate(migration_steps("postgresql")[:-1])
+    connection: Any = await asyncpg.connect(postgres_url)
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+        waiting = [asyncio.create_task(newer.require_current()), asyncio.create_task(newer.migrate())]
+        assert await asyncio.wait(waiting, timeout=0.3) == (set(), set(waiting))
+        await connection.execute(migration_steps("postgresql")[-1].text)
+    assert await asyncio.gather(*waiting) == [None, []]
+    for one in (connection, older, newer):
+        await one.close()
+
+
+# A step that has run somewhere is never edited: write a new one instead, and add its line here.
+CHECKSUMS = Path(__file__).with_name("migration_checksums.txt")
+
+
+def test_no_step_was_edited() -> None:
+    assert "".join(f"{name} {checksum}\n" for name, checksum in checksums().items()) == CHECKSUMS.read_text()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_step_that_was_edited_after_it_ran_is_refused(kind: str, tmp_path: Path, postgres_url: str) -> None:
+    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
+    await store.migrate()
+    await store.require_current()
+    was = "update meta set value = 'of another text' where name = 'migration_0003'"
+    await store._driver.migrate([Migration(SCHEMA_VERSION + 1, was)])
+    for refuse in (store.migrate, store.require_current):
+        with pytest.raises(StoreRefused, match="migration_0003 said something else"):
+            await refuse()
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_database_from_before_checksums_gets_them_with_its_next_step(
+    kind: str, tmp_path: Path, postgres_url: str
+) -> None:
+    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
+    *before, last = migration_steps(store.dialect)
+    forget = f"{before[-1].text}\ndelete from meta where name like 'migration_%';"
+    await store._driver.migrate([*before[:-1], Migration(last.version - 1, forget)])
+    assert await store.migrate() == [SCHEMA_VERSION]
+    stamps = await store._driver.schema_stamps()
+    assert {name: stamps[name] for name in checksums()} == checksums()
+    await store.close()
+
+
+def test_a_comment_does_not_change_a_checksum() -> None:
+    assert _checksum("create  table a (b text); -- why") == _checksum("-- why not\ncreate table a\n(b text);")
+    assert _checksum("create table a (b text)") != _checksum("create table a (c text)")

@@ -30,7 +30,8 @@ from tidegate.core.states import (
     WorkerState,
 )
 from tidegate.store.queries import Statement, for_postgres, statements
-from tidegate.store.store import Store, fresh_schema, migration_text, migrations
+from tidegate.store.schema import fresh_schema, migration_steps
+from tidegate.store.store import Store
 
 STATES: dict[str, type[StrEnum]] = {
     "jobs": JobState,
@@ -174,8 +175,8 @@ def test_every_statement_prepares_on_sqlite() -> None:
 @pytest.mark.anyio
 async def test_every_statement_prepares_on_postgresql(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
-    for number, name in enumerate(migrations(), start=1):
-        await connection.execute(migration_text("postgresql", name, number))
+    for step in migration_steps("postgresql"):
+        await connection.execute(step.text)
     for statement in EVERY:
         prepared = await connection.prepare(for_postgres(statement))
         assert len(prepared.get_parameters()) == len(statement.parameters), statement.name

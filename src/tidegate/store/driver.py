@@ -4,7 +4,8 @@ A body is a coroutine function over a `Tx`. On PostgreSQL it is awaited; on SQLi
 nothing it awaits ever suspends. So each verb of the Store is written once. A body may run several times: it keeps no state of its own.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 Row = Sequence[Any]
@@ -36,6 +37,14 @@ class Tx(Protocol):
 Body = Callable[[Tx], Awaitable[T]]
 
 
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step of the schema, as SQL of one dialect that also stamps its number."""
+
+    version: int
+    text: str
+
+
 class Driver(Protocol):
     dialect: str
 
@@ -48,11 +57,11 @@ class Driver(Protocol):
     async def beat(self, body: Body[T]) -> T:
         """Like write, on a connection that nothing else can use up."""
 
-    async def schema_version(self) -> int:
-        """The migration that this database stands at; 0 when it is empty."""
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        """Return what migrations wrote into `meta`; empty when the database is. `is_settled` waits while a process migrates."""
 
-    async def migrate_to(self, version: int, text: str) -> bool:
-        """Run one migration as one transaction, under a lock that admits one process; False when another was first."""
+    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+        """Run the missing steps in one transaction under a lock, waiting while another process holds it. Return which ran."""
 
     async def close(self) -> None:
         """Give everything back."""

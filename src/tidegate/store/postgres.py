@@ -5,21 +5,24 @@ has time-outs too: a process that is paused or cut off in the middle of a transa
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
 import asyncpg
 
 from tidegate.core.errors import StoreRefused, StoreUnavailable
-from tidegate.store.driver import Body, Row
+from tidegate.store.driver import Body, Migration, Row
 from tidegate.store.queries import bulk_for_postgres, for_postgres, is_insert, statements
+from tidegate.store.schema import STAMPS, version_of
 
 T = TypeVar("T")
 
 _RETRIES_MAX = 8
 _BULK_TIMEOUT_S = 120
 _BULK_ROWS_MIN = 1_000
+_MIGRATION_TIMEOUT_S = 600
+_MIGRATION_POLL_S = 0.1
 _MIGRATION_LOCK = 7_308_327_417_365
 
 
@@ -130,26 +133,48 @@ class PostgresDriver:
 
         return await self._retried(run)
 
-    async def schema_version(self) -> int:
-        async def run() -> int:
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        async def look(connection: Any) -> Mapping[str, str] | None:
+            if is_settled and not await connection.fetchval(
+                "select pg_try_advisory_xact_lock_shared($1)", _MIGRATION_LOCK
+            ):
+                return None
+            return await _stamps(connection)
+
+        return await self._between_migrations(look, read_only=True)
+
+    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+        async def run(connection: Any) -> list[int] | None:
+            if not await connection.fetchval("select pg_try_advisory_xact_lock($1)", _MIGRATION_LOCK):
+                return None
+            await _allow_time(connection, _MIGRATION_TIMEOUT_S)
+            present = version_of(await _stamps(connection))
+            missing = [step for step in steps if step.version > present]
+            for step in missing:
+                await connection.execute(step.text, timeout=_MIGRATION_TIMEOUT_S)
+            return [step.version for step in missing]
+
+        return await self._between_migrations(run, read_only=False)
+
+    async def _between_migrations(self, act: Callable[[Any], Awaitable[T | None]], *, read_only: bool) -> T:
+        """Act in a transaction; None means that another process migrates, so ask again a little later.
+
+        Asking again, instead of waiting inside the transaction, leaves a pooler's few connections to the process that migrates.
+        """
+
+        async def run() -> T | None:
             pool = await self._opened()
-            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction(readonly=True):
-                return await _version(connection)
+            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction(readonly=read_only):
+                return await act(connection)
 
-        return await self._retried(run)
-
-    async def migrate_to(self, version: int, text: str) -> bool:
-        async def run() -> bool:
-            pool = await self._opened()
-            async with pool.acquire(timeout=self._timeout_s) as connection, connection.transaction():
-                await _allow_time(connection)
-                await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_BULK_TIMEOUT_S)
-                if await _version(connection) >= version:
-                    return False
-                await connection.execute(text, timeout=_BULK_TIMEOUT_S)
-                return True
-
-        return await self._retried(run)
+        for _ in range(int(_MIGRATION_TIMEOUT_S / _MIGRATION_POLL_S)):
+            result = await self._retried(run)
+            if result is not None:
+                return result
+            await asyncio.sleep(_MIGRATION_POLL_S)
+        raise StoreUnavailable(
+            f"another process has been migrating this database for {_MIGRATION_TIMEOUT_S} s. Look for it, then start again."
+        )
 
     async def _in_pool(self, body: Body[T], *, read_only: bool) -> T:
         pool = await self._opened()
@@ -249,20 +274,20 @@ async def _leave_as_it_is(connection: Any) -> None:
     open is rolled back before this is asked; the pool's own way would cost every transaction one more question."""
 
 
-async def _allow_time(connection: Any) -> None:
+async def _allow_time(connection: Any, seconds: int = _BULK_TIMEOUT_S) -> None:
     """This one transaction may take long."""
     names = ["statement_timeout"]
     if connection.get_server_version() >= (17,):
         names.append("transaction_timeout")
-    await connection.execute("; ".join(f"set local {name} = {_BULK_TIMEOUT_S * 1000}" for name in names))
+    await connection.execute("; ".join(f"set local {name} = {seconds * 1000}" for name in names))
 
 
-async def _version(connection: Any) -> int:
+async def _stamps(connection: Any) -> Mapping[str, str]:
     # Read as a table: to_regclass would answer from a cache that waiting for the migration lock does not refresh.
     present = "select 1 from pg_catalog.pg_tables where schemaname = current_schema() and tablename = 'meta'"
     if await connection.fetchval(present) is None:
-        return 0
-    return int(await connection.fetchval("select value from meta where name = 'schema_version'") or 0)
+        return {}
+    return dict(await connection.fetch(STAMPS))
 
 
 async def _refuse_unsafe(pool: Any) -> None:

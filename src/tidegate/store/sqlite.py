@@ -6,7 +6,7 @@ The second process that wants to write is refused at the door; readers may come 
 import asyncio
 import fcntl
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import apsw
 
 from tidegate.core.errors import StoreRefused, StoreUnavailable
-from tidegate.store.driver import Body, Row, Tx
+from tidegate.store.driver import Body, Migration, Row, Tx
 from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
+from tidegate.store.schema import STAMPS, version_of
 
 T = TypeVar("T")
 
@@ -157,18 +158,19 @@ class SqliteDriver:
     async def beat(self, body: Body[T]) -> T:
         return await self.write(body)
 
-    async def schema_version(self) -> int:
-        async def body(tx: Tx) -> int:
-            return _version(self._reader)
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        async def body(tx: Tx) -> Mapping[str, str]:
+            return _stamps(self._reader)
 
         return await self.read(body)
 
-    async def migrate_to(self, version: int, text: str) -> bool:
-        async def body(tx: Tx) -> bool:
-            if _version(self._writer) >= version:
-                return False
-            self._writer.execute(text).fetchall()
-            return True
+    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+        async def body(tx: Tx) -> list[int]:
+            present = version_of(_stamps(self._writer))
+            missing = [step for step in steps if step.version > present]
+            for step in missing:
+                self._writer.execute(step.text).fetchall()
+            return [step.version for step in missing]
 
         return await self.write(body)
 
@@ -237,11 +239,10 @@ _PASSING = (
 )
 
 
-def _version(connection: apsw.Connection) -> int:
+def _stamps(connection: apsw.Connection) -> Mapping[str, str]:
     if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
-        return 0
-    rows = connection.execute("select value from meta where name = 'schema_version'").fetchall()
-    return int(str(rows[0][0])) if rows else 0
+        return {}
+    return {str(name): str(value) for name, value in connection.execute(STAMPS)}
 
 
 def _step_to_end(body: Awaitable[T]) -> T:

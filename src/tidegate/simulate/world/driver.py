@@ -3,14 +3,14 @@
 A transaction may fail before it begins, or commit and have its answer lost; either way its caller hears StoreUnavailable.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidegate.core.errors import StoreUnavailable
 from tidegate.simulate.world.process import Process
 from tidegate.simulate.world.rules import Rules
 from tidegate.simulate.world.trace import Trace
-from tidegate.store.driver import Body
+from tidegate.store.driver import Body, Migration
 from tidegate.store.sqlite import SqliteDriver
 
 T = TypeVar("T")
@@ -67,11 +67,11 @@ class ProcessDriver:
             self._rules.after_commit(_verb(body))
         return result
 
-    async def schema_version(self) -> int:
-        return await self._inner.schema_version()
+    async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
+        return await self._inner.schema_stamps(is_settled=is_settled)
 
-    async def migrate_to(self, version: int, text: str) -> bool:
-        return await self._inner.migrate_to(version, text)
+    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+        return await self._inner.migrate(steps)
 
     async def close(self) -> None:
         """The database outlives its clients."""
