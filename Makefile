@@ -9,12 +9,15 @@ WORKERS ?= $(shell echo $$(( 3 * $(CORES) > 4 ? 3 * $(CORES) : 4 )))
 # The stamp carries the lock's checksum: another lock, another stamp, another install.
 LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
+LOWEST_BIN := build/lowest/bin
+LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
+LOWEST_TESTS := tests/web tests/settings tests/store tests/contracts tests/upstream/test_transport.py tests/upstream/test_sorted_exceptions.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test check format bench soak docs lock clean venv
+.PHONY: help run serve test test-lowest check format bench soak docs lock clean venv
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: venv  ## turn examples/requests.jsonl into results with the simulated engine
 	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/run.sh
@@ -27,6 +30,11 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 test: venv  ## every test but the soak, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+# An environment of its own, so that the lowest versions never meet the locked ones.
+test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest version that pyproject.toml allows of each
+	@$(LOWEST_BIN)/python -m compileall -q src
+	$(LOWEST_BIN)/pytest -n $(WORKERS) --dist worksteal $(LOWEST_TESTS)
 
 check: venv  ## format, lint, types, layers, and what the docs claim
 	$(BIN)/ruff format --check .
@@ -57,6 +65,10 @@ lock:  ## resolve pyproject.toml anew into the hashed locks
 		--no-header --no-emit-index-url --upgrade --output-file requirements-dev.lock
 	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --constraint requirements-dev.lock --output-file requirements.lock
+	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --resolution lowest-direct \
+		--no-header --no-emit-index-url --output-file build/lowest-direct.txt
+	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --no-annotate --constraint build/lowest-direct.txt --output-file requirements-lowest.lock
 	echo 'litellm[proxy]' | build/lock/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --upgrade --output-file bench/litellm.lock
 
@@ -74,6 +86,12 @@ $(BIN)/python:
 $(LOCKED): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@rm -f $(VENV)/.locked-*
+	@touch $@
+
+$(LOWEST): | $(BIN)/python
+	$(PYTHON) -m venv --clear build/lowest
+	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-lowest.lock
+	$(LOWEST_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(INSTALLED): $(LOCKED) pyproject.toml

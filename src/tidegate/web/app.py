@@ -48,8 +48,9 @@ def build_app(context: WebContext) -> Starlette:
 
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    problem = problems.routing_problem(error, request.method, request.url.path)
-    answer = problems.answer(problem, request.url.path, request.scope["tidegate.request_id"])
+    path = request.scope["path"]
+    problem = problems.routing_problem(error, request.method, path)
+    answer = problems.answer(problem, path, request.scope["tidegate.request_id"])
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
     return answer

@@ -191,7 +191,7 @@ class Authenticator:
 
 
 def _bearer(request: Request) -> str:
-    if request.url.path.startswith(ANTHROPIC_PATHS) and "x-api-key" in request.headers:
+    if request.scope["path"].startswith(ANTHROPIC_PATHS) and "x-api-key" in request.headers:
         return request.headers["x-api-key"].strip()
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else ""

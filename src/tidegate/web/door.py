@@ -12,6 +12,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web import problems
+from tidegate.web.host import check_host
 from tidegate.web.intake import Intake
 
 HEADER_BYTES_MAX = 32_768
@@ -23,7 +24,6 @@ _SINGLE = (
     b"authorization",
     b"content-length",
     b"content-type",
-    b"host",
     b"idempotency-key",
     b"x-api-key",
     b"x-tidegate-control",
@@ -87,6 +87,7 @@ def _check_head(scope: Scope) -> None:
         raise ApiProblem(
             431, "headers_too_large", f"At most {HEADER_COUNT_MAX} headers of {HEADER_BYTES_MAX:,} bytes are taken."
         )
+    check_host(headers)
     path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
     if len(path) + len(query) > URL_BYTES_MAX:
         raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")

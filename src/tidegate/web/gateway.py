@@ -53,10 +53,10 @@ class Gateway:
         self._guards = Guards(call_rules(context.settings), self._model_of)
 
     def routes(self) -> list[Guarded]:
-        return [Guarded("POST", endpoint, SCOPE, self.call) for endpoint in ENDPOINTS]
+        return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]
 
-    async def call(self, request: Request, caller: Caller) -> Response:
-        endpoint = request.url.path
+    async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
+        """Answer one call. `endpoint` is that of the route, which is also the upstream's path."""
         wish = await wish_of(request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max)
         self._check_model(wish, caller)
         tenant = await self._tenant(caller)

@@ -33,19 +33,23 @@ async def require_loopback(store: Store, host: str) -> None:
         )
 
 
-def refuse_strangers(client: str, headers: Headers) -> None:
-    """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it.
+def is_local_program(client: str, headers: Headers) -> bool:
+    """Return whether a program on this machine sent this, and not a web page in this machine's browser.
 
     A page elsewhere shows itself by its Origin or Sec-Fetch-Site, and a name that was made to point here by the Host.
     """
     origin = headers.get("origin")
-    is_ours = (
+    return (
         is_loopback(client)
         and is_loopback(_host_of(f"//{headers.get('host', 'localhost')}"))
         and (origin is None or is_loopback(_host_of(origin)))
         and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     )
-    if not is_ours:
+
+
+def refuse_strangers(client: str, headers: Headers) -> None:
+    """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it."""
+    if not is_local_program(client, headers):
         raise ApiProblem(
             403,
             "local_only",

@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate import metrics
 from tidegate.settings import Settings
-from tidegate.web.loopback import is_loopback
+from tidegate.web.host import HostChecked
+from tidegate.web.loopback import is_local_program, is_loopback
 from tidegate.web.serving import listening
 
 PATH = "/metrics"
@@ -33,17 +35,27 @@ async def scraped(settings: Settings) -> AsyncIterator[str]:
     if not settings.metrics.port:
         yield ""
         return
-    app = Starlette(routes=[Route(PATH, _shown)])
+    app = Starlette(routes=[Route(PATH, _shown_to_scrapers)], middleware=[Middleware(HostChecked)])
     async with listening(app, settings.metrics.host, settings.metrics.port) as address:
         yield address
 
 
 async def _shown_here(request: Request) -> Response:
-    client = request.client.host if request.client else ""
-    if not is_loopback(client) or any(name in request.headers for name in _FORWARDED):
+    if not _is_from_here(request) or any(name in request.headers for name in _FORWARDED):
         raise HTTPException(404)
-    return await _shown(request)
+    return _shown()
 
 
-async def _shown(request: Request) -> Response:
+async def _shown_to_scrapers(request: Request) -> Response:
+    """On a port of its own anyone who can connect may read, but no web page through a browser on this machine."""
+    if request.client is not None and is_loopback(request.client.host) and not _is_from_here(request):
+        raise HTTPException(403)
+    return _shown()
+
+
+def _is_from_here(request: Request) -> bool:
+    return request.client is not None and is_local_program(request.client.host, request.headers)
+
+
+def _shown() -> Response:
     return Response(metrics.text(), media_type=metrics.CONTENT_TYPE)

@@ -1,0 +1,52 @@
+"""What a Host header may say. Nothing here is routed by it, but libraries build URLs from it, so it must be a plain name and port.
+
+A name with `/`, `?`, `#` or `@` in it would change the path or the owner of such a URL. Every listener checks this before anything else
+reads the request.
+"""
+
+import re
+from collections.abc import Iterable
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidegate.core.errors import ApiProblem
+
+_NAME = re.compile(rb"(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{0,5}))?")
+_PORT_MAX = 65_535
+
+
+def check_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise a 400 unless there is at most one Host header, and it is a name or an address with or without a port."""
+    said = [value for name, value in headers if name == b"host"]
+    if len(said) > 1:
+        raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
+    # The server says an empty name where a client of HTTP/1.0 sent no Host.
+    if said and said[0] and not _is_plain(said[0]):
+        raise ApiProblem(
+            400,
+            "invalid_host",
+            "The Host header must be a host name or an IP address, with or without a port.",
+            param="Host",
+        )
+
+
+def _is_plain(host: bytes) -> bool:
+    found = _NAME.fullmatch(host)
+    return found is not None and int(found[1] or 0) <= _PORT_MAX
+
+
+class HostChecked:
+    """Middleware that refuses a request with a bad Host in plain text, for a listener that is not the API."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                check_host(scope["headers"])
+            except ApiProblem as problem:
+                await PlainTextResponse(problem.message, problem.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
