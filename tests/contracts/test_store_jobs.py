@@ -384,3 +384,18 @@ async def test_an_item_finds_its_open_job_by_its_letters(world: World) -> None:
     twin = await world.job(caller, job_id=job.id[:-6] + "zzzzzz")
     await world.ingested(twin, plan_of(1))
     assert await world.store.job_of_item(job_part(job.id)) is None, "two have these letters: neither is sure"
+
+
+async def test_a_late_cancel_leaves_an_expiring_job_expired(world: World) -> None:
+    """The deadline came first: the caller reads that it is about to expire, and that is how it ends."""
+    caller = await world.caller()
+    waiting, running = await world.job(caller, window_ms=1_000), await world.running(caller, window_ms=1_000)
+    await world.clock.advance(1_000)
+    for job in (waiting, running):
+        assert await world.store.expire_job(job.id)
+        before = await world.look(job)
+        with pytest.raises(ApiProblem, match="about to be expired") as refused:
+            await world.store.cancel_job(caller.tenant_id, job.id)
+        assert refused.value.status == 409
+        assert await world.look(job) == before
+        assert (before.closing, before.cancelling_at) == (JobState.EXPIRED, None)

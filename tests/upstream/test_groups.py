@@ -379,3 +379,21 @@ async def test_one_request_and_the_sum_of_tokens_are_weighed(world: World) -> No
         await asyncio.gather(*tasks)
     assert max(sizes(server)) < 8, "eight together would be more tokens than are allowed in flight"
     assert sum(sizes(server)) == 8
+
+
+async def test_no_group_is_sent_for_an_item_whose_lease_may_be_over(world: World) -> None:
+    """A group is one call: it begins only while the lease of each of its items covers it."""
+    gate = Gate(embed)
+    async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
+        now_ms = world.clock.monotonic
+        first = asyncio.create_task(router.send(item(world, "first")))
+        await eventually(lambda: len(server.posts) == 1, "the only slot to be taken")
+        texts = {"one": 50_000, "over": 10_000, "two": 40_000}
+        calls = [item(world, text, begin_by_ms=now_ms + lasts_ms) for text, lasts_ms in texts.items()]
+        waiting = asyncio.create_task(together(router, calls))
+        await asyncio.sleep(0.01)
+        world.clock.advance(20_000)
+        gate.opened.set()
+        await first
+        await waiting
+    assert not [request for request in server.posts if "over" in inputs_of(request)]

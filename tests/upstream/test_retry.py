@@ -94,6 +94,20 @@ def test_backoff_is_fully_jittered_and_bounded(attempts: int, jitter: float) -> 
     assert decide(Ambiguous("broke"), attempts, 0, 10**12, policy, 0.0) == RetryAt(0, True)
 
 
+@given(st.integers(0, 60), jitters)
+def test_backoff_doubles_with_each_counted_failure(attempts: int, jitter: float) -> None:
+    policy = RetryPolicy(attempts_max=1000)
+    grown_ms = min(policy.backoff_ms_max, policy.backoff_ms * 2**attempts)
+    assert decide(Ambiguous("broke"), attempts, 0, 10**12, policy, jitter) == RetryAt(int(grown_ms * jitter), True)
+
+
+@given(st.sampled_from(UNCOUNTED), st.integers(0, 60_000), jitters)
+def test_jitter_comes_on_top_of_retry_after(kind: type[errors.UpstreamError], wait: int, jitter: float) -> None:
+    """Calls that were given the same moment must not all come back at it."""
+    verdict = decide(kind("wait", retry_after_ms=wait), 0, 0, 10**12, POLICY, jitter)
+    assert verdict == RetryAt(wait + int(POLICY.deferral_ms * jitter), False)
+
+
 def test_one_try_says_so() -> None:
     verdict = decide(Ambiguous("broke"), 0, 0, 10, RetryPolicy(attempts_max=1), 0)
     assert verdict == GiveUp("upstream_ambiguous", "broke (given up after 1 try)")

@@ -67,6 +67,42 @@ async def test_whoever_stops_waiting_takes_nothing() -> None:
     assert some.take(interactive=False)
 
 
+@pytest.mark.parametrize("interactive", [False, True])
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_a_cancelled_waiter_leaves_every_seat_usable(interactive: bool, handed_over: bool) -> None:
+    some = seats(2, 1)
+    assert some.take(interactive=False)
+    assert some.take(interactive=True)
+    waiting = asyncio.create_task(some.wait(60, interactive=interactive))
+    await asyncio.sleep(0)
+    if handed_over:
+        some.give_back(interactive=interactive)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not some._batch, "the line holds only calls that still wait"
+    assert not some._interactive
+    if not handed_over:
+        some.give_back(interactive=interactive)
+    some.give_back(interactive=not interactive)
+    assert some.free() == 1
+    assert [some.take(interactive=False), some.take(interactive=False)] == [True, False]
+    assert [some.take(interactive=True), some.take(interactive=True)] == [True, False]
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+async def test_a_seat_passes_over_a_cancelled_waiter_to_the_next(interactive: bool) -> None:
+    some = seats(2, 1)
+    assert some.take(interactive=False)
+    assert some.take(interactive=True)
+    gone, next_one = (asyncio.create_task(some.wait(60, interactive=interactive)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    some.give_back(interactive=interactive)
+    await asyncio.wait_for(next_one, 10)
+    assert gone.cancelled()
+
+
 def test_batch_keeps_at_least_one() -> None:
     with pytest.raises(SettingsError, match="interactive_connections"):
         HttpLimits(connections_max=2, kept_alive_max=1, interactive_connections=2)

@@ -1,0 +1,88 @@
+"""Calls that wait for a budget and are cancelled: what was granted to them goes back, and the others get theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.upstream.limits import MemoryLimits
+from tests.upstream.world import HandClock
+from tidegate.core.budgets import Ask, Bound, Budget, Grant, Limit, Period
+from tidegate.upstream.purse import Leave, Purse
+
+pytestmark = pytest.mark.anyio
+
+TENANT = (Budget(Bound.TENANT, "acme", (Limit(Period.MINUTE, 10, 1_000),)),)
+
+
+class GatedLimits(MemoryLimits):
+    """Answers a question only when the test lets it."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self.gate = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+        grants = await super().debit(asks)
+        self.asked.set()
+        await self.gate.wait()
+        return grants
+
+
+@pytest.fixture
+def limits() -> GatedLimits:
+    return GatedLimits(HandClock())
+
+
+@pytest.fixture
+def purse(limits: GatedLimits) -> Purse:
+    return Purse(limits, limits.clock)
+
+
+def taking(purse: Purse, tokens: int = 100) -> asyncio.Task[Leave]:
+    return asyncio.create_task(purse.take(purse.terms(TENANT), tokens, is_bound=False))
+
+
+async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(purse: Purse, limits: GatedLimits) -> None:
+    kept, gone = taking(purse), taking(purse)
+    await limits.asked.wait()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    limits.gate.set()
+    assert (await kept).tokens == 100
+    await purse.close()
+    assert limits.used("acme") == (1, 100)
+
+
+async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
+    purse: Purse, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grant is dealt and the call is cancelled before it runs again: nobody else could return that grant."""
+    kept, gone = taking(purse), taking(purse)
+    deal = purse._deal
+
+    def deal_and_cancel(*args: Any) -> None:
+        deal(*args)
+        gone.cancel()
+
+    monkeypatch.setattr(purse, "_deal", deal_and_cancel)
+    await limits.asked.wait()
+    limits.gate.set()
+    assert (await kept).tokens == 100
+    assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
+    await purse.close()
+    assert limits.used("acme") == (1, 100)
+
+
+async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(purse: Purse, limits: GatedLimits) -> None:
+    gone, kept = taking(purse), taking(purse)
+    await asyncio.sleep(0)
+    gone.cancel()
+    limits.gate.set()
+    assert (await kept).tokens == 100
+    await purse.close()
+    assert limits.used("acme") == (1, 100)
