@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from bench import harvest_picture, harvest_traces
-from bench.harvest_world import Policy, Report, Sight, World
+from bench.harvest_world import CALIBRATED, Costs, Policy, Report, Sight, World
 from bench.machinery import repository, table
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.learner import Learner
@@ -83,6 +83,7 @@ class Run:
     engine: EngineLimits = PLAIN
     sight: Sight = SEES_ALL
     seed: int = harvest_traces.SEED
+    costs: Costs = CALIBRATED
 
     def policy(self) -> Policy | None:
         if self.fixed:
@@ -115,7 +116,9 @@ def measure(run: Run) -> Found:
     """One run, in virtual time."""
     arrivals = harvest_traces.TRACES[run.trace](run.duration_s, run.seed)
     items = harvest_traces.batch(run.seed)
-    report = World(run.engine, arrivals, items, run.policy(), run.duration_s * 1000, run.sight).run()
+    report = World(
+        run.engine, arrivals, items, run.policy(), run.duration_s * 1000, run.sight, run.costs, run.seed
+    ).run()
     gaps, firsts = report.between_ms, report.ttft_ms
     found = Found(
         run,

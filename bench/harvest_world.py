@@ -1,12 +1,14 @@
 """A world in virtual time for the harvest: one modelled engine, interactive users at a gateway, and a batch without end.
 
-The policy under test sees what a real worker sees, one network hop late: gateway events at once, its own calls' first tokens
-(or, where calls are not streamed, an estimate of them) and ends, and a sample of the engine's metrics every `SAMPLE_MS`. It never
-sees the engine itself. Arrivals and items are given, so that two policies meet the same ones in the same order.
+The policy under test sees what a real worker sees: gateway events at once where gateway and worker are one process, and after the delay of
+a notice or of a poll where they are two; one network hop late, its own calls' first tokens (or, where calls are not streamed, an estimate
+of them) and ends; and a sample of the engine's metrics every `SAMPLE_MS`. It never sees the engine itself. Arrivals and items are given, so
+that two policies meet the same ones in the same order.
 """
 
+import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -14,15 +16,16 @@ from typing import NamedTuple, Protocol
 from bench.harvest_traces import Ask
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
+from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request, Sequence
+from tidegate.upstream.tides import HAND_BACKS_MAX, OWN_EVENTS_MS
 
 HOP_MS = 1.0
 SAMPLE_MS = 200.0
-# Its own calls come and go too often to ask the policy each time: in between, its last answer holds.
-OWN_EVENTS_MS = 10.0
+# Two processes that tell each other through the store do so twice a second, at the next tick of a loop.
+POLL_MS = 600.0
 WINDOW_ITEMS = 64
-HAND_BACKS_MAX = 2
 
 
 class Policy(Protocol):
@@ -47,12 +50,46 @@ class Call:
     sequence: Sequence | None = None
 
 
+class Apart(NamedTuple):
+    """Gateway and worker are two processes. `notice_ms` are delays of notices as measured, one for each percent; none where there are
+    only polls of the store. A notice goes out at once but never sooner than `gap_ms` after the last; some may be lost."""
+
+    notice_ms: tuple[float, ...] = ()
+    gap_ms: float = 10.0
+    lost_share: float = 0.0
+
+
 class Sight(NamedTuple):
     """What the worker can see: a gateway that interactive calls pass, the engine's metrics, first tokens of its own calls."""
 
     gateway: bool = True
     metrics: bool = True
     first_tokens: bool = True
+    apart: Apart | None = None
+
+
+class Costs(NamedTuple):
+    """How an engine's step differs from the calibrated one: a factor for each part, and a spread from step to step."""
+
+    base: float = 1.0
+    sequence: float = 1.0
+    prompt: float = 1.0
+    spread: float = 0.0
+
+    def step_ms(self, seed: int) -> Callable[[int, int, int], float]:
+        chance = random.Random(f"steps {seed}")
+        empty_ms = step_ms(0, 0, 0)
+
+        def cost(decoding: int, context_tokens: int, prefill_tokens: int) -> float:
+            decoded_ms = step_ms(decoding, context_tokens, 0) - empty_ms
+            prefilled_ms = step_ms(0, 0, prefill_tokens) - empty_ms
+            whole_ms = self.base * empty_ms + self.sequence * decoded_ms + self.prompt * prefilled_ms
+            return whole_ms * chance.lognormvariate(0.0, self.spread) if self.spread else whole_ms
+
+        return cost
+
+
+CALIBRATED = Costs()
 
 
 @dataclass(slots=True)
@@ -85,10 +122,13 @@ class World:
         policy: Policy | None,
         duration_ms: float,
         sight: Sight,
+        costs: Costs = CALIBRATED,
+        seed: int = 0,
     ) -> None:
         self.sight = sight
         self.prefill = PrefillRate()
-        self.engine = Engine(limits)
+        self.engine = Engine(limits, costs.step_ms(seed))
+        self._chance = random.Random(f"notices {seed}")
         self.policy = policy
         self.items = items
         self.now_ms = 0.0
@@ -105,6 +145,10 @@ class World:
         self._decision = Decision(0, 0, 0, "not asked yet")
         self._interactive = 0
         self._interactive_awaiting = 0
+        # What the worker heard of these two last, when that was said, and what stands in the store.
+        self._heard = self._told = (0.0, 0, 0)
+        self._noticed_ms = -POLL_MS
+        self._notice_due = False
         self._sample: EngineSample | None = None
         self._numbers = 0
         self._first = [0.0, 0]
@@ -116,6 +160,9 @@ class World:
             self._later(at_ms, "arrive", ask)
         if policy is not None:
             self._later(0.0, "sample", None)
+        if sight.apart is not None:
+            self._later(self._chance.uniform(0.0, POLL_MS), "tell", None)
+            self._later(self._chance.uniform(0.0, POLL_MS), "poll", None)
 
     def run(self) -> Report:
         while self._events:
@@ -204,7 +251,7 @@ class World:
         self._interactive += 1
         self._interactive_awaiting += 1
         self._later(self.now_ms + HOP_MS, "submit", call)
-        self._act(news=self.sight.gateway)
+        self._interactive_changed()
 
     def _on_seen(self, seen: list[tuple[Call, bool, bool]]) -> None:
         news = False
@@ -212,13 +259,53 @@ class World:
             if call.batch:
                 self._seen_batch(call, first, finished)
                 continue
-            news = self.sight.gateway
+            news = True
             if first:
                 self._interactive_awaiting -= 1
                 self.report.ttft_ms.append(self.now_ms - call.sent_ms)
             if finished:
                 self._interactive -= 1
-        self._act(news)
+        if news:
+            self._interactive_changed()
+        else:
+            self._act(news=False)
+
+    # ---- what the gateway tells the worker
+
+    def _interactive_changed(self) -> None:
+        apart = self.sight.apart
+        if apart is None:
+            self._heard = self._now_there()
+            self._act(news=self.sight.gateway)
+            return
+        if apart.notice_ms and not self._notice_due:
+            self._notice_due = True
+            self._later(max(self.now_ms, self._noticed_ms + apart.gap_ms), "notice", apart)
+        self._act(news=False)
+
+    def _now_there(self) -> tuple[float, int, int]:
+        return self.now_ms, self._interactive, self._interactive_awaiting
+
+    def _on_notice(self, apart: Apart) -> None:
+        self._notice_due = False
+        self._noticed_ms = self.now_ms
+        if self._chance.random() >= apart.lost_share:
+            self._later(self.now_ms + self._chance.choice(apart.notice_ms), "heard", self._now_there())
+
+    def _on_heard(self, said: tuple[float, int, int]) -> None:
+        if said[0] > self._heard[0]:
+            self._heard = said
+            self._act(news=True)
+
+    def _on_tell(self, _: object) -> None:
+        self._told = self._now_there()
+        self._later(self.now_ms + POLL_MS, "tell", None)
+
+    def _on_poll(self, _: object) -> None:
+        self._on_heard(self._told)
+        self._later(self.now_ms + POLL_MS, "poll", None)
+
+    # ---- the worker's side
 
     def _seen_batch(self, call: Call, first: bool, finished: bool) -> None:
         if call.handed_back:
@@ -250,7 +337,7 @@ class World:
         (first_ms, firsts), (between_ms, betweens) = self._first, self._between
         self._sample = EngineSample(
             at_ms=self.now_ms,
-            known=len(self._flying) + (self._interactive if self.sight.gateway else 0),
+            known=len(self._flying) + (self._heard[1] if self.sight.gateway else 0),
             running=len(engine.running),
             waiting=engine.waiting_count,
             kv_use=engine.cache.usage,
@@ -260,7 +347,7 @@ class World:
         )
         self._prompt_tokens = 0
         ahead, self._ahead = self._ahead, []
-        if ahead and firsts and not self._interactive:
+        if ahead and firsts and not self._heard[1]:
             self.prefill.learn_first_token(sum(ahead) / len(ahead), first_ms / firsts)
         self._first, self._between = [0.0, 0], [0.0, 0]
         self._later(self.now_ms + SAMPLE_MS, "sample", None)
@@ -277,8 +364,8 @@ class World:
             sent_tokens=self._sent_tokens,
             held_tokens=held.ask.prompt_tokens,
             held_ms=self.now_ms - held.ready_ms,
-            interactive=self._interactive if self.sight.gateway else None,
-            interactive_awaiting=self._interactive_awaiting if self.sight.gateway else None,
+            interactive=self._heard[1] if self.sight.gateway else None,
+            interactive_awaiting=self._heard[2] if self.sight.gateway else None,
             sample=self._sample if self.sight.metrics else None,
             ended=ended,
         )

@@ -26,7 +26,7 @@ from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError, StoreUnavailable
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
-from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Wake
+from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
@@ -42,6 +42,7 @@ from tidegate.settings.tenants import Tenants
 from tidegate.store.driver import Driver
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
+from tidegate.store.postgres_notices import PostgresNotices
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.connections import make_room_for_connections
@@ -62,6 +63,7 @@ log = structlog.get_logger()
 
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
+NOTICE_TIMEOUT_S = 2.0
 # Without one every batch would wait for ever: better to say so at the start.
 NO_MODEL_SERVER = (
     "No model server is known: name one with --upstream http://HOST:PORT/v1, list models in a --config file, or add one "
@@ -308,6 +310,7 @@ async def _router(
             discovered=parts.store,
             rests=parts.shared,
             fleet=parts.store,
+            notices=await stack.enter_async_context(_notices(parts)),
             model_in_flight_max=model_caps(settings),
             in_flight_max_global=settings.worker.in_flight_max_global,
             in_flight_max=settings.worker.in_flight_max,
@@ -328,6 +331,22 @@ async def _router(
         following = asyncio.create_task(roster.follow())
         stack.push_async_callback(_ended, following)
         yield router, roster
+
+
+@asynccontextmanager
+async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
+    """What carries notices between processes: Redis where there is one, else the database, unless a pooler hides who listens."""
+    store = parts.settings.store
+    if parts.shared is not None or not store.is_postgresql or store.pooler == "transaction":
+        yield parts.shared
+        return
+    name = await parts.store.store_name(parts.entropy.token_bytes(16).hex())
+    notices = PostgresNotices(store.location, name, NOTICE_TIMEOUT_S)
+    notices.start()
+    try:
+        yield notices
+    finally:
+        await notices.close()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""What processes tell each other of their calls: summed over the others, forgotten when it is not told again."""
+"""What processes tell each other of their calls: each of the others by itself, forgotten when it is not told again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from tidegate.core.ports import Present
 pytestmark = pytest.mark.anyio
 
 
-async def test_each_process_hears_the_sum_of_the_others(world: World) -> None:
+async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world: World) -> None:
     first, second, third = [world.id("worker") for _ in range(3)]
     assert await world.store.tell_presence(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
+    await world.clock.advance(400)
     heard = await world.store.tell_presence(second, {"a": Present(1, 2, 3, 1, True, "beside")})
-    assert heard == {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}
-    assert (await world.store.tell_presence(third, {}))["a"] == Present(2, 7, 3, 1, True)
-    assert (await world.store.tell_presence(first, {"a": Present()}))["a"] == Present(1, 2, 3, 1, True)
+    assert heard == {"a": {first: (Present(1, 5, 0, 0), 400)}, "b": {first: (Present(1, 1), 400)}}
+    both = await world.store.tell_presence(third, {})
+    assert both["a"] == {first: (Present(1, 5, 0, 0), 400), second: (Present(1, 2, 3, 1, True), 0)}
+    assert (await world.store.tell_presence(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
 
 
 async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: World) -> None:

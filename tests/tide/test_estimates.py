@@ -19,7 +19,9 @@ def engine(base_ms: float, sequence_ms: float, prompt_token_ms: float) -> StepCo
     """A cost learned from an engine with these coefficients, under many loads."""
     cost = StepCost()
     for number in range(400):
-        running, prompt_tokens = number * 7 % 120, number * 31 % 500
+        # Every other window has no prompt in it.
+        running, prompt_tokens = 1 + number * 7 % 120, number * 31 % 500 * (number % 2)
+        cost.load.add(running, 200.0, has_prompts=prompt_tokens > 0)
         between_ms = base_ms + sequence_ms * running + prompt_token_ms * prompt_tokens
         cost.learn(
             EngineSample(
@@ -51,6 +53,7 @@ def test_before_anything_was_seen_it_expects_a_slowdown() -> None:
 def test_no_sample_makes_the_cost_absurd(samples: list[tuple[float, float, float]]) -> None:
     cost = StepCost()
     for running, between_ms, per_s in samples:
+        cost.load.add(abs(running), 200.0, has_prompts=False)
         cost.learn(EngineSample(0.0, 0, running, between_tokens_ms=between_ms, prompt_tokens_per_s=per_s))
     for slowdown in (cost.slowdown(50, 0.0), cost.slowdown(0, 1.0)):
         assert math.isfinite(slowdown)

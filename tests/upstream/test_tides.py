@@ -20,7 +20,7 @@ from tests.upstream.world import CHAT_ENDPOINT, HandClock, World, deployment
 from tidegate.core.deployments import Engine, HttpLimits, Serves, TideMode
 from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.ports import Present
+from tidegate.core.ports import Present, Told
 from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
@@ -457,7 +457,7 @@ class Ocean:
         self.away = False
         self.told: list[Present] = []
 
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, Present]:
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> Mapping[str, Mapping[str, Told]]:
         if self.away:
             raise StoreUnavailable("away")
         self.told += mine.values()

@@ -1,4 +1,4 @@
-"""What processes tell each other through Redis where it is: wake-ups, and which deployments want to be left alone.
+"""What processes tell each other through Redis where it is: wake-ups, which deployments want to be left alone, and notices.
 
 All of it may be lost: whoever hears nothing polls, and learns of a rest by being refused once. What this process itself rang or said is
 known here at once, with or without Redis. Redis' own clock measures rests, so no two processes compare their clocks.
@@ -6,7 +6,7 @@ known here at once, with or without Redis. Redis' own clock measures rests, so n
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -55,11 +55,12 @@ class LocalRests:
 
 
 class RedisShared:
-    """The Wake and the Rests of one process, shared through Redis. `name` tells installations apart that use one Redis."""
+    """The Wake, the Rests and the Notices of one process, shared through Redis. `name` tells installations apart that use one Redis."""
 
     def __init__(self, url: str, name: str, clock: Clock, entropy: Entropy) -> None:
         self._url = url
-        self._channel, self._rests_key = f"{name}:wake", f"{name}:rests"
+        self._channel, self._rests_key, self._notices = f"{name}:wake", f"{name}:rests", f"{name}:notices"
+        self._hears: list[Callable[[str], None]] = []
         self._me = entropy.token_bytes(8).hex()
         self._wake, self._rests = LocalWake(), LocalRests(clock)
         self._line = RedisLine(url, ("ring", "rest", "rests"), _TIMEOUT_S)
@@ -92,6 +93,15 @@ class RedisShared:
 
     def current(self) -> Mapping[str, float]:
         return self._rests.current()
+
+    async def send_notice(self, text: str) -> None:
+        try:
+            await self._line.call("ring", self._notices, text)
+        except RedisAway:
+            log.debug("notice_lost")
+
+    def on_notice(self, heard: Callable[[str], None]) -> None:
+        self._hears.append(heard)
 
     async def _tell(self) -> None:
         """Say what there is to say; many rings in a moment are one. Between times, ask who rests."""
@@ -142,7 +152,9 @@ class RedisShared:
         connection = open_connection(self._url, _TIMEOUT_S)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            await connection.send_command("SUBSCRIBE", self._channel, self._notices, check_health=False)
+            # One answer for each channel.
+            await connection.read_response()
             await connection.read_response()
             # What was said before we listened is asked for now.
             self._wake.ring()
@@ -154,7 +166,10 @@ class RedisShared:
 
     async def _heard(self, message: Any) -> None:
         said = message[-1]
-        if said == b"rest":
+        if message[1] == self._notices.encode():
+            for heard in self._hears:
+                heard(said.decode("utf-8", "replace"))
+        elif said == b"rest":
             await self._ask_rests()
         elif said != self._me.encode():
             self._wake.ring()

@@ -6,7 +6,7 @@ Each port has one behaviour suite in `tests/contracts/` that every implementatio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate.core.budgets import Ask, Budget, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
@@ -236,11 +236,29 @@ class Present:
     why: str = ""
 
 
+class Told(NamedTuple):
+    """What another process told of its calls at one deployment, and how long ago."""
+
+    present: Present
+    age_ms: float
+
+
 class Fleet(Protocol):
     """What processes tell each other about their calls, so that none takes another's for a stranger's."""
 
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, Present]:
-        """Say what this process has at each deployment; gives the sum over all others that spoke lately."""
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> Mapping[str, Mapping[str, Told]]:
+        """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
+
+
+class Notices(Protocol):
+    """Short messages from one process to all others of an installation, at once and without any promise. A lost notice costs one poll
+    interval, never correctness."""
+
+    async def send_notice(self, text: str) -> None:
+        """Send it to every process that listens; it may be lost, and nothing is raised then."""
+
+    def on_notice(self, heard: Callable[[str], None]) -> None:
+        """Have this called with every notice that arrives from now on, also with this process's own."""
 
 
 class Listener(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tidegate.core.ports import Present
+from tidegate.core.ports import Present, Told
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table
 
@@ -10,20 +10,26 @@ LATELY_MS = 3_000
 SHOWN_MS = 15_000
 KEEP_MS = 3_600_000
 _SHOWN_MAX = 200
+_OTHERS_MAX = 10_000
 
 
 class Presence(Table):
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, Present]:
-        """Say what this process has at each deployment; gives the sum over all others that spoke lately."""
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, Told]]:
+        """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
 
-        async def body(tx: Tx) -> dict[str, Present]:
+        async def body(tx: Tx) -> dict[str, dict[str, Told]]:
             rows = [
                 (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
                 for name, one in sorted(mine.items())
             ]  # fmt: skip
             await tx.many("presence_put", rows)
-            others = await tx.all("presence_others", worker_id=worker_id, lately_ms=LATELY_MS)
-            return {row[0]: Present(row[1], row[2], row[3], row[4], bool(row[5])) for row in others}
+            others: dict[str, dict[str, Told]] = {}
+            for name, other, workers, calls, interactive, awaiting, has_gateway, age_ms in await tx.all(
+                "presence_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
+            ):
+                present = Present(workers, calls, interactive, awaiting, bool(has_gateway))
+                others.setdefault(name, {})[other] = Told(present, max(0, age_ms))
+            return others
 
         return await self._driver.write(body)
 

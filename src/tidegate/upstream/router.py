@@ -46,7 +46,8 @@ from tidegate.upstream.reserve import Reserve
 from tidegate.upstream.room import Room
 from tidegate.upstream.routes import Route, Routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
-from tidegate.upstream.tides import TideLoop, tide_of
+from tidegate.upstream.tide_loop import TideLoop
+from tidegate.upstream.tides import tide_of
 from tidegate.upstream.transport import AiohttpTransport, Transport
 from tidegate.upstream.waiters import Missing, Waiters
 
@@ -94,7 +95,7 @@ class Router:
             policy,
             lambda one, line: tide_of(one, line, clock, self._has_room, self._waiters.wake),
         )
-        self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id)
+        self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
         self._shared: SharedSlots | None = None
         self._backpressure: Backpressure | None = None
         for why in self.replace(deployments, resources).values():
@@ -223,6 +224,7 @@ class Router:
         lane = self._lanes.get(deployment)
         if lane is not None and lane.tide is not None:
             lane.tide.interactive_is(lane.interactive_in_flight, lane.interactive_awaiting)
+            self._tides.announce(deployment)
 
     # The call itself.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable
-from tidegate.core.ports import DiscoveredLimits, Fleet, Limits, Rests
+from tidegate.core.ports import DiscoveredLimits, Fleet, Limits, Notices, Rests
 from tidegate.upstream.lane import Lane
 
 log = structlog.get_logger(__name__)
@@ -28,8 +28,8 @@ class Capacity:
     """What is shared with other processes, and how much of it there is in all.
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
-    only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out. 0 and no entry mean no cap;
-    `in_flight_max` is this process's own.
+    only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out, `notices` at once how many of them are
+    interactive. 0 and no entry mean no cap; `in_flight_max` is this process's own.
     """
 
     limits: Limits | None = None
@@ -37,6 +37,7 @@ class Capacity:
     discovered: DiscoveredLimits | None = None
     rests: Rests | None = None
     fleet: Fleet | None = None
+    notices: Notices | None = None
     model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
     in_flight_max_global: int = 0
     in_flight_max: int = 0

@@ -7,7 +7,7 @@ come back. First tokens of batch calls are estimated, for to see them every call
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -17,19 +17,18 @@ from tidegate import metrics
 from tidegate.core.deployments import Deployment, Engine, TideMode
 from tidegate.core.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.errors import UpstreamError
-from tidegate.core.ports import Clock, Fleet, Present
+from tidegate.core.ports import Clock, Present
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
+from tidegate.upstream.peers import Peers, Users
 from tidegate.upstream.transport import Line
 
 log = structlog.get_logger(__name__)
 
-TICK_S = 0.2
 SCRAPE_S = 2.0
 SCRAPE_AGAIN_MS = 5_000.0
-TELL_MS, TELL_ALONE_MS = 500.0, 2_000.0
 OWN_EVENTS_MS = 20.0
 # Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
 LEARN_EVERY_MS = 5.0
@@ -42,8 +41,6 @@ READY_MAX = 16
 HELD_MAX = 1_000
 # A call that stood so long has room kept for it; one that was not heard of for long is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
-# What the other processes said counts for so long; then they may be gone, or we may have lost sight of them.
-OTHERS_MS = 3_000.0
 # Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
 UNTOLD_MS = 1_000.0
 
@@ -113,8 +110,7 @@ class LaneTide:
         self._scrape_at_ms = 0.0
         self._gateway_ms: float | None = None
         self.interactive = self.interactive_awaiting = 0
-        self._others = Present()
-        self._others_ms = 0.0
+        self.peers = Peers(clock)
         self._strangers: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
 
@@ -295,15 +291,13 @@ class LaneTide:
 
     @property
     def others(self) -> Present:
-        """What the other processes have here. Users of whom nobody spoke lately keep nobody waiting."""
-        others = self._others
-        if self._clock.monotonic_ms() - self._others_ms < OTHERS_MS:
-            return others
-        return Present(others.workers, others.calls, has_gateway=others.has_gateway)
+        """What the other processes have here."""
+        return self.peers.present
 
-    @others.setter
-    def others(self, others: Present) -> None:
-        self._others, self._others_ms = others, self._clock.monotonic_ms()
+    @property
+    def users(self) -> Users:
+        """The interactive calls of this process here."""
+        return Users(self.interactive, self.interactive_awaiting)
 
     @property
     def is_closed(self) -> bool:
@@ -335,8 +329,8 @@ class LaneTide:
 
     def _known(self) -> int | None:
         """How many of the engine's calls are ours; None while there are other processes and nobody heard of them lately."""
-        others = self._others
-        if others.workers and self._clock.monotonic_ms() - self._others_ms >= OTHERS_MS:
+        others = self.others
+        if others.workers and not self.peers.is_current:
             return None
         return len(self._flights) + self.interactive + others.calls + others.interactive
 
@@ -344,7 +338,7 @@ class LaneTide:
         """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
         self._strangers.append((reading.at_ms, max(0, there - known)))
-        since_ms = reading.at_ms - UNTOLD_MS if self._others.workers else reading.at_ms
+        since_ms = reading.at_ms - UNTOLD_MS if self.others.workers else reading.at_ms
         while self._strangers[0][0] < since_ms:
             self._strangers.popleft()
         return max(known, there - min(count for _, count in self._strangers))
@@ -373,75 +367,6 @@ class LaneTide:
             log.warning("engine_metrics_unseen", deployment=self.deployment.name, why=why)
         self._reading = None
         self._scrape_at_ms = self._clock.monotonic_ms() + SCRAPE_AGAIN_MS
-
-
-class TideLoop:
-    """Looks at every tide now and then, and lets the processes of an installation know of one another's calls."""
-
-    def __init__(
-        self,
-        tides: Iterable[LaneTide],
-        clock: Clock,
-        fleet: Fleet | None,
-        worker_id: Callable[[], str] | None,
-    ) -> None:
-        self._is_shared = worker_id is not None
-        self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
-        self._silent: set[str] = set()
-        self._tides: dict[str, LaneTide] = {}
-        self._clock = clock
-        self._fleet = fleet
-        self._worker_id = worker_id or (lambda: "")
-        self._told_ms = 0.0
-        self._looks: dict[LaneTide, asyncio.Task[None]] = {}
-        self._teller: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
-        self.serve(tides)
-
-    def serve(self, tides: Iterable[LaneTide]) -> None:
-        """Look at these from now on, each by itself, so that an engine or a store that does not answer keeps no other tide from turning."""
-        self._tides = {tide.deployment.name: tide for tide in tides}
-        for tide in self._looks.keys() - set(self._tides.values()):
-            gone = self._looks.pop(tide)
-            gone.cancel()
-            self._leaving.add(gone)
-            gone.add_done_callback(self._leaving.discard)
-        for tide in self._tides.values():
-            if tide not in self._looks:
-                self._looks[tide] = asyncio.create_task(self._run(tide.look))
-        if self._tides and self._teller is None and self._fleet is not None:
-            self._teller = asyncio.create_task(self._run(self._tell))
-
-    async def close(self) -> None:
-        tasks = [*self._looks.values(), *([self._teller] if self._teller else []), *self._leaving]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(self, once: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            try:
-                await once()
-            except Exception as error:
-                # Without a look the tide falls back to what it learned from its own calls.
-                log.error("tide_broke", kind=type(error).__name__, why=str(error))
-
-    async def _tell(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        woke = any(name in self._silent and not tide.is_idle for name, tide in self._tides.items())
-        if self._fleet is None or (now_ms - self._told_ms < self._tell_ms and not woke):
-            return
-        mine = {
-            name: tide.present() for name, tide in self._tides.items() if not (tide.is_idle and name in self._silent)
-        }
-        self._told_ms = now_ms
-        if not mine:
-            return
-        self._silent = {name for name, tide in self._tides.items() if tide.is_idle}
-        others = await self._fleet.tell_presence(self._worker_id(), mine)
-        for name, tide in self._tides.items():
-            tide.others = others.get(name, Present()) if self._is_shared else Present()
 
 
 def tide_of(

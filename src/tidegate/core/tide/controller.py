@@ -35,7 +35,7 @@ class TidePolicy:
     is_known: bool = False
     capacity_fraction: float = 1.0
     yields: bool = True
-    slowdown_max: float = 0.06
+    slowdown_max: float = 0.07
     held_ms_max: float = 60_000.0
     sample_age_ms_max: float = 3_000.0
 
@@ -48,7 +48,7 @@ class TidePolicy:
 CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 2_000.0, 1_500.0
 DOUBLINGS_MAX = 30.0
 LONG_QUIET_MS = 10_000.0
-BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_024, 8_192
+BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_536, 8_192
 # A few tokens ride along with a step for nothing: they are not worth sending twice.
 HAND_BACK_TOKENS_MIN = 128
 SWELL_START_CALLS = 16
@@ -88,9 +88,9 @@ class Tide:
 
     def observe(self, signals: Signals) -> Decision:
         """What holds from now on, until the next answer."""
+        self._account(signals)
         sample = self._take_in(signals)
         interactive = (signals.interactive or 0) + (self._outside or 0)
-        self._account(signals)
         if self._before is None or interactive:
             self._quiet_from_ms = signals.now_ms
         self._before = signals
@@ -127,12 +127,15 @@ class Tide:
             return
         interactive = (before.interactive or 0) + (self._outside or 0)
         elapsed_ms = min(max(0.0, signals.now_ms - before.now_ms), PAUSE_MS_MAX)
-        if not interactive or not elapsed_ms:
-            return
         decoding = max(0, before.in_flight - before.awaiting)
         prompt_tokens = max(0, signals.sent_tokens - before.sent_tokens)
+        workers = max(1, signals.workers)
+        has_prompts = bool(before.awaiting or before.interactive_awaiting or prompt_tokens)
+        self.cost.load.add(decoding * workers + interactive, elapsed_ms, has_prompts=has_prompts)
+        if not interactive or not elapsed_ms:
+            return
         # The other processes do what this one does, as far as it knows.
-        slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms) * max(1, signals.workers)
+        slowdown = self.cost.slowdown(decoding, prompt_tokens / elapsed_ms) * workers
         keep = math.exp(-elapsed_ms / MEMORY_MS)
         self._traffic_ms = self._traffic_ms * keep + elapsed_ms
         self._calls_ms = self._calls_ms * keep + interactive * elapsed_ms

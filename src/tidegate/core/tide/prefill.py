@@ -11,7 +11,7 @@ from tidegate.core.tide.fit import Line, Three
 PRIOR_FIXED_MS, PRIOR_PROMPT_TOKEN_MS, PRIOR_ANSWER_TOKEN_MS = 10.0, 0.03, 10.0
 PRIOR_CALLS, MEMORY_CALLS = 10.0, 120.0
 # An estimate that is too short is the costlier error: a prompt that still waits is taken for one that decodes, and stays.
-MARGIN = 1.15
+MARGIN = 1.4
 TYPICAL_PROMPT_TOKENS, TYPICAL_ANSWER_TOKENS = 500.0, 100.0
 
 

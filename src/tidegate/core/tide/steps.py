@@ -1,26 +1,47 @@
 """What a batch call costs the others: a line fitted to what the engine says about its time between tokens.
 
-    between tokens = base + per sequence * running + per prompt token * prompt tokens per step
+    between tokens = base + per sequence * sequences that decode + per prompt token * prompt tokens per step
 
 It has a prior, so it is safe before anything was seen and on engines that say nothing. It knows no limit and no queue; it
 only turns a load into a slowdown.
+
+Base and sequences are learned from windows without any prompt. How many prompt tokens a step had is a guess from outside, and prompts come
+when many sequences run: with them in it the cost of a sequence came out at half or at twice of what it was. What a prompt token costs is
+what the other windows have beyond that. The engine tells the mean over the tokens of a window, so the number of sequences must be the mean
+over the same tokens too: a moment with thirty sequences has thirty times the tokens of a moment with one.
 """
 
-from tidegate.core.tide.fit import Line, Three
+from dataclasses import dataclass
+
+from tidegate.core.tide.fit import COEFFICIENT_RANGE, MEASURED_MAX, Line, Three
 from tidegate.core.tide.signals import EngineSample
 
 # Measured on one H200 with an 8B model; larger models are slower in much the same proportions, which is all that counts.
 PRIOR_BASE_MS, PRIOR_SEQUENCE_MS, PRIOR_PROMPT_TOKEN_MS = 5.0, 0.025, 0.025
-PRIOR_SAMPLES, MEMORY_SAMPLES = 20.0, 600.0
-CHUNK_TOKENS = 512.0
-# The sizes at which the prior speaks: what it says about sixty sequences weighs as much as what it says about none.
-TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS = 60.0, 300.0
+PRIOR_SAMPLES, MEMORY_SAMPLES = 3.0, 400.0
+# The sizes at which the prior speaks: what it says about twenty sequences weighs as much as what it says about none.
+TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS = 20.0, 300.0
+
+
+@dataclass(slots=True)
+class Load:
+    """What decoded since the last sample: sequences over time, and their squares; and whether any prompt was about."""
+
+    sequence_ms: float = 0.0
+    square_ms: float = 0.0
+    has_prompts: bool = False
+
+    def add(self, sequences: float, elapsed_ms: float, *, has_prompts: bool) -> None:
+        self.sequence_ms += sequences * elapsed_ms
+        self.square_ms += sequences * sequences * elapsed_ms
+        self.has_prompts = self.has_prompts or has_prompts
 
 
 class StepCost:
-    """The fitted line of one engine."""
+    """The fitted line of one engine. `load` is added to by whoever knows the calls."""
 
     def __init__(self) -> None:
+        self.load = Load()
         self._line = Line(
             _expected,
             (PRIOR_BASE_MS, PRIOR_SEQUENCE_MS, PRIOR_PROMPT_TOKEN_MS),
@@ -29,23 +50,37 @@ class StepCost:
             MEMORY_SAMPLES,
         )
 
+        self._prompt_square = PRIOR_SAMPLES * TYPICAL_PROMPT_TOKENS * TYPICAL_PROMPT_TOKENS
+        self._prompt_share = 1.0
+
     def learn(self, sample: EngineSample) -> None:
-        """Take in one sample; one without a time between tokens says nothing."""
-        between_ms, running = sample.between_tokens_ms, sample.running
-        if between_ms is not None and running is not None and between_ms > 0.0:
-            prompt_tokens = (sample.prompt_tokens_per_s or 0.0) * between_ms / 1000
-            self._line.learn((1.0, running, prompt_tokens), between_ms)
+        """Take in one sample, under the load that was added since the last one; one without a time between tokens says nothing."""
+        load, self.load = self.load, Load()
+        between_ms = sample.between_tokens_ms
+        if between_ms is None or not 0.0 < between_ms < MEASURED_MAX or not load.sequence_ms:
+            return
+        sequences = load.square_ms / load.sequence_ms
+        prompt_tokens = (sample.prompt_tokens_per_s or 0.0) * between_ms / 1000
+        if not load.has_prompts and not prompt_tokens:
+            self._line.learn((1.0, sequences, 0.0), between_ms)
+        elif 0.0 < prompt_tokens < MEASURED_MAX:
+            self._learn_prompts(prompt_tokens, between_ms - self._between_ms(sequences))
+
+    def _learn_prompts(self, prompt_tokens: float, more_ms: float) -> None:
+        """Beside so many prompt tokens a step took so much longer: follow what that makes of one, as a share of what was expected."""
+        expected_ms = self._line.coefficients[2] * prompt_tokens
+        found = min(max(more_ms / expected_ms, 1 / COEFFICIENT_RANGE), COEFFICIENT_RANGE)
+        self._prompt_square = self._prompt_square * (1 - 1 / MEMORY_SAMPLES) + prompt_tokens * prompt_tokens
+        self._prompt_share += (found - self._prompt_share) * prompt_tokens * prompt_tokens / self._prompt_square
+
+    def _between_ms(self, sequences: float) -> float:
+        base_ms, sequence_ms, _ = self._line.coefficients
+        return base_ms + sequence_ms * sequences
 
     def slowdown(self, sequences: float, prompt_tokens_per_ms: float) -> float:
         """By which share the others' tokens come later, beside so many decoding sequences and so much prefill."""
         base_ms, sequence_ms, prompt_token_ms = self._line.coefficients
-        return sequence_ms * sequences / base_ms + prompt_token_ms * prompt_tokens_per_ms
-
-    def prefill_ms(self, prompt_tokens: float, sequences: float) -> float:
-        """How long so many prompt tokens take beside so many decoding sequences: a step for each chunk, and their own cost."""
-        base_ms, sequence_ms, prompt_token_ms = self._line.coefficients
-        steps = 1 + prompt_tokens / CHUNK_TOKENS
-        return steps * (base_ms + sequence_ms * sequences) + prompt_tokens * prompt_token_ms
+        return sequence_ms * sequences / base_ms + self._prompt_share * prompt_token_ms * prompt_tokens_per_ms
 
 
 def _expected(found: Three) -> Three:

@@ -12,7 +12,7 @@ runs behind the simulated server in real time and inside a benchmark in virtual 
         for event in step.events: ...
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -105,10 +105,11 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """The scheduler over one cache."""
+    """The scheduler over one cache. `cost` gives a step's milliseconds for its decoding sequences, their context and its prompt tokens."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, cost: Callable[[int, int, int], float] = step_ms) -> None:
         self.limits = limits
+        self._cost = cost
         self.cache = KvCache(limits.kv_blocks)
         self.running: list[Sequence] = []
         self._queue: list[tuple[tuple[int, int], Sequence]] = []
@@ -160,7 +161,7 @@ class Engine:
             else:
                 prefill_tokens += tokens
         events = self._advance(scheduled)
-        return Step(step_ms(decoding, context_tokens, prefill_tokens), events, decoding, prefill_tokens)
+        return Step(self._cost(decoding, context_tokens, prefill_tokens), events, decoding, prefill_tokens)
 
     def _schedule_running(self, scheduled: list[tuple[Sequence, int]], budget: int) -> tuple[bool, int]:
         preempted = False
@@ -168,7 +169,13 @@ class Engine:
         for sequence in list(self.running):
             if budget <= 0:
                 break
-            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            computed_tokens = sequence.computed_tokens
+            tokens = min(sequence.prompt_tokens + sequence.emitted_tokens - computed_tokens, budget)
+            if tokens == 1 and sequence.blocks and 0 < computed_tokens % BLOCK_TOKENS < BLOCK_TOKENS - 1:
+                # The next token fits the last block and does not fill it: there is nothing to reserve.
+                scheduled.append((sequence, 1))
+                budget -= 1
+                continue
             while sequence.blocks and not self._reserve(sequence, tokens):
                 preempted = True
                 budget += self._preempt(max(self.running, key=_rank), scheduled)
@@ -239,7 +246,7 @@ class Engine:
         finished = False
         for sequence, tokens in scheduled:
             sequence.computed_tokens += tokens
-            if sequence.computed_tokens < sequence.total_tokens:
+            if sequence.computed_tokens < sequence.prompt_tokens + sequence.emitted_tokens:
                 continue
             if sequence.output_tokens:
                 sequence.emitted_tokens += 1

@@ -9,13 +9,12 @@ on conflict (deployment, worker_id) do update set
     told_at = excluded.told_at;
 
 -- presence_others --
--- The sum over everybody else who spoke lately.
-select p.deployment, cast(sum(p.workers) as bigint) as workers, cast(sum(p.calls) as bigint) as calls,
-    cast(sum(p.interactive) as bigint) as interactive, cast(sum(p.interactive_awaiting) as bigint) as interactive_awaiting,
-    max(p.has_gateway) as has_gateway
+-- What everybody else told lately, each by itself, and how long ago.
+select p.deployment, p.worker_id, p.workers, p.calls, p.interactive, p.interactive_awaiting, p.has_gateway, now_ms() - p.told_at as age_ms
 from presence p
 where p.worker_id <> :worker_id and p.told_at > now_ms() - :lately_ms
-group by p.deployment;
+order by p.told_at desc
+limit :count_max;
 
 -- presence_list --
 select p.deployment, p.why from presence p where p.told_at > now_ms() - :lately_ms order by p.deployment, p.worker_id limit :count_max;

@@ -1,0 +1,141 @@
+"""What the other processes of an installation have at one deployment: what each told the store, and what it said since in a notice.
+
+The store is read twice a second and is the truth: it says which processes live. A notice says at once how many interactive calls one
+process has; it counts until a later row of that process is read. Ages decide which of the two is later, so no two processes compare
+clocks. This module sends nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from tidegate.core.ports import Clock, Present, Told
+
+# What another process said counts for so long; then it may be gone, or the store may be out of reach.
+TOLD_MS = 3_000.0
+# Notices go out for so long after the last worker was seen: one that has nothing to send for a moment is not gone.
+WORKERS_MS = 10_000.0
+PEERS_MAX = 1_000
+COUNT_MAX = 1_000_000
+NOTICE_CHARS_MAX = 6_000
+
+
+class Users(NamedTuple):
+    """The interactive calls of one process at one deployment, and how many of them wait for their first token."""
+
+    interactive: int
+    awaiting: int
+
+
+NOBODY = Users(0, 0)
+
+
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process says what users it has, by deployment."""
+
+    process: str
+    users: dict[str, Users]
+
+
+def encode_notices(process: str, users: Mapping[str, Users]) -> Iterator[str]:
+    """Return these as few notices as they fit into."""
+    some: dict[str, Users] = {}
+    chars = 0
+    for name, one in users.items():
+        if some and chars + len(name) > NOTICE_CHARS_MAX // 4:
+            yield msgspec.json.encode(Notice(process, some)).decode()
+            some, chars = {}, 0
+        some[name] = one
+        # A name may be of signs that take several bytes each, and the numbers take some too.
+        chars += len(name) + 16
+    if some:
+        yield msgspec.json.encode(Notice(process, some)).decode()
+
+
+def decode_notice(text: str) -> Notice | None:
+    """Return the notice; None for anything that is none, which anybody who reaches the database could have sent."""
+    try:
+        notice = msgspec.json.decode(text, type=Notice)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    sane = all(0 <= one.awaiting <= one.interactive <= COUNT_MAX for one in notice.users.values())
+    return notice if sane else None
+
+
+@dataclass(slots=True)
+class _Peer:
+    present: Present
+    told_ms: float
+    noticed_ms: float | None = None
+    users: Users = NOBODY
+
+
+class Peers:
+    """The other processes at one deployment, as this process knows them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+        self._read_ms: float | None = None
+        self._workers_ms: float | None = None
+
+    def read(self, rows: Mapping[str, Told]) -> None:
+        """The store was read: these are all processes that told it something lately."""
+        now_ms = self._read_ms = self._clock.monotonic_ms()
+        before, self._peers = self._peers, {}
+        for process, told in rows.items():
+            peer = _Peer(told.present, now_ms - told.age_ms)
+            old = before.get(process)
+            if old is not None:
+                peer.noticed_ms, peer.users = old.noticed_ms, old.users
+            self._peers[process] = peer
+            if told.present.workers:
+                self._workers_ms = now_ms
+        for process, old in before.items():
+            # One that is not in the store yet, but spoke a moment ago, is about to be.
+            if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < TOLD_MS:
+                self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
+
+    def notice(self, process: str, users: Users) -> None:
+        """Another process said what users it has now."""
+        now_ms = self._clock.monotonic_ms()
+        peer = self._peers.get(process)
+        if peer is None:
+            if len(self._peers) >= PEERS_MAX:
+                return
+            peer = self._peers[process] = _Peer(Present(has_gateway=True), now_ms)
+        peer.noticed_ms, peer.users = now_ms, users
+
+    @property
+    def present(self) -> Present:
+        """The sum over all of them. Users of whom nobody spoke lately keep nobody waiting."""
+        now_ms = self._clock.monotonic_ms()
+        is_current = self.is_current
+        workers = calls = interactive = awaiting = 0
+        has_gateway = False
+        for peer in self._peers.values():
+            present = peer.present
+            workers += present.workers
+            calls += present.calls
+            has_gateway = has_gateway or present.has_gateway
+            if peer.noticed_ms is not None and peer.noticed_ms >= peer.told_ms and now_ms - peer.noticed_ms < TOLD_MS:
+                interactive += peer.users.interactive
+                awaiting += peer.users.awaiting
+            elif is_current:
+                interactive += present.interactive
+                awaiting += present.interactive_awaiting
+        return Present(workers, calls, interactive, awaiting, has_gateway)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the store was read lately."""
+        return self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms < TOLD_MS
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether a worker elsewhere may want to hear of our users at once: one was there lately, or nobody knows."""
+        if not self.is_current:
+            return True
+        return self._workers_ms is not None and self._clock.monotonic_ms() - self._workers_ms < WORKERS_MS

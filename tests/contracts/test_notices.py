@@ -1,0 +1,89 @@
+"""Notices between processes: every listener hears them at once, a lost connection is replaced, and nothing is raised meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from tests.upstream.raw_server import eventually
+from tidegate.backends.shared_redis import RedisShared
+from tidegate.backends.system import SystemClock, SystemEntropy
+from tidegate.store.postgres_notices import PostgresNotices
+
+pytestmark = pytest.mark.anyio
+
+Another = Callable[[str], Awaitable["Process"]]
+CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tidegate notices'"
+
+
+class Process:
+    """One that sends notices and keeps what it hears."""
+
+    def __init__(self, notices: PostgresNotices | RedisShared) -> None:
+        self.notices = notices
+        self.heard: list[str] = []
+        notices.on_notice(self.heard.append)
+        notices.start()
+
+    async def says(self, text: str, *others: Process) -> None:
+        """Send it until all of these heard it: what is said before somebody listens is lost."""
+        while not all(text in other.heard for other in others):
+            await self.notices.send_notice(text)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["postgresql", "redis"])
+async def another(request: pytest.FixtureRequest) -> AsyncIterator[Another]:
+    """Makes one more process of the installation that is named."""
+    url = request.getfixturevalue("postgres_url" if request.param == "postgresql" else "redis_url")
+    run = secrets.token_hex(4)
+    opened: list[Process] = []
+
+    async def make(name: str) -> Process:
+        if request.param == "postgresql":
+            opened.append(Process(PostgresNotices(url, f"{run}_{name}", 5.0)))
+        else:
+            opened.append(Process(RedisShared(url, f"{run}_{name}", SystemClock(), SystemEntropy())))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        await one.notices.close()
+
+
+async def test_every_process_of_the_installation_hears_a_notice_and_no_other(another: Another) -> None:
+    first, second, third, stranger = [await another(name) for name in ("a", "a", "a", "b")]
+    await first.says("one user", second, third)
+    await stranger.says("of another", stranger)
+    await second.says('two "users" and ünïcode', first, third)
+    assert "one user" not in stranger.heard
+    assert all("of another" not in one.heard for one in (first, second, third))
+
+
+async def test_a_lost_connection_is_replaced_and_sending_meanwhile_raises_nothing(postgres_url: str) -> None:
+    first, second = [Process(PostgresNotices(postgres_url, "a", 5.0)) for _ in range(2)]
+    try:
+        await first.says("before", second)
+        admin = await asyncpg.connect(postgres_url)
+        try:
+            assert len(await admin.fetch(CUT)) == 2
+        finally:
+            await admin.close()
+        await eventually(lambda: first.notices._connection is None, "the connection to be lost")  # type: ignore[union-attr]
+        await first.notices.send_notice("lost")
+        await first.says("after", second)
+        assert "lost" not in second.heard
+    finally:
+        await first.notices.close()
+        await second.notices.close()
+
+
+async def test_a_database_that_is_away_at_the_start_is_found_later() -> None:
+    one = Process(PostgresNotices("postgresql://127.0.0.1:1/none", "a", 1.0))
+    await one.notices.send_notice("lost")
+    await one.notices.close()
+    assert one.heard == []

@@ -1,0 +1,134 @@
+"""What other processes have at a deployment: the store's rows, the notices since, and which of the two is later."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.upstream.world import HandClock
+from tidegate.core.ports import Present, Told
+from tidegate.upstream.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
+
+API = Present(0, 0, 2, 1, True)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def peers(clock: HandClock) -> Peers:
+    return Peers(clock)
+
+
+def test_a_notice_counts_at_once_and_until_a_later_row_is_read(peers: Peers, clock: HandClock) -> None:
+    peers.read({"api": Told(Present(0, 0, 0, 0, True), 10)})
+    peers.notice("api", Users(3, 2))
+    assert (peers.present.interactive, peers.present.interactive_awaiting) == (3, 2)
+    clock.advance(100)
+    peers.read({"api": Told(Present(0, 0, 0, 0, True), 200)})
+    assert peers.present.interactive == 3, "the row is older than the notice"
+    clock.advance(400)
+    peers.read({"api": Told(API, 100)})
+    assert peers.present == API, "the row is later: the notice of the end was lost"
+
+
+def test_every_process_counts_by_itself(peers: Peers) -> None:
+    peers.read({"api": Told(API, 0), "api2": Told(API, 0), "worker": Told(Present(1, 7), 0)})
+    peers.notice("api", Users(0, 0))
+    assert peers.present == Present(1, 7, 2, 1, True)
+
+
+def test_a_process_that_only_sent_notices_counts_until_it_is_silent(peers: Peers, clock: HandClock) -> None:
+    peers.notice("api", Users(1, 1))
+    assert peers.present == Present(0, 0, 1, 1, True)
+    clock.advance(1_000)
+    peers.read({})
+    assert peers.present.interactive_awaiting == 1
+    clock.advance(2_500)
+    peers.read({})
+    assert peers.present == Present()
+
+
+def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(peers: Peers, clock: HandClock) -> None:
+    peers.read({"api": Told(Present(has_gateway=True), 400)})
+    peers.notice("api", Users(1, 1))
+    clock.advance(2_800)
+    peers.read({})
+    clock.advance(500)
+    peers.read({})
+    assert peers.present == Present()
+
+
+def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_nobody_waiting(
+    peers: Peers, clock: HandClock
+) -> None:
+    peers.read({"api": Told(API, 0), "worker": Told(Present(1, 7), 0)})
+    clock.advance(4_000)
+    assert peers.present == Present(1, 7, 0, 0, True)
+    assert not peers.is_current
+    peers.notice("api", Users(2, 1))
+    assert peers.present == Present(1, 7, 2, 1, True)
+
+
+def test_notices_are_worth_sending_while_a_worker_was_seen_lately_or_nobody_knows(
+    peers: Peers, clock: HandClock
+) -> None:
+    assert peers.has_listeners
+    peers.read({"api": Told(API, 0)})
+    assert not peers.has_listeners
+    peers.read({"worker": Told(Present(1, 7), 0)})
+    clock.advance(5_000)
+    peers.read({})
+    assert peers.has_listeners
+    clock.advance(6_000)
+    peers.read({})
+    assert not peers.has_listeners
+    clock.advance(4_000)
+    assert peers.has_listeners, "the store was not read for long"
+
+
+NAMES = st.text(min_size=1, max_size=300)
+
+
+@given(st.dictionaries(NAMES, st.tuples(st.integers(0, 1_000_000), st.integers(0, 1_000_000)), max_size=60))
+def test_notices_come_back_as_they_were_sent_and_fit_the_database(users: dict[str, tuple[int, int]]) -> None:
+    said = {name: Users(max(two), min(two)) for name, two in users.items()}
+    texts = list(encode_notices("worker_1", said))
+    assert all(len(text.encode()) < 7_900 for text in texts)
+    heard: dict[str, Users] = {}
+    for text in texts:
+        notice = decode_notice(text)
+        assert notice is not None
+        assert notice.process == "worker_1"
+        heard |= notice.users
+    assert heard == said
+    assert len(texts) <= 1 + sum(len(name) + 16 for name in said) // (NOTICE_CHARS_MAX // 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "{}",
+        "\udcff",
+        json.dumps({"process": "a", "users": {"one": [1]}}),
+        json.dumps({"process": "a", "users": {"one": [-1, -1]}}),
+        json.dumps({"process": "a", "users": {"one": [1, 2]}}),
+        json.dumps({"process": "a", "users": {"one": [10**12, 0]}}),
+        json.dumps({"process": "a", "users": {"one": ["1", "0"]}}),
+        json.dumps({"process": 1, "users": {}}),
+    ],
+)
+def test_what_is_no_notice_is_ignored(text: str) -> None:
+    assert decode_notice(text) is None
+
+
+def test_an_empty_notice_says_nothing() -> None:
+    assert decode_notice('{"process": "a", "users": {}}') == Notice("a", {})
+    assert list(encode_notices("a", {})) == []
