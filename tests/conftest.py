@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,7 +22,13 @@ from tests.support.shims import Shims
 RUN = pytest.StashKey[RunDirectory]()
 
 
+# Tests sign certificates, run the pages' commands as a reader would, and build small shims.
+TOOLS = ("bash", "cc", "curl", "openssl")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        pytest.exit(f"The tests need {', '.join(missing)} on PATH: install what is missing and run them again.", 2)
     # A run in a shell's background ignores Ctrl-C, and so would every process that a test interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +47,14 @@ def pytest_configure_node(node: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[RUN].close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the seeds that only this run drew, so that any of them can be run again."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    drawn = [str(value) for report in reports for name, value in report.user_properties if name == "fresh_seeds"]
+    if drawn:
+        terminalreporter.write_line(f"fresh seeds of the simulation: {', '.join(sorted(drawn))}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,6 +39,7 @@ def test_limits_are_used_fully_and_never_exceeded(
             "models": {
                 "m": deployment(url, limits=per_minute(LIMIT)),
                 "t": deployment(url, limits=per_minute(tokens=TOKENS), estimate="bound"),
+                "free": deployment(url),
             }
         },
         redis=redis,
@@ -50,12 +51,15 @@ def test_limits_are_used_fully_and_never_exceeded(
     crew.until_called(LIMIT if redis is None else LIMIT * 9 // 10, "m")
     # What a call did not take is given back, so that the last of the tokens are used by calls that were put off at first.
     wait_until(lambda: fullest(crew.sent_tokens("t")) >= TOKENS * 9 // 10, END_S, "the tokens to be used", poll_s=0.2)
-    crew.kill_one()
+    victim = crew.kill_one()
     if redis is not None:
         redis.command("FLUSHALL")
     crew.add_worker()
-    other = crew.site.submit(requests(10))
-    crew.site.until_status(other, "in_progress")
+    crew.site.submit(requests(10))
+    # The dead worker's slices go to the others, and all of them lease and send meanwhile: now each could pass a limit.
+    wait_until(lambda: crew.site.is_gone(victim), END_S, "the dead worker to be missed", poll_s=0.2)
+    free = crew.site.submit(requests(60, model="free"))
+    assert crew.site.ended(free).batch["request_counts"]["completed"] == 60
     assert fullest(crew.sent("m")) <= LIMIT
     assert fullest(crew.sent_tokens("t")) <= TOKENS
     assert crew.site.batch(batch_id)["request_counts"]["failed"] == 0

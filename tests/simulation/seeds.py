@@ -1,6 +1,6 @@
 """Which seeds the tests run: the fixed ones of every test run, and those that once showed a bug and are kept for ever."""
 
-FIXED_COUNT = 320
+FIXED_COUNT = 160
 CHUNK = 20
 
 # A seed means what plan.py makes of it, so each stands with the planted bug that it shows: those that the engine really had once, and

@@ -1,8 +1,10 @@
 """The whole engine under faults, from fixed seeds: what breaks prints its seed, its last events and the command that replays it."""
 
 import os
+import secrets
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +17,7 @@ from tidegate.simulate.world.settings import SPANS
 from tidegate.simulate.world.world import Verdict, simulate
 
 MEETING_COUNT = 40
+FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 20, 2**40
 SOAK_FROM = 1_000_000
 SOAK_CHUNKS = 16
 
@@ -33,6 +36,14 @@ def run(seeds: range | list[int]) -> list[Verdict]:
 @pytest.mark.parametrize("first", range(MEETING_COUNT, FIXED_COUNT, CHUNK))
 def test_every_promise_holds(first: int) -> None:
     assert len(run(range(first, first + CHUNK))) == CHUNK
+
+
+@pytest.mark.parametrize("chunk", range(FRESH_CHUNKS))
+def test_every_promise_holds_for_fresh_seeds(chunk: int, record_property: Callable[[str, object], None]) -> None:
+    """Seeds that no run has seen: the summary of the run names them, and one that breaks prints how to replay it."""
+    first = secrets.randbelow(FRESH_BELOW)
+    record_property("fresh_seeds", f"{first} to {first + FRESH_COUNT - 1}")
+    assert len(run(range(first, first + FRESH_COUNT))) == FRESH_COUNT
 
 
 def test_seeds_that_once_showed_a_bug() -> None:

@@ -61,9 +61,11 @@ class Crew:
         self.workers.append(proc)
         return proc
 
-    def kill_one(self) -> None:
+    def kill_one(self) -> Proc:
         """The first that still runs, without a word."""
-        next(proc for proc in self.workers if proc.running).kill()
+        victim = next(proc for proc in self.workers if proc.running)
+        victim.kill()
+        return victim
 
     # ---- what was sent
 

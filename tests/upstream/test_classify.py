@@ -40,12 +40,12 @@ def expected(status: int) -> type[UpstreamError]:
     return by_hundred[status // 100]
 
 
-@pytest.mark.parametrize("status", range(100, 600))
-def test_every_status_is_one_class(status: int) -> None:
-    with pytest.raises(UpstreamError) as caught:
-        classify.accept(CHAT, status, {}, b'{"error": {"message": "no"}}', now)
-    assert type(caught.value) is expected(status)
-    assert caught.value.status == status
+def test_every_status_is_one_class() -> None:
+    for status in range(100, 600):
+        with pytest.raises(UpstreamError) as caught:
+            classify.accept(CHAT, status, {}, b'{"error": {"message": "no"}}', now)
+        assert type(caught.value) is expected(status), status
+        assert caught.value.status == status
 
 
 def test_a_success_is_an_answer() -> None:

@@ -114,18 +114,30 @@ def test_a_slow_client_slows_the_upstream_down(world: World) -> None:
 
 
 def test_an_upstream_that_dies_between_events_is_told_in_the_clients_protocol(world: World) -> None:
+    read = threading.Event()
+
     async def die(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD, chunked(chunk("a")))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(read.wait, 30)
         peer.reset()
+
+    def all_of(path: str, ask: dict[str, Any]) -> bytes:
+        """The whole stream; the upstream dies once its first event was read."""
+        read.clear()
+        parts = []
+        with client.stream("POST", path, json={**ask, "stream": True}) as answer:
+            for part in answer.iter_raw():
+                parts.append(part)
+                read.set()
+        return b"".join(parts)
 
     world.start(die, answers(), options=[{"weight": 100.0}, {"weight": 0.01}])
     client = world.client()
-    said = client.post(CHAT, json={**ASK, "stream": True}).content
+    said = all_of(CHAT, ASK)
     assert said.startswith(chunk("a"))
     error = json.loads(said.removeprefix(chunk("a")).removeprefix(b"data: "))["error"]
     assert (error["code"], error["type"]) == ("upstream_ambiguous", "server_error")
-    messages = client.post(MESSAGES, json={**ASK, "stream": True, "max_tokens": 5}).text
+    messages = all_of(MESSAGES, {**ASK, "max_tokens": 5}).decode()
     assert 'event: error\ndata: {"type":"error","error":{"type":"api_error"' in messages
     assert world.upstreams[1].posts == [], "after the first byte nothing is sent again"
 
