@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import ingest_turns
 from bench.machinery import median, table
 from tidegate.core.lines import LineRules, decode_request
 from tidegate.flow.ingest_file import ingest_file
@@ -153,7 +154,9 @@ def main(quick: bool = False) -> dict[str, float]:
     found["growth_mb"] = _growth_mb(count)
     rows.append((f"memory of {count * 4000 / 1e6:.0f} MB, shuffled", f"+{found['growth_mb']:.0f} MB", "under 64 MB"))
     table(f"Ingest of {count:,} lines of 1.5 kB, {rounds} rounds (medians)", rows)
-    return found
+    turns, rows = ingest_turns.measure(quick)
+    table("Waiting inputs: small batches, and turns between tenants", rows)
+    return found | turns
 
 
 if __name__ == "__main__":

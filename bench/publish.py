@@ -15,7 +15,7 @@ from tidegate.core import ids, results
 from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.flow.ingest import Ingest
-from tidegate.flow.ingest_file import run_in_child
+from tidegate.flow.ingest_file import InputPasses
 from tidegate.flow.ship import Ship
 from tidegate.service import Parts, line_rules, opened
 from tidegate.settings import Settings, load
@@ -36,7 +36,7 @@ async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     job_id = await submit(_Idle(parts, worker_id), lines)  # type: ignore[arg-type]
     rules = parts.settings
     ingest = Ingest(
-        parts.store, parts.blobs, parts.entropy, parts.scratch, lambda job: line_rules(rules, job), run_in_child
+        parts.store, parts.blobs, parts.entropy, parts.scratch, lambda job: line_rules(rules, job), InputPasses()
     )
     await ingest.next(worker_id)
     return job_id

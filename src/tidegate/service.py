@@ -24,16 +24,18 @@ from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError, StoreUnavailable
+from tidegate.core.ingest_turns import IngestLimits
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.flow.incarnation import Incarnation
-from tidegate.flow.ingest_file import run_in_child
+from tidegate.flow.ingest_file import InputPasses
 from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
+from tidegate.flow.worker_options import WorkerOptions
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.models import model_caps, retry_policies
@@ -57,7 +59,7 @@ from tidegate.web.loopback import require_loopback
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listening
-from tidegate.worker import Worker, WorkerOptions
+from tidegate.worker import Worker
 
 log = structlog.get_logger()
 
@@ -387,7 +389,7 @@ def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) 
             price_of=router.price_of,
         ),
         lambda job: line_rules(parts.settings, job),
-        run_in_child,
+        InputPasses(),
         new_blob,
     )
 
@@ -419,6 +421,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
             piece.tenant_id, piece.user, piece.key_id, key_max
         ),
         rules=call_rules(settings),
+        ingest=IngestLimits(settings.ingest.small_bytes_max, settings.ingest.passes_max),
         budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
             piece.tenant_id, piece.user, piece.key_id, piece.job_id, piece.limits, piece.team
         ),

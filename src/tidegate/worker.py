@@ -5,7 +5,7 @@
     keys      hear how the keys stand whose items we hold
     runners   send, and pass every verdict on to record
     record    make results durable and commit them
-    ingest    one input at a time
+    ingest    small inputs some at a time, large ones a few at once
     close     let jobs expire, and close those of which nothing is out any more
     ship      publish closed jobs
     tend      what lost workers left
@@ -15,23 +15,17 @@ It holds nothing that another process could not find in the store.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from tidegate.core.budgets import Bound, Budget, with_limits
 from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld
-from tidegate.core.hooks import Rule
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
-from tidegate.core.prices import Price, cost
+from tidegate.core.prices import cost
 from tidegate.core.results import with_cost
-from tidegate.core.retry import RetryPolicy
-from tidegate.core.schedule import Policy
-from tidegate.core.schedule.switch import Switch
 from tidegate.failpoints import hit
 from tidegate.flow.choose import Chooser
 from tidegate.flow.fill import Filler, FillLimits
@@ -41,11 +35,12 @@ from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
 from tidegate.flow.key_state import ASKED_EVERY_MS, KeyStates
 from tidegate.flow.perform import Again, Answered, Failed, perform
-from tidegate.flow.record import FlushLimits, Recorder
+from tidegate.flow.record import Recorder
 from tidegate.flow.ship import Ship
 from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
 from tidegate.flow.tend.flows import Flows
 from tidegate.flow.tend.garbage import Garbage
+from tidegate.flow.worker_options import WorkerOptions
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -54,32 +49,8 @@ _UPKEEP_EVERY = 12
 _RETRY_S = 0.5
 NOTHING = (0, 0, 0)
 _RUNNERS_MAX = 8_192
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    in_flight_max: int
-    slice_count_max: int
-    slice_items: int
-    heartbeat_ms: int
-    poll_ms: int
-    sweep_ms: int
-    grace_ms: int
-    flush: FlushLimits
-    retry: RetryPolicy
-    retry_of: Mapping[str, RetryPolicy] = field(default_factory=dict, kw_only=True)
-    scratch: Path
-    result_expires_after_ms: int | None
-    job_keep_ms: int
-    garbage_safety_ms: int
-    policy_of: Callable[[Switch], Policy] = lambda switch: Policy()
-    weight_of: Callable[[str], float] = lambda tenant: 1.0
-    in_flight_caps: Mapping[str, int] = field(default_factory=dict)
-    budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
-    model_of: Mapping[str, str] = field(default_factory=dict)
-    price_of: Callable[[str], Price | None] = lambda deployment: None
-    parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
-    rules: tuple[Rule, ...] = ()
+# While the files of one set of small inputs are made durable, the next set is read.
+_SMALL_INGESTS = 3
 
 
 class Worker:
@@ -114,7 +85,15 @@ class Worker:
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.model_of)
         self._ingest = Ingest(
-            store, blobs, entropy, options.scratch, rules_for, run_pass, options.weight_of, options.model_of
+            store,
+            blobs,
+            entropy,
+            options.scratch,
+            rules_for,
+            run_pass,
+            options.weight_of,
+            options.model_of,
+            options.ingest,
         )
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
@@ -168,7 +147,8 @@ class Worker:
             self._lease_loop,
             self._key_loop,
             self._recorder.run,
-            self._ingest_loop,
+            *[self._small_ingest_loop] * _SMALL_INGESTS,
+            *[self._large_ingest_loop] * self._options.ingest.passes_max,
             self._close_loop,
             self._ship_loop,
             self._tend_loop,
@@ -389,12 +369,18 @@ class Worker:
 
     # ---- ingest, ship, tend
 
-    async def _ingest_loop(self) -> None:
+    async def _small_ingest_loop(self) -> None:
+        await self._ingest_with(self._ingest.next_small)
+
+    async def _large_ingest_loop(self) -> None:
+        await self._ingest_with(self._ingest.next_large)
+
+    async def _ingest_with(self, ingest_next: Callable[[str], Awaitable[bool]]) -> None:
         ear = self._wake.listen()
         while True:
             worked = False
             if not self._stopping and not self.broken:
-                worked = await self._ingest.next(self._me.id)
+                worked = await ingest_next(self._me.id)
             if worked:
                 self._wake.ring()
             else:

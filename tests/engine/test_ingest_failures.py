@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.world import HOUR_MS, World, chat_lines, here
 from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed
+from tidegate.core.ingest_turns import Lane
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
@@ -24,11 +25,11 @@ class Passes:
         self.failures = list(failures)
         self.count = 0
 
-    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
         self.count += 1
         if self.failures:
             raise self.failures.pop(0)
-        return await here(input_path, work_path, rules)
+        return await here(input_path, work_path, rules, lane)
 
 
 async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(world: World) -> None:

@@ -18,7 +18,8 @@ from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Reason
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.record import FlushLimits
-from tidegate.worker import Worker, WorkerOptions
+from tidegate.flow.worker_options import WorkerOptions
+from tidegate.worker import Worker
 
 BODY = b'{"choices":[{}]}'
 DEADLINE_S = 20.0

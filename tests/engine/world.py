@@ -10,6 +10,7 @@ from typing import Any
 
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
+from tidegate.core.ingest_turns import Lane
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest
 from tidegate.flow.ingest import Ingest, RunPass
@@ -58,7 +59,7 @@ def chat_lines(count: int, model: str = "m", first: int = 0) -> list[bytes]:
     ]
 
 
-async def here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+async def here(input_path: Path, work_path: Path, rules: LineRules, lane: Lane = Lane.SMALL) -> IngestPlan:
     return ingest_file(input_path, work_path, rules)
 
 

@@ -17,7 +17,7 @@ from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.flow.ingest import Ingest
-from tidegate.flow.ingest_file import run_in_child
+from tidegate.flow.ingest_file import InputPasses
 from tidegate.service import line_rules
 from tidegate.settings.capacity import Model, ModelDeployment
 from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
@@ -381,7 +381,7 @@ def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: P
         refused = create(client, upload(client, LINES))
         lenient = create(client, upload(client, LINES), invalid_lines="error_file")
         ingest = Ingest(
-            web.store, web.blobs, Entropy(), tmp_path, lambda job: line_rules(web.settings, job), run_in_child
+            web.store, web.blobs, Entropy(), tmp_path, lambda job: line_rules(web.settings, job), InputPasses()
         )
         while web.run(ingest.next(web.worker_id)):
             pass

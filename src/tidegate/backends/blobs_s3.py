@@ -124,8 +124,9 @@ class S3Blobs:
         size = await self.size(blob_id)
         if size is None:
             raise BlobMissing(f"there is no blob {blob_id}")
-        path = scratch / blob_id
-        partial = scratch / f"{blob_id}.{secrets.token_hex(8)}.part"
+        # A name of its own: several jobs may read the same input at once, and each removes its copy.
+        path = scratch / f"{blob_id}.{secrets.token_hex(8)}"
+        partial = path.with_name(path.name + ".part")
         try:
             fd = create_exclusive(partial)
             try:

@@ -208,6 +208,32 @@ class IngestPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class IngestSource:
+    """What a worker must know to ingest a job. `blob_id` is None when the input is gone. `key_names` are the models and the resources that
+    the job's key may use, as the store keeps them; None without a key."""
+
+    job: Job
+    sha256: str
+    blob_id: str | None
+    tenant: str
+    key_names: tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStart:
+    """A job whose input was read. `weight_milli` is a thousand times the weight of its flows; without one they keep theirs, and a new
+    flow has 1."""
+
+    job_id: str
+    token: str
+    plan: IngestPlan
+    work_blob_id: str
+    output_file_id: str
+    error_file_id: str
+    weight_milli: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attempts:
     """What is remembered of an item that failed at least once and may be tried again, not before `wait_ms` from now."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.core.errors import IngestCrashed, IngestFailed
+from tidegate.core.ingest_turns import Lane
 from tidegate.core.lines import LineRules, decode_request
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.core.scan import Scan
@@ -122,6 +123,42 @@ def main() -> int:
     return 0
 
 
+class InputPasses:
+    """Runs `ingest_file` where it disturbs nothing: small inputs in one thread, large ones in a process each."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        # One thread, because several would only take the interpreter from the event loop and from one another.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
+
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        import asyncio
+
+        if lane is Lane.LARGE:
+            return await run_in_child(input_path, work_path, rules)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, _ingest_here, input_path, work_path, rules
+        )
+
+
+def _ingest_here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    """`ingest_file` in this process, which has threads and so must not fork; fails as the process of its own would."""
+    try:
+        return ingest_file(input_path, work_path, rules, part_bytes_min=sys.maxsize)
+    except OSError as error:
+        raise _unusable(str(error)) from error
+    except Exception as error:
+        import traceback
+
+        trouble = "".join(traceback.format_exception(error))
+        raise IngestCrashed(f"the ingest of a small input broke: {_where(trouble)}") from error
+
+
+def _unusable(trouble: str) -> IngestFailed:
+    return IngestFailed(f"the input could not be read or the work file not written ({trouble}): check the disk")
+
+
 async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, limit_s: float = 600.0) -> IngestPlan:
     """`ingest_file` in a process of its own, which is gone when this returns, fails or is cancelled."""
     import asyncio
@@ -144,9 +181,7 @@ async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, l
             child.kill()
             await child.wait()
     if child.returncode == EXIT_FILE:
-        raise IngestFailed(
-            f"the input could not be read or the work file not written ({trouble.decode()}): check the disk"
-        )
+        raise _unusable(trouble.decode())
     if child.returncode != 0:
         raise IngestCrashed(
             f"the ingest process ended with {child.returncode}: {_where(trouble.decode(errors='replace'))}"

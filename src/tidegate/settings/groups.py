@@ -180,6 +180,18 @@ class Ingest(Group, frozen=True):
     slice_units_max: Annotated[
         int, _int(1, 1 << 40, "Most work units (estimated tokens) in one slice; a larger request makes a slice alone.")
     ] = 1 << 20
+    small_bytes_max: Annotated[
+        int,
+        _int(
+            0,
+            512 << 10,
+            "Largest input that a worker reads inside its own process; each line counts 512 bytes more.",
+        ),
+    ] = 64 << 10
+    passes_max: Annotated[
+        int,
+        _int(1, 16, "Larger inputs that one worker process reads at once; one tenant has at most all but one of them."),
+    ] = 3
     single_model: Annotated[bool, _about("Refuse an input whose lines name different models, as OpenAI does.")] = False
 
 

@@ -2,18 +2,18 @@
 
 import msgspec
 
-from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.errors import ApiProblem
 from tidegate.core.explain import Standing
-from tidegate.core.nouns import Caller, Idempotency, IngestPlan, Job, JobRequest, LineError, Quotas
+from tidegate.core.ingest_turns import ingest_bytes
+from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.scope import tenant_scope
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.creations import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
-from tidegate.store.flows import wake_flows
 from tidegate.store.rows import errors_text, job_from
-from tidegate.store.table import SLICE_COLUMNS, Table, idempotent_object, refuse_forgotten, remember_object
+from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
@@ -63,6 +63,7 @@ class Jobs(Table):
                 scope=scope or tenant_scope(caller.tenant_id),
                 queue=request.queue,
                 limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
+                ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
             )
             await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
             return job_from((await tx.dicts("job_any", id=job_id))[0])
@@ -152,9 +153,6 @@ class Jobs(Table):
 
         return await self._driver.write(body)
 
-    async def jobs_waiting_ingest(self, count_max: int) -> list[str]:
-        return await self._ids("jobs_waiting_ingest", count_max)
-
     async def jobs_closing_unstarted(self, count_max: int) -> list[str]:
         return await self._ids("jobs_closing_unstarted", count_max)
 
@@ -195,62 +193,6 @@ class Jobs(Table):
             return int(row[0]) if row else 0
 
         return await self._driver.write(body)
-
-    async def start_job(
-        self,
-        job_id: str,
-        token: str,
-        plan: IngestPlan,
-        *,
-        work_blob_id: str,
-        output_file_id: str,
-        error_file_id: str,
-        weight_milli: int | None = None,
-    ) -> None:
-        """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
-
-        `weight_milli` is a thousand times the weight of its flows; without one they keep theirs, and a new one has 1."""
-
-        async def body(tx: Tx) -> None:
-            started = await tx.one(
-                "job_start",
-                id=job_id,
-                token=token,
-                model=plan.model,
-                item_count=plan.item_count,
-                output_file_id=output_file_id,
-                error_file_id=error_file_id,
-                work_blob_id=work_blob_id,
-                work_bytes=plan.work_bytes,
-                prompt_bytes=plan.prompt_bytes,
-                shared_prefix_bytes=plan.shared_prefix_bytes,
-            )
-            if started is None:
-                if await _was_started(tx, job_id, work_blob_id):
-                    return
-                raise LostRace(f"{job_id} was closed or taken over while it was ingested")
-            tenant_id, *place = started
-            models = await _put_slices(tx, job_id, plan, place)
-            size_bytes = plan.work_bytes + 4 * plan.item_count
-            if await tx.one("blob_keep", id=work_blob_id, size_bytes=size_bytes, uses=1) is None:
-                raise LostRace(f"{work_blob_id} was collected while {job_id} was ingested")
-            for file_id, name in ((output_file_id, "output"), (error_file_id, "error")):
-                await tx.all(
-                    "file_put",
-                    id=file_id,
-                    tenant_id=tenant_id,
-                    job_id=job_id,
-                    purpose="batch_output",
-                    filename=f"{job_id}_{name}.jsonl",
-                    state="growing",
-                    size_bytes=0,
-                    line_count=0,
-                    sha256="",
-                    expires_after_ms=None,
-                )
-            await wake_flows(tx, models, place[0], tenant_id, weight_milli)
-
-        await self._driver.write(body)
 
     async def refuse_job(self, job_id: str, token: str, errors: list[LineError]) -> bool:
         """The input is no good: the job fails before it began, with line-numbered reasons."""
@@ -316,35 +258,6 @@ class Jobs(Table):
             return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
 
         return await self._driver.read(body)
-
-
-async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
-    """Whether this very call committed before and is being replayed."""
-    rows = await tx.dicts("job_any", id=job_id)
-    return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
-
-
-async def _put_slices(tx: Tx, job_id: str, plan: IngestPlan, place: Row) -> list[str]:
-    """The slices of a job and what they come to per model; `place` is its scope and queue, and when it was created, expires, is due and
-    must have begun."""
-    row = await tx.one("now")
-    now = row[0] if row else 0
-    await tx.copy(
-        "slices",
-        SLICE_COLUMNS,
-        [
-            (job_id, s.first, s.count, s.model, "ready", now, 0, 0, s.first, s.work_at, s.work_bytes, s.work_units)
-            for s in plan.slices
-        ],
-    )
-    models: dict[str, list[int]] = {}
-    for piece in plan.slices:
-        sums = models.setdefault(piece.model, [0, 0, 0])
-        sums[0] += piece.count
-        sums[1] += 1
-        sums[2] += piece.work_units
-    await tx.many("job_model_put", [(job_id, model, *sums, *place) for model, sums in models.items()])
-    return sorted(models)
 
 
 def _check_input(purpose: str | None, file_id: str) -> None:

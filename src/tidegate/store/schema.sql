@@ -158,11 +158,28 @@ create table jobs (
     scope text not null default '',
     queue text not null default 'default',
     limits text,
-    cost_nano bigint not null default 0
+    cost_nano bigint not null default 0,
+    ingest_bytes bigint not null default 1048576
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_input on jobs (input_file_id) where state = 'validating';
+create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
+create index jobs_ingesting on jobs (step_worker_id) where state = 'validating' and step_worker_id is not null;
+
+-- Whose input is ingested next: a clock for small inputs and one for large ones, and the places of tenants that stand ahead of it.
+create table ingest_clocks (
+    lane text primary key,
+    clock bigint not null
+);
+
+create table ingest_turns (
+    lane text not null,
+    tenant_id text not null,
+    place bigint not null,
+    primary key (lane, tenant_id)
+);
+create index ingest_turns_by_place on ingest_turns (lane, place);
 
 -- The models of a job, so that a scheduler's snapshot never has to look at items. `open` until the job closes or no slice of the model is
 -- left. `due_at` is when it must begin, and once it has begun, when it must be done. `leased_at` may be a second old.

@@ -10,6 +10,7 @@ from tidegate.store.budgets import Budgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import Files
 from tidegate.store.flows import Flows
+from tidegate.store.ingests import Ingests
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.outcomes import Outcomes
@@ -23,13 +24,14 @@ from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 
 class Store(
     Budgets,
     Files,
     Flows,
+    Ingests,
     Jobs,
     Keys,
     Outcomes,

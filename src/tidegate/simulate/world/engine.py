@@ -8,12 +8,14 @@ from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.system import LocalWake
 from tidegate.core import ids
 from tidegate.core.errors import IngestFailed
+from tidegate.core.ingest_turns import Lane
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import IngestPlan, Job
 from tidegate.core.retry import RetryPolicy
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest_file import ingest_file
 from tidegate.flow.record import FlushLimits
+from tidegate.flow.worker_options import WorkerOptions
 from tidegate.settings.policy import switched
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.simulate.world.disk import Disk, ProcessBlobs
@@ -28,7 +30,7 @@ from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.router import Router
 from tidegate.upstream.slots import Capacity
-from tidegate.worker import Worker, WorkerOptions
+from tidegate.worker import Worker
 
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0
@@ -82,7 +84,7 @@ def build_worker(
         await store.begin_blob(blob_id, kind, worker_id)
         return blob_id
 
-    async def run_pass(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
         fails = process.weather.strikes("ingest")
         await process.ask(lambda: None, process.weather.dice.uniform(0, INGEST_S_MAX))
         if fails:

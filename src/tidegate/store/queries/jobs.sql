@@ -5,12 +5,12 @@ insert into jobs (
     id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
-    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, scope, queue, limits
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, scope, queue, limits, ingest_bytes
 )
 values (
     :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :scope, :queue, :limits
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :scope, :queue, :limits, :ingest_bytes
 );
 
 -- job_get --
@@ -91,14 +91,6 @@ where id = :id and state in ('validating', 'in_progress') and closing is null
     and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
 returning id;
 
--- jobs_waiting_ingest --
--- Inputs that nobody ingests now.
-select id from jobs
-where state = 'validating' and closing is null and step_not_before <= now_ms()
-    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
-order by created_at, id
-limit :count_max;
-
 -- jobs_closing_unstarted --
 select id, closing from jobs
 where state = 'validating' and closing is not null
@@ -141,7 +133,7 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
-returning tenant_id, scope, queue, created_at, expires_at,
+returning id, tenant_id, scope, queue, created_at, expires_at,
     case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by;
 
 -- job_refuse --

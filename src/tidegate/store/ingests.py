@@ -1,0 +1,206 @@
+"""Verbs about ingest: whose input is next, what a worker needs to read it, and the start of a job whose input was read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidegate.core.errors import LostRace
+from tidegate.core.ingest_turns import BYTES_MAX, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs
+from tidegate.core.nouns import IngestPlan, IngestSource, JobStart
+from tidegate.store.driver import Row, Tx
+from tidegate.store.flows import wake_flows
+from tidegate.store.rows import job_from
+from tidegate.store.table import SLICE_COLUMNS, Table
+
+BYTES_ANY = (0, BYTES_MAX)
+
+
+class Ingests(Table):
+    async def jobs_waiting_ingest(self, count_max: int, sizes: tuple[int, int] = BYTES_ANY) -> list[str]:
+        """Jobs whose input nobody ingests now, and whose ingest costs so many bytes at the least and at the most."""
+
+        async def body(tx: Tx) -> list[str]:
+            rows = await tx.all("jobs_waiting_ingest", bytes_min=sizes[0], bytes_max=sizes[1], count_max=count_max)
+            return [row[0] for row in rows]
+
+        return await self._driver.read(body)
+
+    async def take_ingests(
+        self,
+        lane: Lane,
+        sizes: tuple[int, int],
+        count_max: int,
+        worker_id: str,
+        token: str,
+        passed_over: frozenset[str] = frozenset(),
+    ) -> list[str]:
+        """Become the one that ingests the next jobs of a lane, all under one token. `passed_over` are tenants that may take none now."""
+
+        async def body(tx: Tx) -> list[str]:
+            if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
+                return [row[0] for row in taken]
+            row = await tx.one("ingest_clock_hold", lane=lane)
+            clock = int(row[0]) if row else 0
+            waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
+            turns = choose_inputs(waiting, clock, count_max)
+            rows = await tx.many_returning("ingest_take", [(token, worker_id, turn.job_id) for turn in turns])
+            mine = {row[0] for row in rows}
+            await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])
+            return [turn.job_id for turn in turns if turn.job_id in mine]
+
+        return await self._driver.write(body)
+
+    async def give_back_ingests(self, worker_id: str, token: str) -> None:
+        """Let anyone take the steps of this token; those that ended are not changed by this."""
+
+        async def body(tx: Tx) -> None:
+            await tx.all("ingest_give_back", worker_id=worker_id, token=token)
+
+        await self._driver.write(body)
+
+    async def ingest_sources(self, job_ids: Sequence[str]) -> list[IngestSource]:
+        """What must be known of these jobs to ingest them; of a job that is gone there is nothing."""
+
+        async def body(tx: Tx) -> list[IngestSource]:
+            found = [await _source(tx, job_id) for job_id in job_ids]
+            return [source for source in found if source is not None]
+
+        return await self._driver.read(body)
+
+    async def start_job(
+        self,
+        job_id: str,
+        token: str,
+        plan: IngestPlan,
+        *,
+        work_blob_id: str,
+        output_file_id: str,
+        error_file_id: str,
+        weight_milli: int | None = None,
+    ) -> None:
+        """Start one job; LostRace when it was closed or taken over meanwhile."""
+        start = JobStart(job_id, token, plan, work_blob_id, output_file_id, error_file_id, weight_milli)
+        if await self.start_jobs([start]):
+            raise LostRace(f"{job_id} was closed or taken over while it was ingested")
+
+    async def start_jobs(self, starts: Sequence[JobStart]) -> set[str]:
+        """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
+
+        Returns the jobs that were closed or taken over meanwhile. LostRace: a work file was collected, and none of them started."""
+
+        async def body(tx: Tx) -> set[str]:
+            by_id = {start.job_id: start for start in starts}
+            rows = await tx.many_returning("job_start", [_start_row(start) for start in starts])
+            places = {row[0]: row[1:] for row in rows}
+            lost = {
+                job_id
+                for job_id, start in by_id.items()
+                if job_id not in places and not await _was_started(tx, job_id, start.work_blob_id)
+            }
+            await _keep_work_files(tx, [by_id[job_id] for job_id in places])
+            await _put_result_files(tx, [(by_id[job_id], place[0]) for job_id, place in places.items()])
+            flows = await _put_slices(tx, [(by_id[job_id], place) for job_id, place in places.items()])
+            # In one order everywhere, so that two transactions never wait for each other.
+            for model, scope in sorted(flows):
+                await wake_flows(tx, [model], scope, *flows[model, scope])
+            return lost
+
+        return await self._driver.write(body)
+
+
+async def _waiting_tenants(
+    tx: Tx, lane: Lane, sizes: tuple[int, int], clock: int, count_max: int, passed_over: frozenset[str]
+) -> list[WaitingTenant]:
+    bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1]}
+    # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
+    rows = await tx.all("ingest_tenants", lane=lane, clock=clock, tenants_max=count_max + len(passed_over), **bounds)
+    tenants = []
+    for tenant_id, place in rows:
+        if tenant_id not in passed_over:
+            inputs = await tx.all("ingest_candidates", tenant_id=tenant_id, count_max=count_max, **bounds)
+            tenants.append(WaitingTenant(tenant_id, place, [WaitingInput(*row) for row in inputs]))
+    return tenants
+
+
+async def _advance(tx: Tx, lane: Lane, clock: int, turns: Sequence[Turn]) -> None:
+    if not turns:
+        return
+    places = {turn.tenant_id: turn.end for turn in turns}
+    await tx.many("ingest_place_put", [(lane, tenant_id, place) for tenant_id, place in places.items()])
+    clock = max(clock, *(turn.start for turn in turns))
+    await tx.all("ingest_clock_set", lane=lane, clock=clock)
+    await tx.all("ingest_places_forget", lane=lane, clock=clock)
+
+
+async def _source(tx: Tx, job_id: str) -> IngestSource | None:
+    rows = await tx.dicts("ingest_source", id=job_id)
+    if not rows:
+        return None
+    row = rows[0]
+    return IngestSource(
+        job=job_from(row),
+        sha256=row["input_sha256"],
+        blob_id=row["input_blob_id"],
+        tenant=row["tenant_name"],
+        key_names=None if row["key_models"] is None else (row["key_models"], row["key_resources"]),
+    )
+
+
+def _start_row(start: JobStart) -> tuple[Any, ...]:
+    """The parameters of `job_start` in the order in which it names them."""
+    plan = start.plan
+    return (
+        plan.model,
+        plan.item_count,
+        start.output_file_id,
+        start.error_file_id,
+        start.work_blob_id,
+        plan.work_bytes,
+        plan.prompt_bytes,
+        plan.shared_prefix_bytes,
+        start.job_id,
+        start.token,
+    )
+
+
+async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
+    """Whether this very call committed before and is being replayed."""
+    rows = await tx.dicts("job_any", id=job_id)
+    return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
+
+
+async def _keep_work_files(tx: Tx, starts: Sequence[JobStart]) -> None:
+    rows = [(start.plan.work_bytes + 4 * start.plan.item_count, 1, start.work_blob_id) for start in starts]
+    if len(await tx.many_returning("blob_keep", rows)) < len(rows):
+        raise LostRace("a work file was collected while its job was ingested")
+
+
+async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str]]) -> None:
+    """The two files of every job, hidden until it ends."""
+    rows = [
+        (file_id, tenant_id, start.job_id, "batch_output", f"{start.job_id}_{name}.jsonl", "growing", 0, 0, "", None)
+        for start, tenant_id in owned
+        for file_id, name in ((start.output_file_id, "output"), (start.error_file_id, "error"))
+    ]
+    await tx.many("file_put", rows)
+
+
+async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tuple[str, str], tuple[str, int | None]]:
+    """The slices of jobs and what they come to per model. A place is a job's tenant, scope and queue, and when it was created, expires, is
+    due and must have begun. Returns the flows by model and scope, each with its tenant and its weight."""
+    row = await tx.one("now")
+    now = row[0] if row else 0
+    slices: list[tuple[Any, ...]] = []
+    models: dict[tuple[str, str], list[Any]] = {}
+    flows: dict[tuple[str, str], tuple[str, int | None]] = {}
+    for start, (tenant_id, *place) in placed:
+        for s in start.plan.slices:
+            counts = (s.first, s.work_at, s.work_bytes, s.work_units)
+            slices.append((start.job_id, s.first, s.count, s.model, "ready", now, 0, 0, *counts))
+            sums = models.setdefault((start.job_id, s.model), [0, 0, 0, *place])
+            sums[0] += s.count
+            sums[1] += 1
+            sums[2] += s.work_units
+            flows[s.model, place[0]] = (tenant_id, start.weight_milli)
+    await tx.copy("slices", SLICE_COLUMNS, slices)
+    await tx.many("job_model_put", [(*name, *sums) for name, sums in models.items()])
+    return flows

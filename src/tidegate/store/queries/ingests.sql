@@ -1,0 +1,89 @@
+-- Ingest: whose input is read next, and what it becomes. A lane's clock and the tenants' places on it count bytes (core/ingest_turns.py).
+
+-- jobs_waiting_ingest --
+-- Inputs of a lane that nobody ingests now.
+select id from jobs
+where state = 'validating' and closing is null and step_not_before <= now_ms() and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+limit :count_max;
+
+-- ingest_clock_hold --
+-- One process chooses at a time in a lane, so that all choose by the same places.
+insert into ingest_clocks (lane, clock) values (:lane, 0)
+on conflict (lane) do update set clock = ingest_clocks.clock
+returning clock;
+
+-- ingest_taken --
+-- What this token was given before: its commit was not heard of, and the call is made again.
+select id from jobs where state = 'validating' and step_worker_id = :worker_id and step_token = :token order by id;
+
+-- ingest_tenants --
+-- The tenants with an input that waits in this lane, those first that are next on its clock, and of those that are level the one with the
+-- input of the lowest rank. Each tenant is found by one step in the index.
+with recursive waiting (tenant_id) as (
+    select min(j.tenant_id) from jobs j where j.state = 'validating'
+    union all
+    select (select min(j.tenant_id) from jobs j where j.state = 'validating' and j.tenant_id > w.tenant_id)
+    from waiting w where w.tenant_id is not null
+),
+ranked as (
+    select w.tenant_id, coalesce(t.place, 0) as place, (
+        select j.ingest_bytes + 100 * j.created_at from jobs j
+        where j.state = 'validating' and j.tenant_id = w.tenant_id and j.closing is null and j.step_not_before <= now_ms()
+            and j.ingest_bytes >= :bytes_min and j.ingest_bytes <= :bytes_max
+            and (j.step_worker_id is null or not exists (select 1 from workers a where a.id = j.step_worker_id and a.state = 'alive'))
+        order by j.ingest_bytes + 100 * j.created_at
+        limit 1
+    ) as first_rank
+    from waiting w
+    left join ingest_turns t on t.lane = :lane and t.tenant_id = w.tenant_id
+    where w.tenant_id is not null
+)
+select tenant_id, place from ranked
+where first_rank is not null
+order by case when place > cast(:clock as bigint) then place else cast(:clock as bigint) end, first_rank
+limit :tenants_max;
+
+-- ingest_candidates --
+-- The next inputs of one tenant: small ones first, but one that waits gains 100 bytes a millisecond, so that none waits for ever.
+select id, ingest_bytes, ingest_bytes + 100 * created_at as ingest_rank from jobs
+where state = 'validating' and tenant_id = :tenant_id and closing is null and step_not_before <= now_ms()
+    and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+order by ingest_bytes + 100 * created_at, id
+limit :count_max;
+
+-- ingest_take --
+-- One process ingests a job at a time; the right to it dies with the process's heartbeat.
+update jobs set step_token = :token, step_worker_id = :worker_id
+where id = :id and state = 'validating' and closing is null and step_not_before <= now_ms()
+    and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
+    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive')
+returning id;
+
+-- ingest_source --
+-- All that must be known of a job to ingest it. An uploaded file is one extent.
+select j.*, coalesce(f.sha256, '') as input_sha256, e.blob_id as input_blob_id, coalesce(t.name, '') as tenant_name,
+    k.models as key_models, k.resources as key_resources
+from jobs j
+left join files f on f.id = j.input_file_id
+left join extents e on e.file_id = j.input_file_id and e.at = 0
+left join tenants t on t.id = j.tenant_id
+left join keys k on k.id = j.key_id and k.deleted_at is null
+where j.id = :id;
+
+-- ingest_place_put --
+insert into ingest_turns (lane, tenant_id, place) values (:lane, :tenant_id, :place)
+on conflict (lane, tenant_id) do update set place = excluded.place;
+
+-- ingest_clock_set --
+update ingest_clocks set clock = :clock where lane = :lane;
+
+-- ingest_places_forget --
+-- A tenant that the clock has passed begins at the clock, with or without a place.
+delete from ingest_turns where lane = :lane and place <= :clock;
+
+-- ingest_give_back --
+-- The end of these steps is not known to the process that took them: anyone may take them.
+update jobs set step_token = null, step_worker_id = null
+where state = 'validating' and step_worker_id = :worker_id and step_token = :token;

@@ -1,0 +1,181 @@
+"""What every store does about ingest: whose input is next, steps under one token, and jobs that start together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
+from tidegate.core.errors import LostRace
+from tidegate.core.ingest_turns import Lane
+from tidegate.core.nouns import Caller, Job, JobStart
+from tidegate.core.scope import tenant_scope
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+SMALL, LARGE = (0, 65_536), (65_537, 1 << 62)
+
+
+async def input_of(world: World, caller: Caller, size_bytes: int) -> Job:
+    return await world.job(caller, await world.file(caller, size_bytes=size_bytes, line_count=1))
+
+
+async def taken(world: World, count: int, lane: Lane = Lane.LARGE, worker: str | None = None) -> list[str]:
+    """Take so many inputs of a lane, one after the other."""
+    worker = worker or await world.worker()
+    sizes = SMALL if lane is Lane.SMALL else LARGE
+    found: list[str] = []
+    for _ in range(count):
+        found += await world.store.take_ingests(lane, sizes, 1, worker, world.token())
+    return found
+
+
+async def test_tenants_take_turns_by_bytes_and_small_inputs_go_first_within_one(world: World) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
+    ours = [await input_of(world, a, size) for size in (900_000, 300_000, 600_000)]
+    theirs = [await input_of(world, b, 100_000) for _ in range(9)]
+    order = await taken(world, 12)
+    assert sorted(order) == sorted(job.id for job in (*ours, *theirs))
+    assert [job_id for job_id in order if job_id in {job.id for job in ours}] == [ours[1].id, ours[2].id, ours[0].id]
+    for count in range(1, 9):
+        served_a = sum(
+            300_000 * (1, 2, 3)[n] for n, job in enumerate((ours[1], ours[2], ours[0])) if job.id in order[:count]
+        )
+        served_b = 100_000 * sum(job.id in order[:count] for job in theirs)
+        assert abs(served_a - served_b) <= 1_010_000, "no further apart than the largest input of each"
+
+
+async def test_an_input_that_waits_long_is_not_passed_by_small_ones_for_ever(world: World) -> None:
+    caller = await world.caller()
+    large = await input_of(world, caller, 1_000_000)
+    await world.clock.advance(20_000)
+    await input_of(world, caller, 100_000)
+    assert await taken(world, 1) == [large.id]
+
+
+async def test_lanes_have_inputs_and_clocks_of_their_own(world: World) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
+    large, small, other = await input_of(world, a, 10**8), await input_of(world, a, 200), await input_of(world, b, 300)
+    assert await world.store.jobs_waiting_ingest(10, LARGE) == [large.id]
+    assert await taken(world, 2) == [large.id]
+    assert await taken(world, 3, Lane.SMALL) == [small.id, other.id], "what a large input cost says nothing here"
+    assert await world.store.jobs_waiting_ingest(10) == []
+
+
+async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: World) -> None:
+    a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
+    jobs = [await input_of(world, caller, 200) for caller in (a, a, b, a)]
+    found = await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "t")
+    assert len(found) == 3
+    assert jobs[2].id in found, "each tenant has its turn"
+    again = await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "t")
+    assert sorted(again) == sorted(found)
+    assert len(await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "u")) == 1
+    await world.store.give_back_ingests(worker, "t")
+    assert sorted(await world.store.jobs_waiting_ingest(10)) == sorted(found)
+
+
+async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: World) -> None:
+    a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
+    for _ in range(3):
+        await input_of(world, a, 200_000)
+    theirs = await input_of(world, b, 5_000_000)
+    busy = frozenset({a.tenant_id})
+    assert await world.store.take_ingests(Lane.LARGE, LARGE, 1, worker, "t", busy) == [theirs.id]
+    assert await world.store.take_ingests(Lane.LARGE, LARGE, 1, worker, "u", busy) == []
+
+
+async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await input_of(world, caller, 200)
+    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t") == [job.id]
+    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, await world.worker(), "u") == []
+    assert await world.store.drop_step(job.id, "t", 500) == 1
+    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "v") == [], "it rests"
+    await world.clock.advance(501)
+    gone = await world.worker()
+    await world.store.declare_gone(gone, leaving=True)
+    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, gone, "w") == []
+    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "x") == [job.id]
+    await world.clock.advance(LEASE_MS + 1)
+    await world.store.declare_gone(worker)
+    assert await taken(world, 1, Lane.SMALL) == [job.id], "its owner is dead"
+    other = await input_of(world, caller, 200)
+    await world.store.cancel_job(caller.tenant_id, other.id)
+    assert await taken(world, 1, Lane.SMALL) == []
+
+
+async def test_what_ingest_must_know_is_read_at_once(world: World) -> None:
+    caller = await world.caller()
+    await world.store.put_key(
+        "k1", caller.tenant_id, b"", label="", team=None, user=None, scopes="", models='["m"]', expires_at=None
+    )
+    plain, keyed = await input_of(world, caller, 200), await input_of(world, Caller(caller.tenant_id, "k1"), 300)
+    first, second = await world.store.ingest_sources([plain.id, "batch_none", keyed.id])
+    assert (first.job, first.tenant, first.key_names, first.sha256) == (plain, "acme", None, "ab" * 32)
+    assert (second.job, second.key_names) == (keyed, ('["m"]', ""))
+    extents = await world.store.list_extents(plain.input_file_id, 0, 1)
+    assert first.blob_id == extents[0].blob_id
+
+
+async def starts_of(world: World, worker: str, jobs: list[Job]) -> list[JobStart]:
+    found = []
+    for job in jobs:
+        work = world.id("blob")
+        await world.store.begin_blob(work, "work", worker)
+        found.append(JobStart(job.id, "t", plan_of(2, 1), work, world.id("file"), world.id("file"), 2_000))
+    return found
+
+
+async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(world: World) -> None:
+    a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
+    jobs = [await input_of(world, caller, 200) for caller in (a, b, a)]
+    await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t")
+    starts = await starts_of(world, worker, jobs)
+    await world.store.cancel_job(b.tenant_id, jobs[1].id)
+    assert await world.store.start_jobs(starts) == {jobs[1].id}
+    assert await world.store.start_jobs(starts) == {jobs[1].id}, "a replay changes nothing"
+    for job in (jobs[0], jobs[2]):
+        found = await world.look(job)
+        assert (found.state, found.item_count) == (JobState.IN_PROGRESS, 3)
+        assert await world.store.slice_counts(job.id) == {"ready": 2}
+    assert (await world.look(jobs[1])).state is JobState.VALIDATING
+    assert await world.store.slice_counts(jobs[1].id) == {}
+    flows = await world.store.awake_flows(None, 10)
+    assert [(flow.model, flow.scope, flow.weight_milli) for flow in flows] == [
+        (MODEL, tenant_scope(a.tenant_id), 2_000)
+    ]
+
+
+async def test_a_work_file_that_was_collected_starts_none_of_them(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    jobs = [await input_of(world, caller, 200) for _ in range(2)]
+    await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t")
+    starts = await starts_of(world, worker, jobs)
+    await world.store.give_up_blob(starts[1].work_blob_id)
+    with pytest.raises(LostRace):
+        await world.store.start_jobs(starts)
+    assert {(await world.look(job)).state for job in jobs} == {JobState.VALIDATING}
+
+
+async def test_choosers_at_once_take_inputs_of_their_own(postgres_world: World) -> None:
+    """Several processes choose by the same clock: each input is taken once, and the tenants' turns are kept."""
+    world = postgres_world
+    callers = [await world.caller(name) for name in "abc"]
+    jobs = [await input_of(world, caller, 200) for caller in callers for _ in range(8)]
+    stores = [await world.open_another() for _ in range(4)]
+    workers = [await world.worker() for _ in stores]
+    found: list[str] = []
+    for turn in range(3):
+        calls = [
+            store.take_ingests(Lane.SMALL, SMALL, 2, worker, f"{turn}-{worker}")
+            for store, worker in zip(stores, workers, strict=True)
+        ]
+        for some in await asyncio.gather(*calls):
+            found += some
+        tenant_of = {job.id: job.tenant_id for job in jobs}
+        counts = [sum(tenant_of[job_id] == caller.tenant_id for job_id in found) for caller in callers]
+        assert max(counts) - min(counts) <= 1
+    assert sorted(found) == sorted(job.id for job in jobs)
