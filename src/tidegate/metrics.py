@@ -233,6 +233,15 @@ interactive_first_byte_seconds = _histogram(
     _WAITS_S,
 )
 
+# ---- clients' connections
+
+client_connections = _gauge("client_connections", "Connections that clients have open to this process.")
+client_connections_closed = _counters(
+    "client_connections_closed_total",
+    "Connections of clients that were closed from here: the answer was taken too slowly, there were too many, or the process stopped.",
+    why=("slow", "crowded", "stopping"),
+)
+
 # ---- the tide and the deployments
 
 tide_calls_limit = _gauges(

@@ -58,7 +58,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.loopback import require_loopback
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
-from tidegate.web.serving import listening
+from tidegate.web.serving import listen_limits, listening
 from tidegate.worker import Worker
 
 log = structlog.get_logger()
@@ -192,7 +192,9 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             book = InteractiveBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
             app = build_app(replace(_web_context(parts, me, router, worker, token), roster=roster, book=book))
-            address = await stack.enter_async_context(listening(app, settings.server.host, settings.server.port))
+            address = await stack.enter_async_context(
+                listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
+            )
             stack.enter_context(control_file(settings.data_dir, address, token))
         await stack.enter_async_context(scraped(settings))
         on_ready(address)

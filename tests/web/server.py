@@ -28,7 +28,7 @@ from tidegate.upstream.router import open_router
 from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
-from tidegate.web.serving import listening
+from tidegate.web.serving import ListenLimits, listening
 
 T = TypeVar("T")
 
@@ -133,7 +133,12 @@ class WebServer:
             book=self.book,
         )
         self.app = build_app(self.context)
-        self._listening = listening(self.app, "127.0.0.1", 0)
+        await self.listen()
+
+    async def listen(self) -> None:
+        http, server = self.settings.http, self.settings.server
+        limits = ListenLimits(server.connections_max, http.client_timeout_s, self.settings.worker.grace_ms / 1000)
+        self._listening = listening(self.app, "127.0.0.1", 0, limits)
         self.url = await self._listening.__aenter__()
         self.port = int(self.url.rpartition(":")[2])
 

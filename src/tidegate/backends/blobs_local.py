@@ -15,7 +15,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
-PIECE_BYTES = 262_144
+PIECE_BYTES = 65_536
 THREAD_COUNT = 8
 PART_SUFFIX = ".part"
 FAN_OUT = slice(len("blob_"), len("blob_") + 2)
@@ -86,7 +86,7 @@ class LocalBlobs:
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         return await hop(self._threads, self._read, self._path(blob_id), at, count)
 
-    async def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+    async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         path = self._path(blob_id)
         # One descriptor for the whole stream: a blob that is deleted meanwhile is still read to its end.
         fd = await hop_or_undo(self._threads, lambda: self._open(path), os.close)

@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
-PIECE_BYTES = 262_144
+PIECE_BYTES = 65_536
 COPY_BYTES = 262_144
 THREAD_COUNT = 8
 
@@ -80,7 +80,7 @@ class S3Blobs:
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         return await self._objects.read(_key(blob_id), at, count)
 
-    async def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+    async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         if count == 0:
             await self.read(blob_id, at, 0)
         async for large in self._objects.pieces(_key(blob_id), at, count):

@@ -3,7 +3,7 @@
 Each port has one behaviour suite in `tests/contracts/` that every implementation passes.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -88,7 +88,7 @@ class Blobs(Protocol):
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         """Exactly these bytes; fewer is BlobMissing (gone) or BlobUnavailable (try again)."""
 
-    def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+    def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         """These bytes in pieces of bounded size."""
 
     async def size(self, blob_id: str) -> int | None:

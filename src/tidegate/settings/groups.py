@@ -30,6 +30,22 @@ class Server(Group, frozen=True):
         Host, _about("Address to listen on; without any key in the store only a loopback address may listen.")
     ] = "127.0.0.1"
     port: Annotated[int, _int(0, 65_535, "Port to listen on; 0 lets the system choose.")] = 8080
+    connections_max: Annotated[
+        int,
+        _int(
+            32,
+            65_536,
+            "Connections that clients may have open to one process; fewer where its limit of open files leaves no room for the rest.",
+        ),
+    ] = 1_000
+    bodies_bytes_max: Annotated[
+        int,
+        _int(
+            1 << 20,
+            1 << 40,
+            "Bytes of request bodies that one process holds in memory at once, of which one tenant may have half; uploads do not count.",
+        ),
+    ] = 128 << 20
 
 
 class Store(Group, frozen=True):
@@ -108,7 +124,12 @@ class Http(Group, frozen=True):
         ),
     ] = 50
     client_timeout_s: Annotated[
-        float, _num(1, DAY_S, "How long a client may take nothing of an interactive answer before it is given up.")
+        float,
+        _num(
+            1,
+            DAY_S,
+            "How long a client may take nothing of an answer, or less than 1 kB a second, before it is given up.",
+        ),
     ] = 60.0
 
     def limits(self, *, takes_interactive: bool = False) -> HttpLimits:

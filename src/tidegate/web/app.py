@@ -10,6 +10,7 @@ from tidegate.flow.accept import Reception
 from tidegate.web import problems, scrape
 from tidegate.web.auth import Authenticator
 from tidegate.web.batches import Batches
+from tidegate.web.body_room import BodyRoom
 from tidegate.web.context import WebContext
 from tidegate.web.deployments import DeploymentsDoor
 from tidegate.web.door import Door
@@ -36,9 +37,13 @@ def build_app(context: WebContext) -> Starlette:
         *DeploymentsDoor(context).routes(),
         *UsageDoor(context).routes(),
     ]
+    settings = context.settings
+    room = BodyRoom(
+        settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
+    )
     app = Starlette(
         routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
-        middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy)],
+        middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy, room=room)],
         exception_handlers={HTTPException: _not_routed},
     )
     # A redirect would send a caller's key to wherever the Host header says.

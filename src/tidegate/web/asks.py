@@ -82,7 +82,7 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
         )
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
-    body = b"".join([piece async for piece in intake.pieces(bytes_max, over)])
+    body = await intake.whole(bytes_max, over)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -1,9 +1,12 @@
 """The bytes of a file on their way out: extents page by page, one range or all, never a file in memory."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from tidegate.core.errors import ApiProblem, BlobMissing
 from tidegate.core.ports import Blobs
@@ -15,7 +18,7 @@ EXTENTS_PAGE_COUNT = 64
 _SANDBOX = "sandbox; default-src 'none'"
 
 
-async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncIterator[bytes]:
+async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
     """The bytes of a file from one place up to another.
 
     Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
@@ -30,9 +33,10 @@ async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int)
             if count <= 0:
                 break
             try:
-                async for piece in blobs.stream(extent.blob_id, extent.blob_at + skip, count):
-                    at += len(piece)
-                    yield piece
+                async with aclosing(blobs.stream(extent.blob_id, extent.blob_at + skip, count)) as stream:
+                    async for piece in stream:
+                        at += len(piece)
+                        yield piece
             except BlobMissing:
                 if missed_at == at:
                     raise
@@ -76,7 +80,7 @@ async def answer(
     stream = pieces(store, blobs, file_id, start, end)
     # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
     first = await anext(stream)
-    return StreamingResponse(_joined(first, stream), status, headers, media_type)
+    return Download(first, stream, status, headers, media_type)
 
 
 def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[int, int] | None:
@@ -86,7 +90,46 @@ def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[
     return ranges.choose(request.headers.get("range"), size_bytes)
 
 
-async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
-        yield piece
+class Download(Response):
+    """Bytes that are read no faster than the client takes them. Whatever ends the answer closes what they are read from, at once."""
+
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], status: int, headers: dict[str, str], media_type: str
+    ) -> None:
+        super().__init__(None, status, headers, media_type)
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest), _while_the_client_stays(receive):
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for piece in self._rest:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def _while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
+    """Leave the block when the client leaves; nobody is there to be told, so that is no error."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        has_left = True
+        task.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+    finally:
+        watching.cancel()

@@ -12,6 +12,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web import problems
+from tidegate.web.body_room import BodyRoom
 from tidegate.web.host import check_host
 from tidegate.web.intake import Intake
 
@@ -35,8 +36,9 @@ _ALWAYS = (
 
 
 class Door:
-    def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy) -> None:
+    def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom) -> None:
         self._app = app
+        self._room = room
         self._clock = clock
         self._entropy = entropy
 
@@ -45,7 +47,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         request_id = ids.make("req", self._entropy.token_bytes(ids.RANDOM_BYTES))
-        intake = Intake(receive, dict(scope["headers"]), self._clock)
+        intake = Intake(receive, dict(scope["headers"]), self._clock, self._room)
         scope["tidegate.intake"] = intake
         scope["tidegate.request_id"] = request_id
         answered = False
@@ -69,6 +71,8 @@ class Door:
                 raise
             refusal = problems.answer(problems.problem_of(error, request_id), scope["path"], request_id)
             await refusal(scope, intake, answer)
+        finally:
+            intake.release()
 
 
 def _check_head(scope: Scope) -> None:

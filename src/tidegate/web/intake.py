@@ -11,8 +11,11 @@ from starlette.types import Message, Receive
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock
+from tidegate.web.body_room import BodyRoom
 
 IDLE_S = 30.0
+# A body that is held in memory must be there by then.
+HELD_BODY_S = 300.0
 RATE_MIN_BYTES_PER_S = 1_024
 RATE_GRACE_S = 30.0
 DRAIN_S = 5.0
@@ -20,9 +23,14 @@ DRAIN_BYTES_MAX = 1 << 30
 
 
 class Intake:
-    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, by whomever."""
+    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, by whomever.
 
-    def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock) -> None:
+    `tenant_id` is whose room a body takes that is held in memory; it is known once the caller is."""
+
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: BodyRoom) -> None:
+        self.tenant_id = ""
+        self._room = room
+        self._held_bytes = 0
         self._receive = receive
         self._clock = clock
         self._began_ms = clock.monotonic_ms()
@@ -57,6 +65,30 @@ class Intake:
                 yield body
             if not message.get("more_body", False):
                 return
+
+    async def whole(self, bytes_max: int, over: ApiProblem) -> bytes:
+        """The whole body in memory, which takes room until `release`."""
+        if self.declared_bytes is not None and self.declared_bytes <= bytes_max:
+            self._hold(self.declared_bytes)
+        pieces = []
+        async for piece in self.pieces(bytes_max, over):
+            self._hold(self.received_bytes)
+            if self._clock.monotonic_ms() - self._began_ms > HELD_BODY_S * 1000:
+                self._over = True
+                raise _too_slow(f"The request's body was not there within {HELD_BODY_S:g} seconds.")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _hold(self, size_bytes: int) -> None:
+        if size_bytes > self._held_bytes:
+            self._room.take(self.tenant_id, size_bytes - self._held_bytes)
+            self._held_bytes = size_bytes
+
+    def release(self) -> None:
+        """The request is over: its body is no longer held."""
+        if self._held_bytes:
+            self._room.give_back(self.tenant_id, self._held_bytes)
+            self._held_bytes = 0
 
     async def _next(self) -> Message:
         try:

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
 REST_S = 0.25
+# The server holds a few pieces for a client that does not read, so they are small.
+PIECE_BYTES_MAX = 65_536
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -153,7 +155,8 @@ class Passing(Response):
                     continue
                 end = piece[-4:]
                 passage.hold()
-                await send(_part(piece, more=True))
+                for at in range(0, len(piece), PIECE_BYTES_MAX):
+                    await send(_part(piece[at : at + PIECE_BYTES_MAX], more=True))
                 passage.go_on()
         except UpstreamError as error:
             log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)

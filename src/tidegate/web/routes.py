@@ -35,6 +35,7 @@ def _endpoint(authenticator: Authenticator, methods: dict[str, Guarded]) -> Call
     async def endpoint(request: Request) -> Response:
         entry = methods["GET" if request.method == "HEAD" else request.method]
         caller = await authenticator.caller(request, entry.scope)
+        request.scope["tidegate.intake"].tenant_id = caller.tenant_id
         return await entry.handler(request, caller)
 
     return endpoint

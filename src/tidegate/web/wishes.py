@@ -62,7 +62,7 @@ async def wish_of(request: Request, endpoint: str, bytes_max: int, depth_max: in
         )
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
-    body = b"".join([piece async for piece in intake.pieces(bytes_max, over)])
+    body = await intake.whole(bytes_max, over)
     if len(body) > READ_HERE_BYTES_MAX:
         # Nobody else waits while a large body is looked through.
         return await asyncio.to_thread(read_wish, body, endpoint, depth_max)

@@ -5,7 +5,7 @@ is void. With `objects` lines wait in a spool and become readable to others only
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -133,7 +133,7 @@ class ProcessBlobs:
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         return await self._read(lambda: self._disk.read(blob_id, at, count))
 
-    async def stream(self, blob_id: str, at: int, count: int) -> AsyncIterator[bytes]:
+    async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         for start in range(at, at + count, _PIECE_BYTES):
             yield await self.read(blob_id, start, min(_PIECE_BYTES, at + count - start))
 
