@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.nouns import Usage
+from tidegate.core.stream_options import UsageChunkFilter, asking_for_usage, without_asking
 from tidegate.core.stream_usage import UsageEar
 
 CHAT = (
@@ -32,8 +35,92 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         ear.hear(stream[start:end])
+    ear.end()
     assert ear.usage == Usage(9, 5, 4, 0)
-    assert ear.event_count == stream.count(b"data:")
+    assert ear.unsaid_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (b'{"choices":[{"index":0,"delta":{"role":"assistant","content":"abcd"}}]}', 4),
+        (b'{"choices":[{"index":0,"delta":{"reasoning_content":"abcd","content":null}}]}', 4),
+        (b'{"choices":[{"index":0,"delta":{"reasoning":"ab","refusal":"cd"}}]}', 4),
+        (b'{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"x","function":{"name":"ab","arguments":"cd"}}]}}]}', 4),
+        (b'{"choices":[{"text":"abcd"},{"text":"ef"}]}', 6),
+        ('{"choices":[{"text":"\u00e9\U0001f30a"}]}'.encode(), 6),
+        (b'{"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":"nine"}}', 4),
+        (b'{"type":"response.output_text.delta","delta":"abcd","item_id":"x"}', 4),
+        (b'{"type":"response.output_text.done","text":"abcd"}', 0),
+        (b'{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"abcd"}}', 4),
+        (b'{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{}"}}', 2),
+        (b'{"type":"content_block_delta","delta":{"type":"signature_delta","signature":"abcd"}}', 0),
+        (b'{"type":"message_delta","delta":{"stop_reason":"end_turn"}}', 0),
+        (b"not json", 8),
+        (b"[DONE]", 0),
+    ],
+)
+def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
+    ear = UsageEar()
+    ear.hear(b": ping\n\nevent: x\r\ndata: " + event)
+    ear.end()
+    assert ear.unsaid_bytes == text
+
+
+def test_only_text_after_the_last_word_on_it_is_counted() -> None:
+    ear = UsageEar()
+    for output in (0, 1, 2):
+        ear.hear(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
+    assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 0)
+    ear.hear(b'data: {"choices":[{"text":"abcd"}]}\n\n')
+    assert ear.unsaid_bytes == 4
+
+
+def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
+    ear = UsageEar()
+    for _ in range(20):
+        ear.hear(b"x" * 100_000)
+    ear.hear(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
+    assert ear.unsaid_bytes >= 2_000_000
+
+
+@given(data=st.data(), ending=st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))
+def test_only_the_chunk_that_says_usage_is_taken_out_however_the_bytes_are_cut(
+    data: st.DataObject, ending: bytes
+) -> None:
+    extra = b'data: {"choices":[],"usage":{"prompt_tokens":9}}'
+    kept = (b'data: {"choices":[{"delta":{"content":"\\"usage\\""}}],"usage":{"a":1}}', b": ping", b"data: [DONE]")
+    stream = ending.join((kept[0], kept[1], extra, kept[2], b""))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    sieve = UsageChunkFilter()
+    shown = [sieve.feed(stream[start:end]) for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert b"".join(shown) + sieve.end() == ending.join((*kept, b""))
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (b'{"model":"m","stream":true}', {"include_usage": True}),
+        (b" { } ", {"include_usage": True}),
+        (b'{"stream_options":null}', {"include_usage": True}),
+        (b'{"stream_options":{"include_usage":false,"a":1}}', {"include_usage": True, "a": 1}),
+        (b'{"stream\\u005foptions":{"a":1}}', {"include_usage": True, "a": 1}),
+        (b'{"stream_options":{"include_usage":true}}', None),
+        (b'{"stream_options":[1]}', None),
+    ],
+)
+def test_a_request_asks_for_usage_once_and_keeps_the_rest(body: bytes, options: dict[str, object] | None) -> None:
+    asking = asking_for_usage(body)
+    if options is None:
+        assert asking is None
+        return
+    assert asking is not None
+    said = json.loads(asking)
+    assert said.pop("stream_options") == options
+    assert said == {name: value for name, value in json.loads(body).items() if name != "stream_options"}
+    plain = without_asking(asking)
+    assert plain is not None
+    assert json.loads(plain) == said
 
 
 @given(st.lists(st.binary(max_size=60)))

@@ -31,7 +31,8 @@ ODD = (
 
 def test_a_stream_is_passed_on_byte_for_byte(world: World) -> None:
     world.start(streams(*ODD))
-    body = json.dumps({**ASK, "stream": True, "odd \u00fc": [1.0, 1e3]}).encode() + b"\n "
+    asks = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    body = json.dumps({**asks, "odd \u00fc": [1.0, 1e3]}).encode() + b"\n "
     with world.client().stream("POST", CHAT, content=body, headers={"Content-Type": "application/json"}) as answer:
         assert b"".join(answer.iter_raw()) == b"".join(ODD)
         assert answer.status_code == 200

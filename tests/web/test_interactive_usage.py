@@ -60,11 +60,11 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: World) 
     [entry] = counted(world, 4)
     assert entry.spend.usage.cached_tokens == 6
     assert entry.spend.cost.cached_nano == 6 * NANO // 10_000
-    world.upstreams[0].becomes(streams(chunk("a"), chunk("b", finish="stop")))
+    world.upstreams[0].becomes(streams(chunk("four"), chunk("four!", finish="stop")))
     with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
         answer.read()
     [entry] = counted(world, 5)
-    assert entry.spend.usage.output_tokens == 16 + 2, "one a piece where nobody says"
+    assert entry.spend.usage.output_tokens == 16 + 3, "by the text where nobody says"
 
 
 def test_a_client_that_leaves_pays_for_what_came(world: World) -> None:

@@ -39,6 +39,7 @@ from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
 from tidegate.upstream.tab import Heard, Tab
+from tidegate.upstream.usage_asking import UsageAsking
 
 log = structlog.get_logger(__name__)
 
@@ -47,11 +48,15 @@ EVENT_STREAM = "text/event-stream"
 
 
 class Shaped(NamedTuple):
-    """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end."""
+    """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end.
+
+    `hides_usage`: the stream's usage was asked for by us, and the caller must not see the chunk that says it.
+    """
 
     endpoint: str
     body: bytes
     headers: bytes = b""
+    hides_usage: bool = False
 
 
 Shape = Callable[[Engine], Shaped]
@@ -101,6 +106,7 @@ class Interactive:
         self._watchers: list[Callable[[str], None]] = []
         self._knocking: dict[str, asyncio.Task[None]] = {}
         self._heard: set[str] = set()
+        self._usage = UsageAsking()
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Have this called, with a deployment's name, whenever one of its two numbers of interactive calls changed."""
@@ -267,13 +273,42 @@ class Interactive:
         try:
             if is_probe:
                 await knock(lane)
-            return await self._deliver(route, lane, ask, shaped, place, closed)
+            return await self._deliver_asking(route, lane, ask, shaped, place, closed)
         except UpstreamError as error:
             failed = closed(error, False) or error
         except BaseException:
             closed(None, False)
             raise
         raise failed
+
+    async def _deliver_asking(
+        self, route: Route, lane: Lane, ask: Ask, shaped: Shaped, place: Place, closed: Closed
+    ) -> Passage:
+        """Send the call, and ask a stream for its usage; without asking where the server refuses that."""
+        asking = None
+        if ask.is_stream:
+            is_translated = shaped.endpoint != ask.call.endpoint
+            asking = self._usage.request(lane, shaped.endpoint, shaped.body, is_translated=is_translated)
+        if asking is None:
+            return await self._deliver(route, lane, ask, shaped, place, closed)
+        if self._usage.takes(lane) is not False:
+            wished = shaped._replace(body=asking.body, hides_usage=asking.is_extra)
+            try:
+                passage = await self._deliver(route, lane, ask, wished, place, closed)
+            except UpstreamError as error:
+                if not self._usage.may_be_refused_for(lane, error):
+                    raise
+            else:
+                self._usage.learn(lane, takes=True)
+                return passage
+        plain = asking.plain()
+        if plain is not None:
+            shaped = shaped._replace(body=plain)
+        passage = await self._deliver(route, lane, ask, shaped, place, closed)
+        if self._usage.takes(lane) is not False:
+            self._usage.learn(lane, takes=False)
+            log.info("stream_usage_refused", deployment=lane.deployment.name)
+        return passage
 
     async def _deliver(
         self,
@@ -322,6 +357,8 @@ class Interactive:
                     tab.not_done(was_sent=False)
                 elif isinstance(wrong, Throttled | Refused | KeyRejected):
                     tab.not_done(was_sent=True)
+                elif isinstance(wrong, asyncio.CancelledError):
+                    tab.left(is_stream=ask.is_stream)
                 else:
                     tab.lost()
                 raise
@@ -350,7 +387,7 @@ class Interactive:
             if not first:
                 raise BrokenAnswer("the upstream's stream ended before it began", status=stream.status)
             place.first_token()
-            return Passage(lane.deployment, stream, tab, closed, first=first)
+            return Passage(lane.deployment, stream, tab, closed, first=first, hides_usage=shaped.hides_usage)
         place.is_not_streamed()
         body = await stream.read_whole()
         if not is_good:
@@ -362,7 +399,7 @@ class Interactive:
             why = str(wrong)
         if why:
             raise BrokenAnswer(why, status=stream.status)
-        tab.settle(usage)
+        tab.settle_whole(usage, body)
         closed(None, True)
         return Passage(lane.deployment, stream, tab, None, body=body)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
+from tidegate.core.stream_options import UsageChunkFilter
 from tidegate.core.stream_usage import UsageEar
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.streams import Stream
@@ -83,7 +84,9 @@ class Place:
 class Passage:
     """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
 
-    __slots__ = ("_closed", "_ear", "_ended", "_first", "_stream", "_tab", "body", "deployment", "headers", "status")
+    __slots__ = (
+        "_closed", "_ear", "_ended", "_filter", "_first", "_stream", "_tab", "body", "deployment", "headers", "status"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class Passage:
         *,
         body: bytes | None = None,
         first: bytes = b"",
+        hides_usage: bool = False,
     ) -> None:
         self.status = stream.status
         self.headers = stream.headers
@@ -103,6 +107,7 @@ class Passage:
         self._tab = tab
         self._first = first
         self._ear = UsageEar()
+        self._filter = UsageChunkFilter() if hides_usage else None
         self._closed = closed
         self._ended: Callable[[], None] | None = None
 
@@ -120,6 +125,16 @@ class Passage:
 
     async def read(self) -> bytes:
         """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
+        piece = await self._read()
+        if self._filter is None:
+            return piece
+        while piece:
+            if shown := self._filter.feed(piece):
+                return shown
+            piece = await self._read()
+        return self._filter.end()
+
+    async def _read(self) -> bytes:
         if self._first:
             piece, self._first = self._first, b""
         else:
@@ -157,10 +172,8 @@ class Passage:
         if closed is None:
             return None
         self._stream.close()
-        if self._ear.usage is not None and came_whole:
-            self._tab.settle(self._ear.usage)
-        else:
-            self._tab.estimate(self._ear.event_count, self._ear.usage)
+        self._ear.end()
+        self._tab.settle(self._ear.usage, self._ear.unsaid_bytes)
         if self._ended is not None:
             self._ended()
         return closed(error, came_whole)

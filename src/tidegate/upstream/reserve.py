@@ -82,8 +82,13 @@ class Reserve:
         price = deployment.price
         if price is None:
             return 0
+        most = self.most(call, deployment)
+        return min(bound(most.input_tokens, most.output_tokens, price, batch=batch), TOKENS_MAX)
+
+    def most(self, call: Call, deployment: Deployment) -> Usage:
+        """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
         output: int | None = 0
-        if price.output_nano and call.endpoint not in SILENT:
+        if deployment.price is not None and deployment.price.output_nano and call.endpoint not in SILENT:
             output = _allowed(call, deployment.output_tokens_max)
         if output is None:
             raise Unbounded(
@@ -91,7 +96,7 @@ class Reserve:
                 "set its max_tokens, or have output_tokens_max set for the deployment",
                 status=400,
             )
-        return min(bound(len(call.body), output, price, batch=batch), TOKENS_MAX)
+        return Usage(len(call.body), 0, output)
 
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
         """The most that a batch call cost which was taken back before its first token."""

@@ -1,17 +1,17 @@
 """What an interactive call took of its budgets, and what it really used and cost: settled once, told once.
 
-A call whose answer says nothing of its usage is estimated, and of its money all that was set aside counts as spent. Who pays, and where
-what was used is written down, is the affair of whoever listens.
+Budgets and books hear the same: what the answer said of its usage, and by its text what it did not say. Only a call that failed without an
+answer has no place in the books, and keeps what was set aside for it. Where usage is written down is not known here.
 """
 
 from collections.abc import Callable
 
-from tidegate.core.deployments import Deployment
-from tidegate.core.estimate import prompt_tokens
+from tidegate.core.answer_text import estimated, written_bytes
+from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.prices import cost
 from tidegate.upstream.purse import Leave, Purse
-from tidegate.upstream.reserve import Reserve
+from tidegate.upstream.reserve import SILENT, Reserve
 
 # Hears where a call was answered and what it used.
 Heard = Callable[[Deployment, Usage], None]
@@ -37,16 +37,25 @@ class Tab:
         self._heard = heard
         self._is_settled = False
 
-    def settle(self, usage: Usage) -> None:
-        """The answer came, and says so."""
-        spent = usage.input_tokens + usage.output_tokens
-        if not spent:
-            self._pay(None, None, usage)
+    def settle_whole(self, usage: Usage, answer: bytes) -> None:
+        """The answer came whole. What it does not say is counted by its text."""
+        unsaid = 0
+        if not usage.output_tokens and self._call.endpoint not in SILENT:
+            unsaid = written_bytes(answer)
+        self.settle(usage, unsaid)
+
+    def settle(self, said: Usage | None, unsaid_bytes: int) -> None:
+        """The answer ended, or nobody wants the rest: what was heard of it is what it used, in the books and in the budgets."""
+        if said is not None and said.input_tokens and not unsaid_bytes:
+            self._reserve.learn(self._call.model, said)
+            self._pay(said.input_tokens + said.output_tokens, said)
             return
-        self._reserve.learn(self._call.model, usage)
-        price = self._deployment.price
-        is_paid = self._leave is not None and self._leave.nano and price is not None
-        self._pay(spent, cost(usage, price, batch=False).total_nano if is_paid and price else 0, usage)
+        seen = estimated(said, len(self._call.body), unsaid_bytes)
+        tokens = seen.input_tokens + seen.output_tokens
+        if self._leave is not None and self._deployment.estimate is Estimate.BOUND:
+            # Real tokens must not pass such a limit, and nobody said how many there were.
+            tokens = max(tokens, self._leave.tokens)
+        self._pay(tokens, seen)
 
     def not_done(self, *, was_sent: bool) -> None:
         """The upstream did not do it: nothing was sent, or it was turned away."""
@@ -54,25 +63,29 @@ class Tab:
             self._is_settled = True
             self._purse.give_back(self._leave)
         else:
-            self._pay(0, 0, None)
+            self._close(0, 0, None)
 
     def lost(self) -> None:
         """It may have been done, and nobody will ever say: what was set aside counts as used."""
-        self._pay(None, None, None)
+        self._close(None, None, None)
 
-    def estimate(self, event_count: int, said: Usage | None) -> None:
-        """It broke off, or nobody said what it used: as much as was reserved, or more when more was seen to come."""
-        said = said or Usage()
-        seen = Usage(
-            said.input_tokens or prompt_tokens(len(self._call.body)),
-            said.cached_tokens,
-            max(said.output_tokens, event_count),
-            said.reasoning_tokens,
-        )
-        reserved = self._leave.tokens if self._leave is not None else 0
-        self._pay(max(seen.input_tokens + seen.output_tokens, reserved), None, seen)
+    def left(self, *, is_stream: bool) -> None:
+        """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
+        if self._leave is None:
+            self.lost()
+        elif is_stream:
+            self.settle(None, 0)
+        elif self._leave.nano:
+            self._pay(self._leave.tokens, self._reserve.most(self._call, self._deployment))
+        else:
+            self.lost()
 
-    def _pay(self, tokens: int | None, nano: int | None, used: Usage | None) -> None:
+    def _pay(self, tokens: int, used: Usage) -> None:
+        price = self._deployment.price
+        is_paid = self._leave is not None and self._leave.nano
+        self._close(tokens, cost(used, price, batch=False).total_nano if is_paid and price is not None else 0, used)
+
+    def _close(self, tokens: int | None, nano: int | None, used: Usage | None) -> None:
         if self._is_settled:
             return
         self._is_settled = True

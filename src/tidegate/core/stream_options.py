@@ -1,0 +1,107 @@
+"""Ask a stream of OpenAI's chunks for its usage, and take the chunk that says it out again where the caller did not ask for it.
+
+The caller's other bytes stay as they are, in the request and in the answer. Only chunks without a choice are taken out: an engine that
+says usage beside the text did so before it was asked.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+EVENT_BYTES_MAX = 1 << 20
+
+_ASKING = b'"stream_options":{"include_usage":true}'
+_NAME = b'"stream_options"'
+# Nobody honest escapes a plain letter, but the name may be hidden so.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def asking_for_usage(body: bytes) -> bytes | None:
+    """Return the request with `include_usage`; None where it asks already, or says something that no engine takes."""
+    start = body.find(b"{") + 1
+    if _NAME not in body and start and not _ESCAPED_LETTER.search(body):
+        rest = body[start:]
+        comma = b"" if rest.lstrip().startswith(b"}") else b","
+        return body[:start] + _ASKING + comma + rest
+    try:
+        members = _members(body)
+        options = msgspec.json.decode(members["stream_options"]) if "stream_options" in members else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if options is None:
+        options = {}
+    if not isinstance(options, dict) or options.get("include_usage"):
+        return None
+    members["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))
+    return msgspec.json.encode(members)
+
+
+def without_asking(body: bytes) -> bytes | None:
+    """Return the request without `stream_options`; None where it has none."""
+    try:
+        members = _members(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if members.pop("stream_options", None) is None:
+        return None
+    return msgspec.json.encode(members)
+
+
+class _Chunk(msgspec.Struct):
+    choices: Any = None
+    usage: Any = None
+    error: Any = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class UsageChunkFilter:
+    """Feed it a stream's bytes; it returns them without the chunks that only say usage. An event leaves when it is whole."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        data = self._held + piece if self._held else piece
+        end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+        if not end and len(data) > EVENT_BYTES_MAX:
+            # No engine says usage in an event of this size.
+            end = len(data)
+        whole, self._held = data[:end], data[end:]
+        if b'"usage"' not in whole:
+            return whole
+        return b"".join(event for event in _events(whole) if not _says_only_usage(event))
+
+    def end(self) -> bytes:
+        """Return what was held back of an event without its end."""
+        held, self._held = self._held, b""
+        return b"" if _says_only_usage(held) else held
+
+
+def _events(data: bytes) -> Iterator[bytes]:
+    start = 0
+    for found in _EVENT_END.finditer(data):
+        yield data[start : found.end()]
+        start = found.end()
+    if start < len(data):
+        yield data[start:]
+
+
+def _says_only_usage(event: bytes) -> bool:
+    if b'"usage"' not in event:
+        return False
+    data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+    try:
+        chunk = _chunk(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(chunk.usage, dict) and not chunk.choices and chunk.error is None
