@@ -109,6 +109,18 @@ def test_a_budget_is_spent_to_the_last_call_that_fits_and_never_passed(
     assert by_job == {batch_id: batch_cost, "": one}
 
 
+def test_a_budget_below_one_items_worst_is_used_up_one_item_after_another(make_crew: MakeCrew) -> None:
+    """Each item may cost 4.1 and costs 1.0: a budget of 3.6 pays for three of six."""
+    crew = make_crew(config)
+    crew.start(1)
+    caller = a_key(crew, "acme", KeyLimitAsk("lifetime", cost="3.6"))
+    lines = requests(6, lambda number: "sea " * 1_000 + f"question {number}")
+    assert min(most_of(line) for line in lines) > Decimal("3.6")
+    results = caller.ended(caller.submit(lines))
+    assert (len(results.output), results.error_codes()) == (3, {"budget_exceeded": 3})
+    assert Decimal(results.batch["tidegate"]["cost"]) == witnessed(crew) <= Decimal("3.6")
+
+
 @pytest.mark.parametrize("border", ["after_answer=5*kill", "record_durable=2*kill"])
 def test_a_worker_that_is_killed_while_it_spends_does_not_let_the_others_spend_more(
     make_crew: MakeCrew, border: str

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.test_budgets import AT_ONCE, always
 from tests.upstream.world import HandClock, World, deployment
 from tidegate.core.budgets import Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
 from tidegate.core.budgets_deal import deal, settle
 from tidegate.core.budgets_ledger import Ledger
 from tidegate.core.budgets_money import MoneyLedger
-from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Withheld
+from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbounded, Withheld
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.prices import NANO, Price
 from tidegate.upstream.parallel import WAITERS_MAX, Parallel
@@ -81,10 +82,14 @@ def money(tokens: int, period: Period = Period.LIFETIME) -> tuple[Budget, ...]:
     return budgets_of(Bound.KEY, "k", [Limit(period, nano=tokens * TOKEN)])
 
 
+# The letters of `sized`'s body, of which half are likely to be tokens where nothing is known; every other byte is one.
+LIKELY_LESS = 7
+
+
 def sized(world: World, budgets: tuple[Budget, ...], tokens: int, left_ms: float = 60_000) -> Call:
     """A call that can cost so many tokens at most."""
     body = b'{"model":"m","max_tokens":10}'
-    return world.call(body=body + b" " * (tokens - 10 - len(body)), budgets=budgets, left_ms=left_ms)
+    return world.call(body=body + b"\n" * (tokens - 10 - len(body)), budgets=budgets, left_ms=left_ms)
 
 
 async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limits: LedgerLimits) -> None:
@@ -99,7 +104,7 @@ async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limit
                     functools.partial(lambda left: limits.left(budgets[0]) == left, 100 - spent), "it to be settled"
                 )
             with pytest.raises(Overspent) as broke:
-                await router.send(sized(world, budgets, 81))
+                await router.send(sized(world, budgets, 81 + LIKELY_LESS))
             assert (broke.value.code, broke.value.status, broke.value.billed) == ("budget_exceeded", 402, False)
             assert "0.081" in broke.value.message
             assert "0.08 left" in broke.value.message
@@ -120,7 +125,7 @@ async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: World, 
             await router.send(sized(world, budgets, 150))
             await eventually(lambda: limits.left(budgets[0]) == 190, "it to be settled")
             ends = await asyncio.gather(
-                *(in_the_end(router, sized(world, budgets, size)) for size in [195, 50, 199, 50, 192, 50]),
+                *(in_the_end(router, sized(world, budgets, size)) for size in [198, 50, 199, 50, 200, 50]),
                 return_exceptions=True,
             )
             assert [type(end) for end in ends] == [Overspent, Answer] * 3
@@ -293,3 +298,83 @@ async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
         await second
     finally:
         await parallel.close()
+
+
+def wordy(world: World, budgets: tuple[Budget, ...], letters: int) -> Call:
+    """A call whose prompt is plain words: a token a byte at most, and one for four bytes in truth."""
+    body = b'{"max_tokens":1,"messages":"%s"}' % (b"abcd" * (letters // 4))
+    return world.call(body=body, budgets=budgets)
+
+
+def counting(bytes_per_token: int) -> Script:
+    async def script(request: Request, peer: Peer) -> None:
+        usage = {"prompt_tokens": len(request.body) // bytes_per_token, "completion_tokens": 1}
+        await peer.answer(200, json.dumps({"choices": [{}], "usage": usage}).encode())
+
+    return script
+
+
+async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_another(
+    world: World, limits: LedgerLimits
+) -> None:
+    """Each may cost 4,000 and costs 1,000: a budget of 3,500 pays for three, and none is passed."""
+    budgets = money(3_500)
+    async with RawServer(counting(4)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            ends = await asyncio.gather(
+                *(in_the_end(router, wordy(world, budgets, 3_960)) for _ in range(6)), return_exceptions=True
+            )
+    assert sorted(type(end).__name__ for end in ends) == ["Answer"] * 3 + ["Overspent"] * 3
+    assert server.open_count_highest >= 1
+    assert 0 < limits.left(budgets[0]) < 1_000
+
+
+async def test_calls_that_go_on_their_likely_cost_never_run_beside_others(world: World, limits: LedgerLimits) -> None:
+    budgets = money(3_500)
+    at_once = highest = 0
+
+    async def slowly(request: Request, peer: Peer) -> None:
+        nonlocal at_once, highest
+        at_once += 1
+        highest = max(highest, at_once)
+        await asyncio.sleep(0.02)
+        at_once -= 1
+        await counting(4)(request, peer)
+
+    async with RawServer(slowly) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await asyncio.gather(
+                *(in_the_end(router, wordy(world, budgets, 3_960)) for _ in range(5)), return_exceptions=True
+            )
+    assert highest == 1
+
+
+async def test_a_server_that_counts_densely_is_believed_from_then_on(world: World, limits: LedgerLimits) -> None:
+    """Half a token a byte was counted once: what may take as much again is not sent with less."""
+    async with RawServer(counting(2)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await router.send(wordy(world, money(9_000), 4_000))
+            poor = budgets_of(Bound.KEY, "poor", [Limit(Period.LIFETIME, nano=2_300 * TOKEN)])
+            with pytest.raises(Overspent):
+                await router.send(wordy(world, poor, 4_000))
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("more", [b'"n":"128"', b'"n":128.0', b'"best_of":1.28e2', b'"max_completion_tokens":"100000"'])
+async def test_no_way_to_write_a_number_passes_a_hard_budget(world: World, limits: LedgerLimits, more: bytes) -> None:
+    budgets = money(1_000)
+    async with RawServer(always(200, USED)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            with pytest.raises(Overspent):
+                await router.send(world.call(body=b'{"model":"m","max_tokens":10,%s}' % more, budgets=budgets))
+            with pytest.raises(Unbounded):
+                await router.send(world.call(body=b'{"model":"m","max_tokens":-1}', budgets=budgets))
+    assert len(server.posts) == 0

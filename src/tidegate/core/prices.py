@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import NamedTuple
 
 import msgspec
 
@@ -120,6 +121,13 @@ def bound(prompt_tokens: int, output_tokens: int, price: Price, *, batch: bool) 
     factor = price.batch_factor_ppm if batch else FACTOR_ONE
     dearest = max(price.input_nano, price.cached_nano or 0)
     return -(-(prompt_tokens * dearest + output_tokens * price.output_nano) * factor // _SCALE)
+
+
+class CostRange(NamedTuple):
+    """What a call will likely cost, and the most that it can, in nano-units."""
+
+    likely: int = 0
+    most: int = 0
 
 
 def units_text(nano: int) -> str:

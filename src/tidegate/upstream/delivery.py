@@ -13,11 +13,11 @@ from tidegate.core.deployments import Estimate
 from tidegate.core.errors import KeyRejected, Refused, Throttled, Withheld
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
-from tidegate.core.prices import cost
+from tidegate.core.prices import CostRange, cost
 from tidegate.upstream import classify, discovered
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.notebook import Notebook
-from tidegate.upstream.purse import Leave, LeaveDied, Purse, Terms
+from tidegate.upstream.purse import FREE, Leave, LeaveDied, Purse, Terms
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.tides import Flight
@@ -58,7 +58,7 @@ class Delivery:
         body = lane.hinter.body(route.body(call.body))
         is_weighed = terms.counts_tokens or lane.tokens_max
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if is_weighed else 0
-        nano = self._reserve.nano(call, lane.deployment, batch=True) if terms.counts_money else 0
+        nano = self._reserve.nano(call, lane.deployment, batch=True) if terms.counts_money else FREE
         lane.tokens_in_flight += tokens
         try:
             for _ in range(LEAVES_MAX):
@@ -81,14 +81,14 @@ class Delivery:
         call: Call,
         body: bytes,
         tokens: int,
-        nano: int,
+        nano: CostRange,
         total_s: float,
         flight: Flight | None,
     ) -> tuple[int, bytes, Usage]:
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         is_granted = bool(terms.budgets)
         if is_granted:
-            leave = await self._purse.take(terms, tokens, is_bound=is_bound, nano=nano, give_up_ms=call.deadline_ms)
+            leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=call.deadline_ms)
         else:
             leave = Leave(self._clock, (), "", 0, math.inf)
         try:
@@ -110,14 +110,11 @@ class Delivery:
             elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected):
                 # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
                 self._purse.used(leave, 0, 0)
-            elif nano:
+            elif leave.nano:
                 is_taken_back = flight is not None and flight.handed_back
                 # All that was set aside counts as spent, and no longer as in flight.
-                self._purse.used(
-                    leave,
-                    leave.tokens,
-                    min(nano, self._reserve.nano_unanswered(call, lane.deployment)) if is_taken_back else nano,
-                )
+                unanswered = self._reserve.nano_unanswered(call, lane.deployment) if is_taken_back else leave.nano
+                self._purse.used(leave, leave.tokens, min(leave.nano, unanswered))
             raise
         self._settle(leave if is_granted else None, lane, call, usage)
         return status, line, usage
@@ -133,7 +130,10 @@ class Delivery:
             self._purse.used(leave, leave.tokens)
             return
         price = lane.deployment.price
-        paid = cost(usage, price, batch=True).total_nano if leave.nano and price is not None else 0
+        paid = 0
+        if leave.nano and price is not None:
+            paid = cost(usage, price, batch=True).total_nano
+            self._reserve.learn_prompt(call, lane.deployment, usage)
         self._purse.used(leave, spent, paid)
 
     def _look_again(self, lane: Lane, leave: Leave, call: Call) -> None:

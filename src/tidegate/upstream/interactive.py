@@ -34,7 +34,7 @@ from tidegate.upstream.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.passage import Closed, Passage, Place
 from tidegate.upstream.probe import knock
-from tidegate.upstream.purse import LeaveDied, Purse
+from tidegate.upstream.purse import FREE, LeaveDied, Purse
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
@@ -326,13 +326,13 @@ class Interactive:
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if terms.counts_tokens else 0
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
-        nano = self._reserve.nano(call, lane.deployment, batch=False) if terms.counts_money else 0
+        cost = self._reserve.nano(call, lane.deployment, batch=False) if terms.counts_money else FREE
         # Nobody waits for an answer until a budget renews.
         give_up_ms = self._clock.monotonic_ms() + self._patience_ms
         for _ in range(LEAVES_MAX if terms.budgets else 1):
             leave = None
             if terms.budgets:
-                leave = await self._purse.take(terms, tokens, is_bound=is_bound, nano=nano, give_up_ms=give_up_ms)
+                leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=cost, give_up_ms=give_up_ms)
             tab = Tab(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
             try:
                 stream = await line.open(

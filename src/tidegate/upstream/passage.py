@@ -172,6 +172,9 @@ class Passage:
         if closed is None:
             return None
         self._stream.close()
+        if self._first:
+            # It came, though nobody read it.
+            self._ear.hear(self._first)
         self._ear.end()
         self._tab.settle(self._ear.usage, self._ear.unsaid_bytes)
         if self._ended is not None:

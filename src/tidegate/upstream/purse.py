@@ -5,8 +5,9 @@ port, and only one question is out at a time, so a thousand calls cost a handful
 back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
 named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
 
-Money is hard: a call takes the most that it can cost. One that would pass a budget even if all that is in flight were free is refused for
-good, unless the budget renews while the call may wait; one that would not is put off until calls in flight have settled.
+Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
+is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the
+budget renews while the call may wait; one that would not is put off until calls in flight have settled.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from tidegate.core.budgets_money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy_rules import STATUSES, Code
 from tidegate.core.ports import Clock, Limits
-from tidegate.core.prices import units_text
+from tidegate.core.prices import CostRange, units_text
 from tidegate.upstream.bills import Bills
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ CONTENDED_ASK_MAX = 16
 ASK_MAX = 512
 
 TERMS_MAX = 4_096
+FREE = CostRange()
 
 Budgets = tuple[Budget, ...]
 
@@ -92,12 +94,15 @@ class Terms:
 
 
 class _Waiter:
-    __slots__ = ("answer", "give_up_ms", "nano", "tokens")
+    """`nano` is what is set aside for it, `nano_likely` the least with which it goes."""
 
-    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int, nano: int, give_up_ms: float) -> None:
+    __slots__ = ("answer", "give_up_ms", "nano", "nano_likely", "tokens")
+
+    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int, cost: CostRange, give_up_ms: float) -> None:
         self.answer = answer
         self.tokens = tokens
-        self.nano = nano
+        self.nano = cost.most
+        self.nano_likely = min(cost.likely, cost.most)
         self.give_up_ms = give_up_ms
 
 
@@ -136,12 +141,12 @@ class Purse:
         return {budget.id: until_ms for budget, until_ms in self._spent.items()}
 
     async def take(
-        self, terms: Terms, tokens: int, *, is_bound: bool, nano: int = 0, give_up_ms: float = math.inf
+        self, terms: Terms, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
     ) -> Leave:
         """Leave to send one call that may take so many tokens; Withheld when there is none now.
 
-        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `nano` is the
-        most that it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.
+        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `cost` is
+        what it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.
         """
         if self._limits is None or self._closed:
             raise self._unreachable("nothing keeps the shared budgets here: check the store's settings")
@@ -157,9 +162,11 @@ class Purse:
                     code=EXCEEDS_LIMIT,
                 )
             tokens = terms.tokens_max
-        if nano > terms.nano_max and terms.poorest is not None:
-            raise overspent(terms.poorest, nano, terms.nano_max, is_all=True)
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, nano, give_up_ms)
+        if terms.poorest is not None:
+            if cost.likely > terms.nano_max:
+                raise overspent(terms.poorest, cost.likely, terms.nano_max, is_all=True)
+            cost = CostRange(cost.likely, min(cost.most, terms.nano_max))
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, cost, give_up_ms)
         self._waiting.setdefault(terms.budgets, []).append(waiter)
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
@@ -289,9 +296,16 @@ class Purse:
             self._bills.add(
                 grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0, reserved_nano=max(nano, 0)
             )
+        is_lowered = False
         if grant.tightest and left:
             left = self._without_the_poor(budgets, grant, left)
+            is_lowered = self._lower(left, grant.left_nano)
         if not left:
+            return
+        if is_lowered:
+            # With what is left now it may fit at once, alone.
+            self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
         if grant.requests and not grant.wait_ms:
             if len(left) == len(part):
@@ -314,15 +328,23 @@ class Purse:
         tightest = next(budget for budget in budgets if budget.id == grant.tightest)
         others = []
         for waiter in left:
-            if waiter.nano <= grant.left_nano:
+            if waiter.nano_likely <= grant.left_nano:
                 others.append(waiter)
             elif now_ms + grant.renews_ms > waiter.give_up_ms:
-                waiter.answer.set_exception(overspent(tightest, waiter.nano, grant.left_nano))
+                waiter.answer.set_exception(overspent(tightest, waiter.nano_likely, grant.left_nano))
             else:
                 until_ms = now_ms + min(max(grant.renews_ms, SPENT_MS_MIN), SPENT_MS_MAX)
                 waiter.answer.set_exception(_spent(tightest.id, until_ms))
         metrics.limits_spent.of(tightest.bound).inc(len(left) - len(others))
         return others
+
+    @staticmethod
+    def _lower(waiters: Sequence[_Waiter], left_nano: int) -> bool:
+        """Have those whose worst is more than there is left take all that is left; says whether there are any."""
+        dear = [waiter for waiter in waiters if waiter.nano > left_nano]
+        for waiter in dear:
+            waiter.nano = left_nano
+        return bool(dear)
 
     def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
         """Calls in flight have the rest of a budget in money set aside: whoever needs as much as this one, or more, hears the same."""
@@ -420,7 +442,7 @@ def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False
     else:
         has = f"is {units_text(left_nano)} in all" if is_all else f"has {units_text(left_nano)} left"
         message = (
-            f"this may cost up to {units_text(nano)}, and the budget of this {whose} {has}: "
+            f"this may cost {units_text(nano)}, and the budget of this {whose} {has}: "
             "lower max_tokens, or have the budget raised"
         )
     return Overspent(message, status=STATUSES[Code.BUDGET_EXCEEDED], code=Code.BUDGET_EXCEEDED)

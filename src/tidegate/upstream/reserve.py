@@ -7,19 +7,21 @@ A caller who allows any number of tokens has no bound: such a call takes all tha
 module looks into a body only for the numbers that bound the answer.
 
 What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
-says how long an answer may be, or the operator says it of the deployment.
+says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: plain
+letters and spaces count as densely as the deployment ever counted them, and a quarter more; every other byte counts as a token.
 """
 
+import math
+import string
 import sys
 
-import msgspec
-
+from tidegate.core.answer_bounds import output_tokens_max
 from tidegate.core.budgets import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.errors import Unbounded
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.nouns import Call, Usage
-from tidegate.core.prices import bound
+from tidegate.core.prices import CostRange, bound
 
 UNKNOWN_OUTPUT_TOKENS = 256
 LEARNED_MAX = 1_000
@@ -31,22 +33,20 @@ SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
 WHOLE_BUDGET = sys.maxsize
 
 
-class _Allowed(msgspec.Struct):
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
-    n: object = None
-    best_of: object = None
-
-
-_decoder = msgspec.json.Decoder(_Allowed)
+# Of a prompt's bytes, plain letters and spaces may be taken for fewer tokens than bytes; every other byte counts as one.
+_LETTERS = string.ascii_letters.encode() + b" "
+UNKNOWN_DENSITY = 0.5
+DENSITY_MIN = 0.2
+DENSITY_MARGIN = 1.25
+LEARNING_LETTERS_MIN = 64
 
 
 class Reserve:
-    """Knows, per model, what an answer took on average so far."""
+    """Knows, per model, what an answer took on average so far, and how dense in tokens a deployment counts prompts at most."""
 
     def __init__(self) -> None:
         self._output_tokens: dict[str, float] = {}
+        self._density: dict[tuple[str, str], float] = {}
 
     def learn(self, model: str, usage: Usage, items: int = 1) -> None:
         output_tokens = usage.output_tokens / items
@@ -77,13 +77,37 @@ class Reserve:
         allowed = _allowed(call)
         return prompt + (likely if allowed is None else min(likely, allowed))
 
-    def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> int:
-        """The most that this call can cost there."""
+    def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> CostRange:
+        """What this call will likely cost there, and the most that it can."""
         price = deployment.price
         if price is None:
-            return 0
+            return CostRange()
         most = self.most(call, deployment)
-        return min(bound(most.input_tokens, most.output_tokens, price, batch=batch), TOKENS_MAX)
+        likely = self.likely(call, deployment, most)
+        return CostRange(
+            min(bound(likely.input_tokens, likely.output_tokens, price, batch=batch), TOKENS_MAX),
+            min(bound(most.input_tokens, most.output_tokens, price, batch=batch), TOKENS_MAX),
+        )
+
+    def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
+        """A deployment said how many tokens a prompt had: the densest that it ever counted is remembered."""
+        letters = _letters(call.body)
+        if letters < LEARNING_LETTERS_MIN:
+            return
+        key = (deployment.name, call.model)
+        if key not in self._density and len(self._density) >= LEARNED_MAX:
+            self._density.clear()
+        density = (usage.input_tokens - (len(call.body) - letters)) / letters
+        if density <= 1.0:
+            # More tokens than bytes are no text: something was fetched.
+            self._density[key] = max(density, DENSITY_MIN, self._density.get(key, 0.0))
+
+    def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
+        """What this call will likely use there: as much as it can, but for the letters of its prompt."""
+        letters = _letters(call.body)
+        known = self._density.get((deployment.name, call.model))
+        density = UNKNOWN_DENSITY if known is None else min(1.0, known * DENSITY_MARGIN)
+        return Usage(len(call.body) - letters + math.ceil(letters * density), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
         """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
@@ -103,23 +127,10 @@ class Reserve:
         return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
 
 
+def _letters(body: bytes) -> int:
+    return len(body) - len(body.translate(None, _LETTERS))
+
+
 def _allowed(call: Call, otherwise: int = 0) -> int | None:
     """The most tokens that all choices of its answers may have; None when neither the caller nor `otherwise` says."""
-    try:
-        said = _decoder.decode(call.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    counts = [
-        number
-        for number in (said.max_completion_tokens, said.max_tokens, said.max_output_tokens)
-        if isinstance(number, int) and not isinstance(number, bool) and number >= 0
-    ]
-    if not counts and not otherwise:
-        return None
-    # An upstream may read any of them, so the largest bounds.
-    choices = [
-        number
-        for number in (1, said.n, said.best_of)
-        if isinstance(number, int) and not isinstance(number, bool) and number > 0
-    ]
-    return max(counts or [otherwise]) * max(choices) * call.items
+    return output_tokens_max(call.endpoint, call.body, otherwise, call.items)

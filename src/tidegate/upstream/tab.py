@@ -48,6 +48,8 @@ class Tab:
         """The answer ended, or nobody wants the rest: what was heard of it is what it used, in the books and in the budgets."""
         if said is not None and said.input_tokens and not unsaid_bytes:
             self._reserve.learn(self._call.model, said)
+            if self._leave is not None and self._leave.nano:
+                self._reserve.learn_prompt(self._call, self._deployment, said)
             self._pay(said.input_tokens + said.output_tokens, said)
             return
         seen = estimated(said, len(self._call.body), unsaid_bytes)
@@ -75,8 +77,12 @@ class Tab:
             self.lost()
         elif is_stream:
             self.settle(None, 0)
-        elif self._leave.nano:
-            self._pay(self._leave.tokens, self._reserve.most(self._call, self._deployment))
+        elif self._leave.nano and self._deployment.price is not None:
+            used = self._reserve.most(self._call, self._deployment)
+            if cost(used, self._deployment.price, batch=False).total_nano > self._leave.nano:
+                # It ran alone, with less set aside than its worst.
+                used = self._reserve.likely(self._call, self._deployment, used)
+            self._pay(self._leave.tokens, used)
         else:
             self.lost()
 

@@ -1,0 +1,111 @@
+"""How many tokens all answers to one request may have together, as a lenient server would read it.
+
+A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a number, not care for the case of a name,
+and use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. What cannot be read as a
+number above nought bounds nothing. Nothing here knows a price.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+# Names that one server or another takes for the length of an answer, and for the number of answers.
+LENGTHS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_new_tokens",
+    "max_tokens_to_sample",
+    "max_gen_len",
+    "n_predict",
+    "num_predict",
+)
+LEAST_LENGTHS = ("min_tokens", "min_new_tokens", "min_length")
+COUNTS = ("n", "best_of", "num_return_sequences", "candidate_count", "num_beams", "beam_width")
+# Endpoints that answer each entry of `prompt` by itself.
+_ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
+_READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking"))
+_NAMED = re.compile(rb'"(?:%s)"\s*:' % "|".join(sorted(_READ)).encode(), re.IGNORECASE)
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+
+NUMBER_CHARS_MAX = 40
+# Exact as a float, and far above any answer: a larger number bounds nothing.
+NUMBER_MAX = 1 << 50
+# A larger body that may say a name twice is not read a second time, and so is bounded by nothing.
+REREAD_BYTES_MAX = 8 << 20
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Object(list[tuple[str, Any]]):
+    """An object's members, also those that have one name."""
+
+
+def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int = 1) -> int | None:
+    """Return the most tokens that all answers may have; None when neither the caller nor `otherwise` bounds one.
+
+    `items` is how many items are known to share the request.
+    """
+    try:
+        members = _read(body)
+    except (ValueError, RecursionError):
+        return None
+    lengths = [_number(value) for name, value in members if name in LENGTHS and value is not None]
+    least = [_number(value) for name, value in members if name in LEAST_LENGTHS and value is not None]
+    least += [_number(number) for name, value in members if name == "thinking" for number in _budgets(value)]
+    counts = [_number(value) for name, value in members if name in COUNTS and value is not None]
+    if any(math.isinf(number) for number in (*least, *counts)):
+        return None
+    is_bounded = bool(lengths) and all(0 < number < math.inf for number in lengths)
+    if not is_bounded:
+        if not otherwise:
+            return None
+        lengths = [otherwise, *(number for number in lengths if number < math.inf)]
+    prompts = max(items, *(_prompts(endpoint, name, value) for name, value in members), 1)
+    return int(max(*lengths, *least, 0)) * int(max(1, *counts, 1)) * prompts
+
+
+def _read(body: bytes) -> list[tuple[str, Any]]:
+    """Return the members that matter, their names in small letters; those of one name are all there."""
+    found = [(name.lower(), raw) for name, raw in _members(body).items() if name.lower() in _READ]
+    if len(_NAMED.findall(body)) == len(found) and not _ESCAPED_LETTER.search(body):
+        return [(name, msgspec.json.decode(raw)) for name, raw in found]
+    if len(body) > REREAD_BYTES_MAX:
+        raise ValueError("the body is too large to be read twice")
+    pairs: Any = json.loads(body, object_pairs_hook=_Object)
+    return [(name.lower(), value) for name, value in pairs if name.lower() in _READ]
+
+
+def _number(value: Any) -> float:
+    """Return the number that a lenient server takes this for, rounded up; infinity when nobody can say."""
+    if isinstance(value, str):
+        try:
+            number = float(Decimal(value.strip())) if len(value) <= NUMBER_CHARS_MAX else math.inf
+        except (InvalidOperation, OverflowError, ValueError):
+            return math.inf
+    elif isinstance(value, int | float):
+        number = value
+    else:
+        return math.inf
+    return math.ceil(number) if abs(number) < NUMBER_MAX else math.inf
+
+
+def _budgets(thinking: Any) -> Iterable[Any]:
+    pairs = thinking if isinstance(thinking, _Object) else thinking.items() if isinstance(thinking, dict) else ()
+    return [value for name, value in pairs if name == "budget_tokens" and value is not None]
+
+
+def _prompts(endpoint: str, name: str, value: Any) -> int:
+    """Return how many prompts a member holds that are answered each by itself."""
+    if not isinstance(value, list) or isinstance(value, _Object):
+        return 1
+    if name == "messages":
+        return max(1, sum(isinstance(one, list) and not isinstance(one, _Object) for one in value))
+    if name != "prompt" or endpoint in _ONE_PROMPT or all(isinstance(one, int | float) for one in value):
+        return 1
+    return len(value)
