@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.nouns import Usage
 from tidegate.core.stream_options import UsageChunkFilter, asking_for_usage, without_asking
-from tidegate.core.stream_usage import UsageEar
+from tidegate.core.stream_usage import KEPT_BYTES_MAX, UsageEar
 
 CHAT = (
     b'data: {"choices":[{"delta":{"content":"say \\"usage\\""}}],"usage":null}\n\n'
@@ -67,13 +67,17 @@ def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
     assert ear.unsaid_bytes == text
 
 
-def test_only_text_after_the_last_word_on_it_is_counted() -> None:
+@pytest.mark.parametrize("is_later", [True, False])
+def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
     ear = UsageEar()
     for output in (0, 1, 2):
         ear.hear(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
-    assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 0)
-    ear.hear(b'data: {"choices":[{"text":"abcd"}]}\n\n')
-    assert ear.unsaid_bytes == 4
+    if is_later:
+        ear.hear(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
+        assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 0)
+    ear.hear(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
+    ear.end()
+    assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 4)
 
 
 def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
@@ -81,6 +85,7 @@ def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
     for _ in range(20):
         ear.hear(b"x" * 100_000)
     ear.hear(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
+    ear.end()
     assert ear.unsaid_bytes >= 2_000_000
 
 
@@ -129,6 +134,7 @@ def test_nothing_that_passes_breaks_it(pieces: list[bytes]) -> None:
     for piece in pieces:
         ear.hear(b'data: {"usage":' + piece + b"\n")
     ear.hear(CHAT)
+    ear.end()
     assert ear.usage is not None
 
 
@@ -136,6 +142,7 @@ def test_a_line_without_end_is_not_kept() -> None:
     ear = UsageEar()
     for _ in range(64):
         ear.hear(b"x" * 65_536)
-    assert len(ear._rest) <= 1 << 20
+    assert sum(map(len, ear._kept)) <= 2 << 20
     ear.hear(b"\n" + CHAT)
+    ear.end()
     assert ear.usage == Usage(9, 5, 4, 0)

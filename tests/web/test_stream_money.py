@@ -91,6 +91,15 @@ SHAPES: dict[str, tuple[str, Pieces]] = {
 }
 
 
+# The same streams at a door that speaks the other dialect.
+CROSSED = {
+    "messages from chat": (MESSAGES, Engine.VLLM, SHAPES["chat, usage at the end"][1]),
+    "messages from chat, no usage": (MESSAGES, Engine.VLLM, SHAPES["chat, no usage"][1]),
+    "chat from messages": (CHAT, Engine.ANTHROPIC, SHAPES["messages"][1]),
+    "chat from messages, no usage": (CHAT, Engine.ANTHROPIC, SHAPES["messages, no usage"][1]),
+}
+
+
 def body_for(door: str) -> dict[str, Any]:
     limit = {"max_output_tokens" if door == RESPONSES else "max_tokens": 1_000}
     if door == COMPLETIONS:
@@ -176,6 +185,29 @@ def test_books_and_budget_agree_wherever_the_client_closes(world: World, shape: 
     says = shape in ("chat, usage at the end", "chat, usage beside the last text", "completions, usage at the end")
     if says:
         assert paid[-1] == (4 * 3 + 6 * 1 + 5 * 7) * 1_000
+
+
+@pytest.mark.parametrize("shape", CROSSED)
+def test_books_and_budget_agree_where_the_stream_is_translated(world: World, shape: str) -> None:
+    door, engine, pieces = CROSSED[shape]
+    world.start(answers(), options=[{**PRICED, "engine": engine}])
+    for count in (1, 3, len(pieces)):
+        world.upstreams[0].becomes(cut_after(pieces, count))
+        books = Books(world, f"t{count}")
+        read_so_far(world, books.key, door, 1)
+        assert books.agree() > 0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_call_that_may_have_been_done_stands_in_both_with_what_was_set_aside(world: World, is_stream: bool) -> None:
+    async def breaks(request: Request, peer: Peer) -> None:
+        peer.reset()
+
+    world.start(breaks, options=[PRICED])
+    books = Books(world, "acme")
+    answer = world.client(books.key).post(CHAT, json={**ASK, "max_tokens": 1_000, "stream": is_stream})
+    assert answer.status_code >= 500
+    assert books.agree() >= 1_000 * 7_000
 
 
 def test_a_call_that_is_left_before_its_answer_is_the_same_in_both(world: World) -> None:

@@ -38,13 +38,19 @@ _WRITTEN = ("choices", "output", "content")
 
 def text_bytes(value: Any) -> int:
     """Return how many bytes of text a part of an answer holds."""
+    if value is None:
+        return 0
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    size = 0
     if isinstance(value, dict):
-        return sum(text_bytes(one) for name, one in value.items() if name not in _MARKS)
-    if isinstance(value, list):
-        return sum(text_bytes(one) for one in value)
-    return 0
+        for name, one in value.items():
+            if one is not None and name not in _MARKS:
+                size += text_bytes(one)
+    elif isinstance(value, list):
+        for one in value:
+            size += text_bytes(one)
+    return size
 
 
 def estimated(said: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:

@@ -71,6 +71,8 @@ class UsageChunkFilter:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
+        if not self._held and piece.endswith(b"\n\n") and b'"usage"' not in piece:
+            return piece
         data = self._held + piece if self._held else piece
         end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in _ENDS)
         if not end and len(data) > EVENT_BYTES_MAX:

@@ -4,6 +4,7 @@ OpenAI's chunks say it once near the end, if asked; some engines say it in every
 events count up. What came after the last word on it, or all of a stream that never says it, is counted by its text.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -14,8 +15,10 @@ from tidegate.core.nouns import Usage
 
 # A line longer than this is not kept: it counts as text, and nobody says usage there.
 LINE_BYTES_MAX = 1 << 20
+KEPT_BYTES_MAX = 1 << 16
 
 _DONE = b"[DONE]"
+_SAYS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
 class _Inner(msgspec.Struct):
@@ -52,49 +55,66 @@ _decode_loose = msgspec.json.Decoder(_Loose).decode
 
 
 class UsageEar:
-    """`usage` is None until the stream has said something; `unsaid_bytes` is the text that came since it last told its output."""
+    """`usage` is None until the stream has said something; `unsaid_bytes` is the text that came since it last told its output.
 
-    __slots__ = ("_dropped", "_rest", "unsaid_bytes", "usage")
+    Both are right once `end` was called. Until then bytes are only kept, a few of them: of a stream that says its usage at its end, the
+    text need not be looked at.
+    """
+
+    __slots__ = ("_dropped", "_kept", "_kept_bytes", "unsaid_bytes", "usage")
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.unsaid_bytes = 0
-        self._rest = b""
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
         self._dropped = False
 
     def hear(self, piece: bytes) -> None:
-        end = max(piece.rfind(b"\n"), piece.rfind(b"\r"))
-        if end < 0:
-            self._keep(piece)
-            return
-        lines = self._rest + piece[:end] if self._rest else piece[:end]
-        self._rest = b""
-        self._hear_lines(lines)
-        self._keep(piece[end + 1 :])
+        self._kept.append(piece)
+        self._kept_bytes += len(piece)
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self._hear_kept()
 
     def end(self) -> None:
-        """Hear a last line that has no line end."""
-        lines, self._rest = self._rest, b""
-        self._hear_lines(lines)
+        """Hear all that came, and a last line that has no line end."""
+        self._kept.append(b"\n")
+        self._hear_kept()
 
-    def _keep(self, piece: bytes) -> None:
-        if self._dropped or len(self._rest) + len(piece) > LINE_BYTES_MAX:
-            self.unsaid_bytes += len(self._rest) + len(piece)
-            self._rest = b""
+    def _hear_kept(self) -> None:
+        data = b"".join(self._kept)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._hear_lines(data[:end].splitlines())
+        rest = data[end:]
+        if self._dropped or len(rest) > LINE_BYTES_MAX:
+            self.unsaid_bytes += len(rest)
             self._dropped = True
-        elif piece:
-            self._rest += piece
+            rest = b""
+        self._kept = [rest]
+        # A line that is not whole yet is looked at again only when as much has come again.
+        self._kept_bytes = 0
 
-    def _hear_lines(self, lines: bytes) -> None:
-        for line in lines.splitlines():
-            if self._dropped:
-                # The end of a line whose beginning was not kept.
-                self._dropped = False
-                self.unsaid_bytes += len(line)
-            elif line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data and data != _DONE:
-                    self._hear_event(data)
+    def _hear_lines(self, lines: list[bytes]) -> None:
+        if self._dropped and lines:
+            # The end of a line whose beginning was not kept.
+            self._dropped = False
+            self.unsaid_bytes += len(lines.pop(0))
+        silent: list[bytes] = []
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            if _SAYS_USAGE.search(line) is None:
+                silent.append(line)
+                continue
+            before = self.usage.output_tokens if self.usage is not None else 0
+            self._hear_event(line[5:])
+            if self.usage is not None and self.usage.output_tokens > before:
+                # It counts all that came before.
+                silent.clear()
+        for line in silent:
+            data = line[5:].strip()
+            if data and data != _DONE:
+                self._hear_event(data)
 
     def _hear_event(self, data: bytes) -> None:
         try:
@@ -107,12 +127,16 @@ class UsageEar:
             return
         if event.choices:
             for choice in event.choices:
-                self.unsaid_bytes += text_bytes(choice.delta) + text_bytes(choice.text)
+                self.unsaid_bytes += (
+                    text_bytes(choice.delta) if choice.text is None else text_bytes([choice.delta, choice.text])
+                )
         elif event.delta is not None and event.type != "message_delta":
             self.unsaid_bytes += text_bytes(event.delta)
         elif event.content_block is not None:
             self.unsaid_bytes += text_bytes(event.content_block)
-        for holder in (event, event.response, event.message):
+        if event.usage is not None:
+            self._hear_usage(usage_of(event.usage))
+        for holder in (event.response, event.message):
             if holder is not None and holder.usage is not None:
                 self._hear_usage(usage_of(holder.usage))
 

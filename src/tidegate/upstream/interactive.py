@@ -39,7 +39,7 @@ from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
 from tidegate.upstream.tab import Heard, Tab
-from tidegate.upstream.usage_asking import UsageAsking
+from tidegate.upstream.usage_asking import UsageAsking, names_the_option
 
 log = structlog.get_logger(__name__)
 
@@ -355,7 +355,7 @@ class Interactive:
             except BaseException as wrong:
                 if leave is not None and not leave.begun:
                     tab.not_done(was_sent=False)
-                elif isinstance(wrong, Throttled | Refused | KeyRejected):
+                elif isinstance(wrong, Throttled | Refused | KeyRejected) or names_the_option(wrong):
                     tab.not_done(was_sent=True)
                 elif isinstance(wrong, asyncio.CancelledError):
                     tab.left(is_stream=ask.is_stream)

@@ -1,7 +1,7 @@
 """What an interactive call took of its budgets, and what it really used and cost: settled once, told once.
 
-Budgets and books hear the same: what the answer said of its usage, and by its text what it did not say. Only a call that failed without an
-answer has no place in the books, and keeps what was set aside for it. Where usage is written down is not known here.
+Budgets and books hear the same: what the answer said of its usage, and by its text what it did not say; of a call that may have been done
+unheard, what was set aside for it. Where usage is written down is not known here.
 """
 
 from collections.abc import Callable
@@ -68,21 +68,21 @@ class Tab:
             self._close(0, 0, None)
 
     def lost(self) -> None:
-        """It may have been done, and nobody will ever say: what was set aside counts as used."""
-        self._close(None, None, None)
+        """It may have been done, and nobody will ever say: what was set aside counts as used, and stands in the books."""
+        price = self._deployment.price
+        if self._leave is None or not self._leave.nano or price is None:
+            self._close(None, None, None)
+            return
+        used = self._reserve.most(self._call, self._deployment)
+        if cost(used, price, batch=False).total_nano > self._leave.nano:
+            # It ran alone, with less set aside than its worst.
+            used = self._reserve.likely(self._call, self._deployment, used)
+        self._pay(self._leave.tokens, used)
 
     def left(self, *, is_stream: bool) -> None:
         """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
-        if self._leave is None:
-            self.lost()
-        elif is_stream:
+        if is_stream and self._leave is not None:
             self.settle(None, 0)
-        elif self._leave.nano and self._deployment.price is not None:
-            used = self._reserve.most(self._call, self._deployment)
-            if cost(used, self._deployment.price, batch=False).total_nano > self._leave.nano:
-                # It ran alone, with less set aside than its worst.
-                used = self._reserve.likely(self._call, self._deployment, used)
-            self._pay(self._leave.tokens, used)
         else:
             self.lost()
 

@@ -47,11 +47,16 @@ class UsageAsking:
 
     def may_be_refused_for(self, lane: Lane, error: UpstreamError) -> bool:
         """Return whether this failure may be about the option."""
-        if not isinstance(error, Refused | Ambiguous) or error.status < 400:
-            return False
-        if any(name in error.body for name in _NAMES):
+        if names_the_option(error):
             return True
         return isinstance(error, Refused) and error.status in (400, 422) and self.takes(lane) is None
+
+
+def names_the_option(error: BaseException) -> bool:
+    """Return whether a server's own words turn the option down; some say it with a 500."""
+    if not isinstance(error, Refused | Ambiguous) or error.status < 400:
+        return False
+    return any(name in error.body for name in _NAMES)
 
 
 def _key(lane: Lane) -> tuple[str, str]:
