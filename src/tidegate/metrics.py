@@ -148,6 +148,10 @@ scheduler_shadow_decisions = _counter("scheduler_shadow_decisions_total", "Decis
 scheduler_shadow_differences = _counter(
     "scheduler_shadow_differences_total", "Decisions in which the shadow mode would have chosen otherwise."
 )
+ready_unleased_seconds = _gauge(
+    "ready_unleased_seconds",
+    "For how long the longest waiting model has had work that is due while none of it was leased by anybody.",
+)
 deadline_slack_seconds = _gauge(
     "deadline_slack_seconds", "Least slack among the jobs of the last decision; below 0 one is behind."
 )

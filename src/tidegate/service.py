@@ -19,7 +19,7 @@ from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.queue_redis import RedisQueue
 from tidegate.backends.scratch import scratch_directory
 from tidegate.backends.shared_redis import RedisShared
-from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
+from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
 from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
@@ -35,6 +35,8 @@ from tidegate.flow.ingest_file import InputPasses
 from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
+from tidegate.flow.tend import clock as clock_tend
+from tidegate.flow.unleased import Unleased
 from tidegate.flow.worker_options import WorkerOptions
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
@@ -46,6 +48,7 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.postgres_notices import PostgresNotices
 from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.connections import make_room_for_connections
 from tidegate.upstream.lane import LanePolicy
@@ -100,6 +103,10 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await _ready_schema(store, settings, read_only=read_only)
+        await store.look_at_clock()
+        if not read_only:
+            watching = asyncio.create_task(clock_tend.watch(store))
+            stack.push_async_callback(_ended, watching)
         blobs = _blobs(settings)
         stack.push_async_callback(blobs.close)
         tenant = await store.tenant_by_name(DEFAULT_TENANT)
@@ -141,8 +148,10 @@ def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
             pool_size=settings.store.pool_size,
             statement_timeout_ms=settings.store.statement_timeout_ms,
             pooler=settings.store.pooler,
+            steady_ms=None if read_only else boot_ms,
         )
-    return SqliteDriver(local_path(settings.store.location), clock.now_ms, read_only=read_only)
+    embedded = EmbeddedClock(clock.now_ms, boot_ms, boot_id())
+    return SqliteDriver(local_path(settings.store.location), embedded, read_only=read_only)
 
 
 def _blobs(settings: Settings) -> Blobs:
@@ -186,12 +195,16 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
         worker = build_worker(parts, me, router, roster) if roles.worker else None
+        unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
+        stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
         address = me.id
         if roles.api:
             token = Secret(parts.entropy.token_bytes(32).hex())
             book = InteractiveBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
-            app = build_app(replace(_web_context(parts, me, router, worker, token), roster=roster, book=book))
+            context = _web_context(parts, me, router, token)
+            checks = functools.partial(unleased.checks, worker.trouble if worker else None)
+            app = build_app(replace(context, roster=roster, book=book, readiness=checks))
             address = await stack.enter_async_context(
                 listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
             )
@@ -467,7 +480,7 @@ async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -
         )
 
 
-def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker | None, token: Secret) -> WebContext:
+def _web_context(parts: Parts, me: Incarnation, router: Router, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
         blobs=parts.blobs,
@@ -478,6 +491,5 @@ def _web_context(parts: Parts, me: Incarnation, router: Router, worker: Worker |
         worker_id=lambda: me.id,
         pepper=pepper_of(parts.settings),
         router=router,
-        readiness=lambda: {"worker": worker.trouble()} if worker else {},
         control_token=token,
     )

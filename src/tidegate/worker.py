@@ -129,6 +129,10 @@ class Worker:
     def in_flight(self) -> int:
         return self._hand.in_flight
 
+    def is_idle_with_room(self, model: str) -> bool:
+        """Whether nothing is held here though items of this model could be."""
+        return self._hand.slice_count == 0 and self._filler.has_room(model)
+
     def trouble(self) -> str | None:
         """Why this worker takes no new work, in words; None while all is well."""
         if self.broken:

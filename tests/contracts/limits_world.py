@@ -63,6 +63,9 @@ class FaultyDriver:
     async def beat(self, body: Body[T]) -> T:
         return await self._inner.beat(body)
 
+    async def look_at_clock(self) -> None:
+        await self._inner.look_at_clock()
+
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         return await self._inner.schema_stamps(is_settled=is_settled)
 

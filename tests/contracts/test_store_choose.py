@@ -97,3 +97,17 @@ async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: World) ->
         await decider.choose()
         seen.append(sum(at > 0 for at in decider.chooser._paced_at_ms.values()))
     assert seen == [0, 2, 4, 5, 5]
+
+
+async def test_work_that_is_due_and_not_leased_is_named_by_model(world: World) -> None:
+    caller = await world.caller()
+    assert await world.store.unleased_models(10) == []
+    job = await world.running(caller, 1, 1)
+    await world.ingested(await world.job(caller), plan_of(1, model="other"))
+    assert await world.store.unleased_models(10) == [MODEL, "other"]
+    assert await world.store.unleased_models(1) == [MODEL]
+    worker = await world.worker()
+    [held] = await world.lease(worker, job, 1)
+    assert await world.store.unleased_models(10) == ["other"], "of the other something is out"
+    await world.store.release_slice(job.id, held.first, held.token, 5_000)
+    assert await world.store.unleased_models(10) == [MODEL, "other"], "its second slice is due"

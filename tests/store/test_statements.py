@@ -167,6 +167,7 @@ def test_every_verb_of_the_store_is_in_its_behaviour_suite() -> None:
 def test_every_statement_prepares_on_sqlite() -> None:
     connection = apsw.Connection(":memory:")
     connection.create_scalar_function("now_ms", lambda *_: 0, 0)
+    connection.create_scalar_function("wall_ms", lambda *_: 0, 0)
     connection.execute(fresh_schema("sqlite"))
     for statement in EVERY:
         connection.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters, 0)).fetchall()

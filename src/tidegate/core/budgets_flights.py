@@ -40,6 +40,11 @@ class Flights(Sliding):
             left = set(self._at)
             self._whose = {one: count for one, count in self._whose.items() if one[0] in left}
 
+    def move(self, ms: int) -> None:
+        super().move(ms)
+        buckets = -(-ms // self._span.bucket_ms)
+        self._whose = {(at + buckets, mark): count for (at, mark), count in self._whose.items()}
+
     def begin(self, now: int, count: int, mark: int) -> None:
         """So much goes out in the name of this holder."""
         if count:

@@ -101,6 +101,13 @@ class Ledger:
         windows[0].add(now, limit.requests or 0)
         windows[1].add(now, limit.tokens or 0)
 
+    def move(self, ms: int) -> None:
+        """The clock jumps ahead by this much: minutes and hours that are under way do not end by that."""
+        for pair in self._pairs.values():
+            for side in pair:
+                if isinstance(side, budgets_window.Sliding):
+                    side.move(ms)
+
     def empty_at(self) -> int:
         """From when on this ledger may be forgotten: nothing in it counts any more. NEVER_MS: not by itself."""
         return max((side.empty_at() for pair in self._pairs.values() for side in pair), default=0)

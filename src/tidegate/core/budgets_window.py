@@ -118,6 +118,11 @@ class Sliding:
         del self._at[:gone], self._counts[:gone]
         self._pay(bucket, limit)
 
+    def move(self, ms: int) -> None:
+        """The clock jumps ahead by this much: everything stays as young as it is, or gets a little younger."""
+        buckets = -(-ms // self._span.bucket_ms)
+        self._at = [at + buckets for at in self._at]
+
     def _skip_cycles(self, gone: int, limit: int, cycles_max: int) -> int:
         """A full window under a large debt is replaced by the same window one cycle later, over and over: count the turns instead."""
         del self._at[:gone], self._counts[:gone]

@@ -143,6 +143,10 @@ class Filler:
             return True
         return False
 
+    def has_room(self, model: str) -> bool:
+        """Whether items of this model would be taken now."""
+        return self._may_take() and self._room(model)[0] > 0
+
     def _room(self, model: str) -> tuple[int, str | None]:
         """How many more items of a model are worth holding, and why, when none: as many as can be in flight, beside those that are, or
         as go out in a moment where calls are quick."""

@@ -50,7 +50,10 @@ class SqliteRecords:
         await self._run(self._refresh)
 
     async def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        [clock] = await self.rows(
+            "select max(behind_ms) as behind, max(from_ms) as start, max(since_ms) as since from clock"
+        )
+        return _store_time(time.time_ns() // 1_000_000, clock)
 
     async def close(self) -> None:
         await self._run(self._connection.close)
@@ -105,8 +108,15 @@ class PostgresRecords:
                 raise _no_postgres(error) from error
 
     async def now_ms(self) -> int:
-        found = await self.rows("select cast(extract(epoch from clock_timestamp()) * 1000 as bigint) as now")
+        found = await self.rows("select now_ms() as now")
         return int(found[0]["now"])
+
+
+def _store_time(wall_ms: int, clock: Row) -> int:
+    """The store's time while the machine's clock shows this: without what that was set by, and slower while it is ahead."""
+    if clock["behind"] is None:
+        return wall_ms
+    return max(wall_ms + int(clock["behind"]), int(clock["start"]) + (wall_ms - int(clock["since"])) * 99 // 100)
 
 
 _POSTGRES_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)

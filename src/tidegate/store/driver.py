@@ -57,6 +57,9 @@ class Driver(Protocol):
     async def beat(self, body: Body[T]) -> T:
         """Like write, on a connection that nothing else can use up."""
 
+    async def look_at_clock(self) -> None:
+        """Take a step of the machine's clock out of the store's time; a process that works looks once a second."""
+
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         """Return what migrations wrote into `meta`; empty when the database is. `is_settled` waits while a process migrates."""
 

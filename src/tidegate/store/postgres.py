@@ -6,6 +6,7 @@ has time-outs too: a process that is paused or cut off in the middle of a transa
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import asyncpg
 
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Migration, Row
+from tidegate.store.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
 from tidegate.store.queries import bulk_for_postgres, for_postgres, is_insert, statements
 from tidegate.store.schema import STAMPS, version_of
 
@@ -88,10 +90,23 @@ class PostgresTx:
         return many
 
 
+class _DoubtfulClock(Exception):
+    """The database's clock is not where it was a moment ago: somebody must look at it first. Nothing was written."""
+
+
 class PostgresDriver:
     dialect = "postgresql"
 
-    def __init__(self, url: str, *, pool_size: int, statement_timeout_ms: int, pooler: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int,
+        statement_timeout_ms: int,
+        pooler: str,
+        steady_ms: Callable[[], float] | None = None,
+    ) -> None:
+        """`steady_ms` is a clock that nobody can set; without it the database's clock is believed whatever it shows."""
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
         # Every statement reads a few rows by index: planning it anew each time, or compiling it, takes longer than running it.
@@ -110,12 +125,21 @@ class PostgresDriver:
         self._heart: Any = None
         self._opening = asyncio.Lock()
         self._beating = asyncio.Lock()
+        self._clock = PostgresClock(self._write_unchecked, steady_ms) if steady_ms is not None else None
 
     async def write(self, body: Body[T]) -> T:
-        return await self._retried(lambda: self._in_pool(body, read_only=False))
+        return await self._retried(lambda: self._write_in_pool(body, is_checked=self._is_clock_watched))
 
     async def read(self, body: Body[T]) -> T:
-        return await self._retried(lambda: self._in_pool(body, read_only=True))
+        return await self._retried(lambda: self._read_in_pool(body))
+
+    @property
+    def _is_clock_watched(self) -> bool:
+        return self._clock is not None and self._clock.is_watched
+
+    async def _write_unchecked(self, body: Body[T]) -> T:
+        """Run what corrects the clock, which must not wait until the clock is right."""
+        return await self._retried(lambda: self._write_in_pool(body, is_checked=False))
 
     async def beat(self, body: Body[T]) -> T:
         async def run() -> T:
@@ -124,14 +148,16 @@ class PostgresDriver:
                     await self._opened()
                     self._heart = await asyncpg.connect(**self._options)
                 try:
-                    async with self._heart.transaction():
-                        await self._begin(self._heart)
-                        return await body(PostgresTx(self._heart))
+                    return await self._transact(self._heart, body, is_checked=self._is_clock_watched)
                 except BaseException:
                     self._heart.terminate()
                     raise
 
         return await self._retried(run)
+
+    async def look_at_clock(self) -> None:
+        if self._clock is not None:
+            await self._clock.look()
 
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         async def look(connection: Any) -> Mapping[str, str] | None:
@@ -176,18 +202,35 @@ class PostgresDriver:
             f"another process has been migrating this database for {_MIGRATION_TIMEOUT_S} s. Look for it, then start again."
         )
 
-    async def _in_pool(self, body: Body[T], *, read_only: bool) -> T:
+    async def _read_in_pool(self, body: Body[T]) -> T:
         pool = await self._opened()
         async with pool.acquire(timeout=self._timeout_s) as connection:
-            isolation = "repeatable_read" if read_only else "read_committed"
-            async with connection.transaction(isolation=isolation, readonly=read_only):
-                await self._begin(connection)
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                if self._prelude:
+                    await connection.execute(self._prelude)
                 return await body(PostgresTx(connection))
 
-    async def _begin(self, connection: Any) -> None:
-        """Behind a pooler the server's time-outs go with each transaction; otherwise the connection was opened with them."""
-        if self._prelude:
-            await connection.execute(self._prelude)
+    async def _write_in_pool(self, body: Body[T], *, is_checked: bool) -> T:
+        pool = await self._opened()
+        async with pool.acquire(timeout=self._timeout_s) as connection:
+            return await self._transact(connection, body, is_checked=is_checked)
+
+    async def _transact(self, connection: Any, body: Body[T], *, is_checked: bool) -> T:
+        """Run the body and commit. One question begins the transaction, sets time-outs where a pooler keeps none, and checks the clock:
+        nothing is written by a clock that has just been set."""
+        words = ["begin isolation level read committed", self._prelude, "select assert_clock()" if is_checked else ""]
+        try:
+            await connection.execute("; ".join(word for word in words if word))
+            result = await body(PostgresTx(connection))
+            await connection.execute("commit")
+        except BaseException as error:
+            # What cannot be rolled back here is so when the connection goes back to the pool, or ends.
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await connection.execute("rollback")
+            if isinstance(error, asyncpg.PostgresError) and error.sqlstate == DOUBTFUL_CLOCK:
+                raise _DoubtfulClock from None
+            raise
+        return result
 
     async def _opened(self) -> Any:
         if self._pool is None:
@@ -222,8 +265,8 @@ class PostgresDriver:
             self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
-        """A deadlock, a serialisation failure or a plan that a migration outdated has rolled back for certain: run again.
-        Anything else is for the caller to replay."""
+        """A deadlock, a serialisation failure, a plan that a migration outdated or a clock in doubt has rolled back for certain: run
+        again. Anything else is for the caller to replay."""
         for attempt in range(_RETRIES_MAX):
             try:
                 return await run()
@@ -232,6 +275,10 @@ class PostgresDriver:
                     raise StoreUnavailable(
                         "the database keeps refusing a transaction that collides with others"
                     ) from None
+            except _DoubtfulClock:
+                if attempt == _RETRIES_MAX - 1:
+                    raise StoreUnavailable("the database's clock is set again and again: nothing is written") from None
+                await self.look_at_clock()
             except _PASSING as error:
                 raise StoreUnavailable(
                     f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."

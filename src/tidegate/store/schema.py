@@ -15,10 +15,26 @@ from tidegate.store.queries import schema_for
 
 STAMPS = "select name, value from meta where name = 'schema_version' or name like 'migration_%'"
 
-_POSTGRES_NOW = """
+# Functions are PostgreSQL's alone: in SQLite a connection brings its own.
+_POSTGRES_PRELUDES = {
+    1: """
 create or replace function now_ms() returns bigint language sql volatile parallel safe
 as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
-"""
+""",
+    12: """
+create or replace function wall_ms() returns bigint language sql volatile parallel safe
+as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
+create or replace function now_ms() returns bigint language sql volatile parallel safe as 'select wall_ms()';
+create or replace function assert_clock() returns void language plpgsql as $$
+declare age_ms bigint;
+begin
+    select now_ms() - ticked_at into age_ms from clock where id = 1;
+    if age_ms < 0 or age_ms > 3000 then
+        raise exception 'the clock of the database was set, or nobody looked at it for a while' using errcode = 'TG001';
+    end if;
+end $$;
+""",
+}
 
 
 def migrations() -> list[str]:
@@ -65,7 +81,7 @@ def _checksum(text: str) -> str:
 def _text(dialect: str, name: str) -> str:
     """The step, then its stamps. A database from before there were checksums gets those of its earlier steps with its next one."""
     version = int(name[:4])
-    prelude = _POSTGRES_NOW if dialect == "postgresql" and version == 1 else ""
+    prelude = _POSTGRES_PRELUDES.get(version, "") if dialect == "postgresql" else ""
     done = [(stamp, checksum) for stamp, checksum in checksums().items() if stamp <= f"migration_{name[:4]}"]
     known = "".join(
         f"insert into meta (name, value) values ('{stamp}', '{checksum}') on conflict (name) do nothing;\n"  # noqa: S608 - names and digests of our own

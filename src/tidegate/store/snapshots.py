@@ -87,6 +87,16 @@ class Snapshots(Table):
 
         return await self._driver.read(body)
 
+    async def unleased_models(self, count_max: int) -> list[str]:
+        """Models with work that is due, of which nothing is leased."""
+
+        async def body(tx: Tx) -> list[str]:
+            row = await tx.one("now")
+            assert row is not None
+            return [one[0] for one in await tx.all("unleased_models", now=row[0], count_max=count_max)]
+
+        return await self._driver.read(body)
+
     async def paces(self, models: list[str]) -> dict[str, Pace]:
         """How each model went in the last minutes, and who shares it."""
 

@@ -18,6 +18,7 @@ from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Migration, Row, Tx
 from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
 from tidegate.store.schema import STAMPS, version_of
+from tidegate.store.sqlite_clock import EmbeddedClock
 
 T = TypeVar("T")
 
@@ -99,9 +100,13 @@ class SqliteDriver:
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path | None, now_ms: Callable[[], int], *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, now_ms: Callable[[], int] | EmbeddedClock, *, read_only: bool = False
+    ) -> None:
         self._path = path
-        self._now_ms = now_ms
+        self._clock = now_ms if isinstance(now_ms, EmbeddedClock) else None
+        self._now_ms = now_ms.now_ms if isinstance(now_ms, EmbeddedClock) else now_ms
+        self._wall_ms = now_ms.wall_ms if isinstance(now_ms, EmbeddedClock) else now_ms
         self._read_only = read_only
         self._lock_fd: int | None = None
         self._is_closed = False
@@ -135,6 +140,7 @@ class SqliteDriver:
         # Without this a statement whose plan might hang on a parameter is planned anew each time, which takes longer than running it.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
+        connection.create_scalar_function("wall_ms", lambda *_: self._wall_ms(), 0)
         if not self._read_only:
             mode = connection.pragma("journal_mode", "wal")
             if mode != "wal" and self._path is not None:
@@ -157,6 +163,10 @@ class SqliteDriver:
 
     async def beat(self, body: Body[T]) -> T:
         return await self.write(body)
+
+    async def look_at_clock(self) -> None:
+        if self._clock is not None:
+            await (self.read(self._clock.borrow) if self._read_only else self.write(self._clock.look))
 
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         async def body(tx: Tx) -> Mapping[str, str]:

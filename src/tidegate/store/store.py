@@ -24,7 +24,7 @@ from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 
 class Store(
@@ -59,6 +59,10 @@ class Store(
             return int(row[0])
 
         return await self._driver.read(body)
+
+    async def look_at_clock(self) -> None:
+        """Take a step of the store's clock out of its time. A process that works does so every second, and before it sweeps."""
+        await self._driver.look_at_clock()
 
     async def schema_version(self) -> int:
         """Which numbered migration this database stands at; 0 when it is empty."""

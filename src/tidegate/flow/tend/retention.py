@@ -14,6 +14,7 @@ _DAY_MS = 24 * _HOUR_MS
 
 async def tend(store: Store, job_keep_ms: int) -> int:
     """One bounded pass. Says how many things went."""
+    await store.look_at_clock()
     gone = 0
     for tenant_id, file_id in await store.expired_files(_PASS_MAX):
         try:

@@ -67,6 +67,9 @@ class ProcessDriver:
             self._rules.after_commit(_verb(body))
         return result
 
+    async def look_at_clock(self) -> None:
+        await self._inner.look_at_clock()
+
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         return await self._inner.schema_stamps(is_settled=is_settled)
 

@@ -13,6 +13,23 @@ with recursive awake (model) as (
 )
 select a.model from awake a where a.model is not null limit :count_max;
 
+-- unleased_models --
+-- Models with work that is due, of which nothing is out: nobody leases it.
+with recursive awake (model) as (
+    select min(f.model) from flows f where f.state = 'awake'
+    union all
+    select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
+)
+select a.model from awake a
+where a.model is not null
+    and not exists (select 1 from slices l where l.state = 'leased' and l.model = a.model)
+    and (select 1 from job_models o
+        where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+            and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+                and s.ready_at <= :now order by s.first limit 1) is not null
+        order by o.due_at, o.job_id limit 1) is not null
+limit :count_max;
+
 -- snapshot_in_flight --
 -- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too whether this worker holds a suspect.
 select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,

@@ -1,0 +1,57 @@
+"""Work that is due and that nobody leases: seen from outside of the loops that should lease it, so that their silence shows."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.ports import Clock
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+_LOOK_S = 5.0
+_MODELS_MAX = 100
+LONG_MS = 60_000
+
+
+class Unleased:
+    """Since when which models have waited, by this process's clock. `takes` says whether the worker here is idle and has room for one."""
+
+    def __init__(self, store: Store, clock: Clock, takes: Callable[[str], bool] | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._takes = takes
+        self._since_ms: dict[str, float] = {}
+
+    async def watch(self) -> None:
+        """Look every few seconds, for ever."""
+        while True:
+            try:
+                await self.look()
+            except StoreUnavailable as error:
+                log.warning("ready_work_unknown", error=str(error))
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Ask which models wait, and tell for how long."""
+        now_ms = self._clock.monotonic_ms()
+        waiting = await self._store.unleased_models(_MODELS_MAX)
+        self._since_ms = {model: self._since_ms.get(model, now_ms) for model in waiting}
+        metrics.ready_unleased_seconds.set((now_ms - min(self._since_ms.values(), default=now_ms)) / 1000)
+
+    def trouble(self) -> str | None:
+        """Why this process is not fit for work: its worker is idle and leaves work alone that it could take."""
+        if self._takes is None:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        waited_ms = max((now_ms - since for model, since in self._since_ms.items() if self._takes(model)), default=0.0)
+        if waited_ms < LONG_MS:
+            return None
+        return f"work that is ready has not been leased for {waited_ms / 1000:.0f} s; look at the log, then restart this process"
+
+    def checks(self, worker_trouble: Callable[[], str | None] | None) -> dict[str, str | None]:
+        """What makes this process unfit beside its storage: nothing, where it has no worker."""
+        return {} if worker_trouble is None else {"worker": worker_trouble(), "work": self.trouble()}

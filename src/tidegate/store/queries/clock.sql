@@ -1,0 +1,30 @@
+-- The store's own time and what it is read from. now_ms() is the store's time, wall_ms() the machine's clock.
+
+-- clock_begin --
+-- The one row; nobody has looked yet.
+insert into clock (id, ticked_at, behind_ms, from_ms, since_ms, stepped_at, boot_id, boot_ms)
+values (1, 0, 0, 0, 0, 0, '', 0)
+on conflict (id) do nothing;
+
+-- clock_look --
+select now_ms() as now, wall_ms() as wall, ticked_at, behind_ms, from_ms, since_ms, stepped_at, boot_id, boot_ms from clock where id = 1;
+
+-- clock_tick --
+-- Only forward: of two that look at once the later one counts.
+update clock set ticked_at = :ticked_at, boot_id = :boot_id, boot_ms = :boot_ms where id = 1 and ticked_at < :ticked_at;
+
+-- clock_set --
+update clock set ticked_at = :ticked_at, behind_ms = :behind_ms, from_ms = :from_ms, since_ms = :since_ms, stepped_at = :ticked_at,
+    boot_id = :boot_id, boot_ms = :boot_ms
+where id = 1;
+
+-- clock_move_workers --
+-- The store's time jumps: nobody's lease ends by that.
+update workers set beat_at = beat_at + :jump_ms, alive_until = alive_until + :jump_ms where state = 'alive';
+
+-- clock_lock_budgets --
+-- Every ledger, so that its windows can be moved along with the time.
+select id, ledger from budgets order by id /*! for update */;
+
+-- clock_move_budget --
+update budgets set ledger = :ledger, used_at = used_at + :jump_ms, empty_at = :empty_at where id = :id;

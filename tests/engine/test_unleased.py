@@ -1,0 +1,59 @@
+"""Work that is ready and that nobody leases is told by a metric, and by the readiness of a worker that could take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contracts.test_store_choose import Still
+from tidegate import metrics
+from tidegate.flow.unleased import LONG_MS, Unleased
+
+pytestmark = pytest.mark.anyio
+
+
+class Waiting:
+    """A store in which these models have work that nobody leases."""
+
+    def __init__(self, *models: str) -> None:
+        self.models = list(models)
+
+    async def unleased_models(self, count_max: int) -> list[str]:
+        return self.models[:count_max]
+
+
+def shown() -> float:
+    return float(metrics.ready_unleased_seconds._value.get())
+
+
+async def test_the_metric_tells_the_longest_wait_and_forgets_what_was_leased() -> None:
+    store, clock = Waiting("a"), Still()
+    unleased = Unleased(store, clock, None)  # type: ignore[arg-type]
+    await unleased.look()
+    assert shown() == 0
+    clock.at_ms, store.models = 7_000, ["a", "b"]
+    await unleased.look()
+    assert shown() == 7
+    clock.at_ms, store.models = 9_000, ["b"]
+    await unleased.look()
+    assert shown() == 2
+    store.models = []
+    await unleased.look()
+    assert shown() == 0
+    assert unleased.trouble() is None, "a process without a worker is fit to answer"
+
+
+@pytest.mark.parametrize(("takes", "is_trouble"), [("a", True), ("b", False)])
+async def test_only_a_worker_that_could_take_it_is_not_ready(takes: str, is_trouble: bool) -> None:
+    clock: Any = Still()
+    unleased = Unleased(Waiting("a"), clock, lambda model: model == takes)  # type: ignore[arg-type]
+    await unleased.look()
+    clock.at_ms = LONG_MS - 1
+    await unleased.look()
+    assert unleased.trouble() is None
+    clock.at_ms = LONG_MS
+    await unleased.look()
+    assert (unleased.trouble() is not None) is is_trouble
+    if is_trouble:
+        assert "has not been leased for 60 s" in str(unleased.trouble())
