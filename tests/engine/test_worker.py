@@ -77,6 +77,26 @@ async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: Wo
     assert (done.answered_count, done.failed_count) == (3, 3)
 
 
+@pytest.mark.parametrize("invalid_lines", ["fail", "error_file"])
+async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: World, invalid_lines: str) -> None:
+    script = Script(live, "m")
+    good = chat_lines(3, "m")
+    wrong = [good[0].replace(b'"c0"', b'"zero"').replace(b'"model"', b'"n": 0, "model"')]
+    wrong.append(good[0].replace(b'"c0"', b'"none"').replace(b"messages", b"massages"))
+    job = await live.started([wrong[0], *good, wrong[1]], invalid_lines=invalid_lines)
+    async with working(live, script):
+        await until(ended(live, job), "the job")
+    done = await live.look(job)
+    assert (done.state, done.answered_count, done.failed_count) == (JobState.COMPLETED, 3, 2)
+    lines = {line["custom_id"]: line for line in await live.file_lines(done.error_file_id)}
+    assert [(line["error"], line["response"]["status_code"]) for line in lines.values()] == [(None, 400)] * 2
+    zero, none = (lines[name]["response"]["body"]["error"] for name in ("zero", "none"))
+    assert (zero["type"], zero["code"], zero["param"]) == ("invalid_request_error", "invalid_request", "n")
+    assert (none["code"], none["param"]) == ("missing_required_parameter", "messages")
+    assert "(line 5)" in none["message"]
+    assert {call.number for call in script.calls} == {0, 1, 2}, "nothing wrong was sent"
+
+
 async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live: World) -> None:
     """The runner died of it, the item was forgotten while its slice stayed leased, and the worker took no more work at all."""
     script = Script(live, "m")

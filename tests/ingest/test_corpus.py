@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.line_faults import LineFault
+from tidegate.core.line_faults import BodyFault, LineFault
 from tidegate.core.lines import LineRules, check_line
+from tidegate.core.nouns import IngestPlan
 from tidegate.flow.ingest_file import ingest_file
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -36,6 +37,13 @@ def good_line(custom_id: str, rules: LineRules) -> bytes:
     return json.dumps({"custom_id": custom_id, "body": body}).encode()
 
 
+def bad_items(plan: IngestPlan, work: Path) -> list[Any]:
+    """The bad lines as the work file carries them."""
+    data = work.read_bytes()
+    slices = [data[one.work_at : one.work_at + one.work_bytes] for one in plan.slices if not one.model]
+    return [json.loads(line) for line in b"".join(slices).splitlines()]
+
+
 @pytest.mark.parametrize("case", cases("lines.jsonl"))
 def test_line(case: dict[str, Any], tmp_path: Path) -> None:
     line, rules = bytes_of(case), rules_of(case)
@@ -47,6 +55,7 @@ def test_line(case: dict[str, Any], tmp_path: Path) -> None:
             check_line(line, rules)
         fault = caught.value
         assert (fault.code, fault.param) == (case["code"], case.get("param")), fault.message
+        assert isinstance(fault, BodyFault) == bool(case.get("item"))
         assert fault.message.endswith(".")
         assert len(fault.message) < 400
         assert fault.message.isprintable()
@@ -59,6 +68,9 @@ def test_line(case: dict[str, Any], tmp_path: Path) -> None:
     if case["code"] is None:
         assert plan.errors == []
         assert line in work.read_bytes()
+    elif case.get("item"):
+        assert plan.errors == []
+        assert (plan.item_count, bad_items(plan, work)[0]["line"]) == (5, 4)
     else:
         assert [(error.code, error.line, error.param) for error in plan.errors] == [
             (case["code"], 4, case.get("param"))
@@ -80,6 +92,8 @@ def test_bad_line_becomes_an_item(case: dict[str, Any], tmp_path: Path) -> None:
     assert (last.model, last.first, last.count, last.work_units) == ("", 2, 1, 0)
     record = json.loads(work.read_bytes()[last.work_at : last.work_at + last.work_bytes])
     assert (record["code"], record["line"]) == (case["code"], 2)
+    param = case["param"].removeprefix("body.") if case.get("item") else None
+    assert (record["status"], record["param"]) == (400 if case.get("item") else None, param)
     assert record["message"]
     assert record["custom_id"] is None or len(record["custom_id"].encode()) <= 512
 
@@ -112,3 +126,88 @@ def test_wrong_kinds_of_file_say_what_they_seem_to_be(tmp_path: Path) -> None:
             (tmp_path / "in").write_bytes(bytes_of(case))
             plan = ingest_file(tmp_path / "in", tmp_path / "work", rules_of(case))
             assert words[case["name"]] in plan.errors[0].message
+
+
+BAD_BODIES: dict[str, dict[str, Any]] = {
+    "below": {"max_tokens": -1},
+    "type": {"n": "many"},
+    "missing": {"messages": None},
+    "empty": {"messages": []},
+    "tools": {"tools": {"type": "mcp"}},
+    "stream": {"stream": "yes"},
+}
+WHOLE_FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "method": ("invalid_method", {"method": "GET"}, {}),
+    "url": ("url_mismatch", {"url": "/v1/embeddings"}, {}),
+    "custom_id": ("invalid_custom_id", {"custom_id": "a\u0007"}, {}),
+    "model": ("model_not_found", {}, {"model": "other"}),
+    "no model": ("missing_required_parameter", {}, {"model": None}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_BODIES)
+@pytest.mark.parametrize("whole", WHOLE_FAULTS)
+def test_what_fails_the_batch_is_said_before_what_fails_one_item(bad: str, whole: str) -> None:
+    code, frame, body = WHOLE_FAULTS[whole]
+    rules = LineRules("/v1/chat/completions", models=frozenset({"m"}))
+    good = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    line = {"custom_id": "a", **frame, "body": {**good, **BAD_BODIES[bad], **body}}
+    with pytest.raises(LineFault) as caught:
+        check_line(json.dumps(line).encode(), rules)
+    assert (type(caught.value), caught.value.code) == (LineFault, code)
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        (b'"stream":true,"n":0', "unsupported_parameter"),
+        (b'"n":0,"tools":[{"type":"mcp"}]', "unsupported_parameter"),
+        (b'"n":0,"seed":1,"seed":2', "invalid_request"),
+        (b'"n":0,"n":1', "invalid_request"),
+        (b'"n":0,"x":1e999', "invalid_json_line"),
+        (b'"n":0,"x":' + b"[" * 70 + b"]" * 70, "invalid_json_line"),
+    ],
+)
+def test_a_wrong_parameter_hides_no_fault_of_the_batch(extra: bytes, code: str, tmp_path: Path) -> None:
+    line = b'{"custom_id":"a","body":{"model":"m","messages":[{"role":"user","content":"x"}],' + extra + b"}}"
+    (tmp_path / "in").write_bytes(line)
+    plan = ingest_file(tmp_path / "in", tmp_path / "work", LineRules("/v1/chat/completions"))
+    assert [(error.code, error.line) for error in plan.errors] == [(code, 1)]
+
+
+def test_an_id_is_unique_also_among_lines_with_a_wrong_body(tmp_path: Path) -> None:
+    rules = LineRules("/v1/chat/completions")
+    bad = good_line("same", rules).replace(b'"model"', b'"n": 0, "model"')
+    for lines in ([bad, good_line("same", rules)], [good_line("same", rules), bad], [bad, bad]):
+        (tmp_path / "in").write_bytes(b"\n".join([good_line("other", rules), *lines]))
+        plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
+        assert [(error.code, error.line) for error in plan.errors] == [("duplicate_custom_id", 3)]
+        assert "Line 2" in plan.errors[0].message
+
+
+def test_one_model_holds_also_for_lines_with_a_wrong_body(tmp_path: Path) -> None:
+    rules = LineRules("/v1/chat/completions", single_model=True)
+    bad = good_line("a", rules).replace(b'"model": "m"', b'"n": 0, "model": "other"')
+    for lines in ([bad, good_line("b", rules)], [good_line("b", rules), bad]):
+        (tmp_path / "in").write_bytes(b"\n".join(lines))
+        plan = ingest_file(tmp_path / "in", tmp_path / "work", rules)
+        assert [(error.code, error.line) for error in plan.errors] == [("model_mismatch", 2)]
+
+
+def test_wrong_bodies_in_a_large_input_are_the_same_items_however_many_processes_read_it(tmp_path: Path) -> None:
+    rules = LineRules("/v1/chat/completions")
+    lines = [
+        good_line(f"id-{number}", rules).replace(
+            b'"model"', b'"max_tokens": -1, "model"' if number % 7 == 3 else b'"model"'
+        )
+        for number in range(500)
+    ]
+    (tmp_path / "in").write_bytes(b"\n".join(lines))
+    one = ingest_file(tmp_path / "in", tmp_path / "one", rules)
+    many = ingest_file(tmp_path / "in", tmp_path / "many", rules, part_bytes_min=10_000)
+    assert one == many
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+    found = bad_items(one, tmp_path / "one")
+    assert [(item["line"], item["status"], item["param"]) for item in found] == [
+        (number + 1, 400, "max_tokens") for number in range(500) if number % 7 == 3
+    ]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core import scan as scan_module
-from tidegate.core.line_faults import LineFault
+from tidegate.core.line_faults import BodyFault, LineFault
 from tidegate.core.lines import LineRules, check_line
 from tidegate.core.nouns import IngestPlan
 from tidegate.core.prefix import Bundle, order_family
@@ -218,13 +218,15 @@ def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataO
     scan = Scan(RULES)
     scan.begin(b"\n".join(lines))
     scan.finish()
+    expected: LineFault | None = None
     try:
         check_line(changed, RULES)
-        expected = None
     except LineFault as fault:
-        expected = fault.at(at + 1)
+        expected = fault
     if at > 0 and changed.strip():
-        assert scan.errors == ([expected] if expected else [])
+        of_body = isinstance(expected, BodyFault)
+        assert scan.errors == ([expected.at(at + 1)] if expected and not of_body else [])
+        assert [*scan.bad_line] == ([at + 1] if of_body else [])
 
 
 json_texts = st.recursive(

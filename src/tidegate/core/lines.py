@@ -10,13 +10,14 @@ Of numbers that are no numbers, `NaN` and `Infinity` are refused wherever they s
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw
 
 from tidegate.core import estimate
-from tidegate.core.line_faults import NUMBER_DIGITS_MAX, LineFault, check_exactly, explain, shown
+from tidegate.core.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
 
 MODEL_BYTES_MAX = 256
 CHOICES_MAX = 128
@@ -98,6 +99,21 @@ class Request(msgspec.Struct, gc=False):
     url: str | None = None
 
 
+class _LooseBody(msgspec.Struct, gc=False):
+    """What of a body can fail the whole batch."""
+
+    model: str
+    stream: Raw = NOTHING
+    tools: Raw = NOTHING
+
+
+class _LooseRequest(msgspec.Struct, gc=False):
+    custom_id: str
+    body: _LooseBody
+    method: str | None = None
+    url: str | None = None
+
+
 class Line(msgspec.Struct, gc=False):
     """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text."""
 
@@ -116,6 +132,7 @@ class _Tool(msgspec.Struct, gc=False):
 
 
 decode_request = msgspec.json.Decoder(Request).decode
+_decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
 decode_raw = msgspec.json.Decoder(Raw).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
@@ -133,7 +150,17 @@ def endpoint_of(rules: LineRules) -> Endpoint:
 
 
 def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Line:
-    """What ingest needs to know of a good line; LineFault for any other."""
+    """What ingest needs to know of a good line; LineFault for any other, and BodyFault where only a parameter of the body is wrong."""
+    try:
+        return _checked(line, rules, utf8_known)
+    except BodyFault as fault:
+        # What fails the whole batch is said first.
+        request = _check_around_body(line, rules)
+        fault.custom_id, fault.model = request.custom_id, request.body.model
+        raise
+
+
+def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
     if len(line) - line.endswith(b"\r") > rules.line_bytes_max:
         raise too_long(rules.line_bytes_max)
     check_depth(line, rules.depth_max)
@@ -146,16 +173,16 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Li
     body = request.body
     endpoint = endpoint_of(rules)
     # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
-    if request.url is not None and request.url != rules.endpoint:
-        message = f"The batch is for {rules.endpoint}, but this line names {shown(request.url)}: make the two agree."
-        raise LineFault("url_mismatch", message, "url")
+    _check_url(request.url, rules)
     key, prompt = _prompt_of(body, endpoint)
     at = _locate(line, key, prompt)
     _check_frame(line[:at] + line[at + len(prompt) :], line, rules.body_keys_max)
     _check_request(request, rules)
+    if body.stream:
+        raise _streams()
     input_count = _check_prompt(prompt, endpoint)
     _check_numbers(body, rules)
-    if body.tools and rules.endpoint == "/v1/chat/completions":
+    if rules.endpoint == "/v1/chat/completions":
         _check_tools(body.tools)
     output = 0
     if endpoint.generates:
@@ -211,7 +238,7 @@ def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
         prompt: Raw = getattr(body, endpoint.prompt)
         if not prompt or prompt == Raw(b"null"):
             message = f"Requests to this endpoint need body.{endpoint.prompt}: add it."
-            raise LineFault("missing_required_parameter", message, f"body.{endpoint.prompt}")
+            raise BodyFault("missing_required_parameter", message, f"body.{endpoint.prompt}")
         return endpoint.prompt, prompt
     for key in ("messages", "input", "prompt"):
         if value := getattr(body, key):
@@ -240,7 +267,7 @@ def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
         check_exactly(line, body_keys_max)
 
 
-def _check_request(request: Request, rules: LineRules) -> None:
+def _check_request(request: "Request | _LooseRequest", rules: LineRules) -> None:
     custom_id, model = request.custom_id, request.body.model
     if not custom_id or len(custom_id.encode()) > rules.custom_id_bytes_max or not custom_id.isprintable():
         most = rules.custom_id_bytes_max
@@ -254,9 +281,31 @@ def _check_request(request: Request, rules: LineRules) -> None:
     if rules.models is not None and model not in rules.models:
         message = f"This key does not allow the model {shown(model)}: name one that it allows, or use another key."
         raise LineFault("model_not_found", message, "body.model")
-    if request.body.stream:
-        message = 'A batch cannot stream: remove "stream" or set it to false.'
-        raise LineFault("unsupported_parameter", message, "body.stream")
+
+
+def _streams() -> LineFault:
+    message = 'A batch cannot stream: remove "stream" or set it to false.'
+    return LineFault("unsupported_parameter", message, "body.stream")
+
+
+def _check_url(url: str | None, rules: LineRules) -> None:
+    if url is not None and url != rules.endpoint:
+        message = f"The batch is for {rules.endpoint}, but this line names {shown(url)}: make the two agree."
+        raise LineFault("url_mismatch", message, "url")
+
+
+def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
+    """Look for what fails the whole batch in a line that has a wrong parameter."""
+    request = _decode_loosely(line)
+    _check_url(request.url, rules)
+    check_exactly(line, len(line))
+    _check_request(request, rules)
+    if request.body.stream == Raw(b"true"):
+        raise _streams()
+    if rules.endpoint == "/v1/chat/completions":
+        with suppress(BodyFault):
+            _check_tools(request.body.tools)
+    return request
 
 
 def _check_prompt(prompt: Raw, endpoint: Endpoint) -> int:
@@ -266,14 +315,14 @@ def _check_prompt(prompt: Raw, endpoint: Endpoint) -> int:
     param = f"body.{endpoint.prompt}"
     text = bytes(prompt)
     if endpoint.has_messages and not re.match(rb"\[\s*\{", text):
-        raise LineFault("invalid_request", f"{param} must be an array with at least one message object.", param)
+        raise BodyFault("invalid_request", f"{param} must be an array with at least one message object.", param)
     if text[0] not in b'["':
-        raise LineFault("invalid_request", f"{param} must be a string or an array.", param)
+        raise BodyFault("invalid_request", f"{param} must be a string or an array.", param)
     if endpoint.has_messages or text[0] == 0x22:
         return 1
     parts = _decode_list(text)
     if not parts:
-        raise LineFault("invalid_request", f"{param} is an empty array: give it at least one element.", param)
+        raise BodyFault("invalid_request", f"{param} is an empty array: give it at least one element.", param)
     if _ODD_NUMBER.search(text) and not any(bytes(part).startswith((b'"', b"{")) for part in parts):
         check_exactly(b'{"input":%b}' % text, 1)
     # An array of numbers is one input, given as token ids.
@@ -285,16 +334,18 @@ def _check_numbers(body: Body, rules: LineRules) -> None:
         asked = getattr(body, key)
         if asked is not None and not 0 < asked <= rules.max_tokens_max:
             message = f"body.{key} must be a whole number from 1 to {rules.max_tokens_max}."
-            raise LineFault("invalid_request", message, f"body.{key}")
+            raise BodyFault("invalid_request", message, f"body.{key}")
     if body.n is not None and not 0 < body.n <= CHOICES_MAX:
-        raise LineFault("invalid_request", f"body.n must be a whole number from 1 to {CHOICES_MAX}.", "body.n")
+        raise BodyFault("invalid_request", f"body.n must be a whole number from 1 to {CHOICES_MAX}.", "body.n")
 
 
 def _check_tools(tools: Raw) -> None:
+    if not tools:
+        return
     try:
         kinds = _decode_tools(tools)
     except msgspec.ValidationError:
-        raise LineFault("invalid_request", "body.tools must be an array of tool objects.", "body.tools") from None
+        raise BodyFault("invalid_request", "body.tools must be an array of tool objects.", "body.tools") from None
     if any(tool.type == "mcp" for tool in kinds or ()):
         message = "A chat batch cannot call MCP servers: remove the tools of type mcp."
         raise LineFault("unsupported_parameter", message, "body.tools")

@@ -63,6 +63,11 @@ def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome)
     return error_line(job_id, number, custom_id, *NEVER_RAN[outcome])
 
 
+def refused_body(message: str, code: str, param: str | None) -> bytes:
+    """The body of a request that we refused in the model server's place, in OpenAI's shape."""
+    return _encode({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
+
+
 def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
     """The body of a refused call: the upstream's own when it is a JSON object, else one in OpenAI's shape."""
     try:

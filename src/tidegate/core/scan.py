@@ -10,7 +10,7 @@ from hashlib import blake2b
 from operator import itemgetter, sub
 from struct import pack
 
-from tidegate.core.line_faults import LineFault, strange_file
+from tidegate.core.line_faults import BodyFault, LineFault, strange_file
 from tidegate.core.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
 from tidegate.core.nouns import LineError
 from tidegate.core.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Alike, Shape, shape_of
@@ -49,7 +49,8 @@ class Scan:
         self.prompt_at = array("I")
         self.prompt_size = array("I")
         self.keys = bytearray()
-        # Of every bad line, where bad lines become items.
+        # Of every bad line that becomes an item. Where only wrong bodies do, a hash of its id too.
+        self.bad_id_hash = array("q")
         self.bad_at = array("Q")
         self.bad_size = array("I")
         self.bad_line = array("I")
@@ -254,14 +255,21 @@ class Scan:
 
     def check(self, line: bytes, *, utf8_known: bool = False) -> Line:
         """What a line must be, by itself and beside the others."""
-        checked = check_line(line, self.rules, utf8_known=utf8_known)
-        if self.rules.single_model and self.models and checked.model != self.models[0]:
+        try:
+            checked = check_line(line, self.rules, utf8_known=utf8_known)
+        except BodyFault as fault:
+            self._check_model(fault.model)
+            raise
+        self._check_model(checked.model)
+        return checked
+
+    def _check_model(self, model: str) -> None:
+        if self.rules.single_model and self.models and model != self.models[0]:
             message = "All lines of a batch must name the same model here: put each model in a batch of its own."
             raise LineFault("model_mismatch", message, "body.model")
-        if len(self.models) >= MODELS_MAX and checked.model not in self._model_names:
+        if len(self.models) >= MODELS_MAX and model not in self._model_names:
             message = f"A batch may name at most {MODELS_MAX} models: split it into several batches."
             raise LineFault("invalid_request", message, "body.model")
-        return checked
 
     def _keep(self, line: bytes, at: int, checked: Line) -> None:
         number = len(self.at)
@@ -343,10 +351,15 @@ class Scan:
         del self._shapes[SHAPES_MAX:]
 
     def _refuse(self, fault: LineFault, at: int, size: int) -> None:
-        if self.rules.invalid_lines == "error_file":
+        lenient = self.rules.invalid_lines == "error_file"
+        if lenient or isinstance(fault, BodyFault):
             self.bad_at.append(at)
             self.bad_size.append(min(size, self.rules.line_bytes_max + 2))
             self.bad_line.append(self.line_count)
+            if isinstance(fault, BodyFault):
+                self.add_model(fault.model)
+                if not lenient:
+                    self.bad_id_hash.append(hash(fault.custom_id.encode()))
             return
         self.errors.append(fault.at(self.line_count))
         self.stopped = len(self.errors) >= self.rules.errors_max

@@ -17,6 +17,8 @@ def join(whole: Scan, part: Scan) -> bool:
     """Add to a scan what the next part of the input was found to hold; False when only one scan of both can tell."""
     if not _joinable(whole, part):
         return False
+    for model in part.models:
+        whole.add_model(model)
     families = _join_families(whole, part)
     first_stem = len(whole.stem_cut)
     whole.stem_family.extend(map(families.__getitem__, part.stem_family))
@@ -27,6 +29,7 @@ def join(whole: Scan, part: Scan) -> bool:
         getattr(whole, name).extend(getattr(part, name))
     lines = whole.line_count
     whole.line.fromlist([lines + line for line in part.line])
+    whole.bad_id_hash += part.bad_id_hash
     whole.bad_at += part.bad_at
     whole.bad_size += part.bad_size
     whole.bad_line.fromlist([lines + line for line in part.bad_line])
@@ -56,7 +59,6 @@ def _join_families(whole: Scan, part: Scan) -> list[int]:
     for family, name, fixed_size in zip(part.families, part.family_names, part.family_fixed_size, strict=True):
         number = whole.family_number(name)
         if number is None:
-            whole.add_model(name[0])
             number = whole.add_family(family, name, fixed_size)
         else:
             whole.families[number].join(family)

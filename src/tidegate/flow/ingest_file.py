@@ -11,6 +11,7 @@ are imported at the top, and asyncio only by the side that starts the process.
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ import msgspec
 
 from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.ingest_turns import Lane
-from tidegate.core.lines import LineRules, decode_request
+from tidegate.core.line_faults import custom_id_of
+from tidegate.core.lines import LineRules
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.core.scan import Scan
 from tidegate.flow.ingest_order import order_items
@@ -73,36 +75,41 @@ def _changed() -> LineError:
 
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
-    """Good items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly,
-    by reading them again, only where two hashes agree."""
+    """Items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly, by reading them
+    again, only where two hashes agree. Behind the good items the numbers go on with those whose body is wrong."""
     # A list is read sooner than an array.
-    if len(set(scan.id_hash.tolist())) == len(scan.id_hash):
+    hashes = scan.id_hash.tolist() + scan.bad_id_hash.tolist()
+    if len(set(hashes)) == len(hashes):
         return {}
-    seen: set[int] = set()
-    again: set[int] = set()
-    for value in scan.id_hash:
-        (again if value in seen else seen).add(value)
-    suspects = sorted((value, number) for number, value in enumerate(scan.id_hash) if value in again)
+    counts = Counter(hashes)
+    suspects = sorted(
+        (value, _line_of(scan, number), number) for number, value in enumerate(hashes) if counts[value] > 1
+    )
     twice: dict[int, int] = {}
-    ids: dict[str, int] = {}
+    ids: dict[str | None, int] = {}
     last = None
-    for value, number in suspects:
+    for value, line, number in suspects:
         if value != last:
             ids = {}
             last = value
-        line = os.pread(source, scan.size[number] - 1, scan.at[number])
-        first = ids.setdefault(decode_request(line).custom_id, scan.line[number])
-        if first != scan.line[number]:
+        bad = number - len(scan.at)
+        size, at = (scan.size[number] - 1, scan.at[number]) if bad < 0 else (scan.bad_size[bad], scan.bad_at[bad])
+        first = ids.setdefault(custom_id_of(os.pread(source, size, at), size), line)
+        if first != line:
             twice[number] = first
     return twice
+
+
+def _line_of(scan: Scan, number: int) -> int:
+    return scan.line[number] if number < len(scan.at) else scan.bad_line[number - len(scan.at)]
 
 
 def _errors(scan: Scan, twice: dict[int, int]) -> list[LineError]:
     """What fails the whole input, in the order of its lines."""
     errors = list(scan.errors)
     if scan.rules.invalid_lines != "error_file":
-        firsts = sorted(twice)[: scan.rules.errors_max]
-        errors += [duplicate_fault(twice[number]).at(scan.line[number]) for number in firsts]
+        again = sorted((_line_of(scan, number), first) for number, first in twice.items())
+        errors += [duplicate_fault(first).at(line) for line, first in again[: scan.rules.errors_max]]
     errors.sort(key=lambda error: error.line or 0)
     return errors[: scan.rules.errors_max]
 

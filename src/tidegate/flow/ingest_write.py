@@ -17,7 +17,7 @@ from operator import gt
 
 import msgspec
 
-from tidegate.core.line_faults import LineFault, custom_id_of
+from tidegate.core.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.nouns import IngestPlan, SlicePlan
 from tidegate.core.scan import Scan
 from tidegate.core.slices import add_bad, cut_slices
@@ -25,17 +25,21 @@ from tidegate.flow.forked import Forked
 from tidegate.flow.ingest_order import Run
 
 WINDOW_BYTES = 8 << 20
+BAD_REQUEST = 400
 # What is written as it was read needs no large window, and a small one stays in the processor's cache.
 WINDOW_BYTES_IN_ORDER = 256 << 10
 
 
 class BadItem(msgspec.Struct):
-    """A bad line as the work file carries it to the worker that turns it into an item error."""
+    """A bad line as the work file carries it to the worker that turns it into an item error. `status` is 400 where only the body is
+    wrong: then the line is an answer, as the model server would have given it, and `param` names the parameter."""
 
     custom_id: str | None
     code: str
     message: str
     line: int
+    status: int | None = None
+    param: str | None = None
 
 
 def duplicate_fault(first: int) -> LineFault:
@@ -165,4 +169,11 @@ def _bad_items(source: int, scan: Scan, twice: dict[int, int]) -> Iterable[BadIt
             scan.check(line)
         except LineFault as fault:
             custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
-            yield BadItem(custom_id, fault.code, fault.message, number)
+            yield BadItem(custom_id, fault.code, fault.message, number, *_answer_of(fault))
+
+
+def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:
+    """The status and the parameter, as the caller of one request knows it, of a wrong body."""
+    if not isinstance(fault, BodyFault):
+        return None, None
+    return BAD_REQUEST, (fault.param or "").removeprefix("body.") or None

@@ -56,6 +56,8 @@ class _InvalidLine(msgspec.Struct):
     message: str
     line: int
     custom_id: str | None = None
+    status: int | None = None
+    param: str | None = None
 
 
 _invalid = msgspec.json.Decoder(_InvalidLine)
@@ -145,10 +147,11 @@ def _never_sent(
     job_id, number = piece.job_id, item.number
     if not piece.model:
         wrong = _invalid.decode(item.body)
-        message = f"{wrong.message} (line {wrong.line})"
-        return Failed(
-            results.error_line(job_id, number, msgspec.json.encode(wrong.custom_id), wrong.code, message), wrong.code
-        )
+        message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
+        if wrong.status is None:
+            return Failed(results.error_line(job_id, number, custom_id, wrong.code, message), wrong.code)
+        body = results.refused_body(message, wrong.code, wrong.param)
+        return Failed(results.response_line(item_id(job_id, number), custom_id, wrong.status, body), wrong.code)
     if piece.lost_count >= OWNERS_LOST_MAX and piece.count == 1:
         message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
