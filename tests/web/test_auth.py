@@ -43,6 +43,12 @@ def web(start_web: Any) -> WebServer:
     return server
 
 
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+def test_without_keys_a_forwarded_request_is_refused(web: WebServer, header: str) -> None:
+    with web.client() as client:
+        is_error(client.get("/v1/files", headers={header: "198.51.100.9"}), {"status": 403, "code": "local_only"})
+
+
 def test_without_keys_anyone_here_is_the_default_tenant(web: WebServer) -> None:
     assert get(web, None).status_code == 200
     assert get(web, "sk-whatever-the-sdk-sends").status_code == 200
@@ -229,6 +235,11 @@ def test_failures_from_one_address_are_bounded_and_harm_no_one_else(web: WebServ
     assert answers == [401] * ADDRESS_FAILURES_MAX + [429] * 5
     # A key that was right before still is, from the same address.
     assert get(web, key).status_code == 200
+    # So is one that was never used here, and the operator: only wrong ones wait.
+    assert get(web, web.make_key("other")).status_code == 200
+    with web.client() as client:
+        assert client.get("/v1/files", headers={"X-Tidegate-Control": CONTROL_TOKEN}).status_code == 200
+        assert client.get("/v1/files", headers={"X-Tidegate-Control": "wrong"}).status_code == 429
     refused = get(web, stranger_key())
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 61
@@ -240,6 +251,30 @@ def test_failures_under_one_name_are_bounded(web: WebServer) -> None:
     web.make_key("acme")
     key = stranger_key()
     assert [get(web, key).status_code for _ in range(KEY_FAILURES_MAX + 1)] == [401] * KEY_FAILURES_MAX + [429]
+
+
+def test_a_right_key_is_let_in_after_any_number_of_wrong_secrets_under_its_name(web: WebServer) -> None:
+    key = web.make_key("acme")
+    public_id = keys.public_id_of(key)
+    assert public_id is not None
+    forged = keys.remake(public_id, secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal()
+    answers = [get(web, forged).status_code for _ in range(KEY_FAILURES_MAX + 5)]
+    assert answers == [401] * KEY_FAILURES_MAX + [429] * 5
+    assert get(web, key).status_code == 200
+
+
+def test_behind_a_proxy_each_caller_has_failures_of_its_own(start_web: Any) -> None:
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1", "10.0.0.0/8")})
+    web.make_key("acme")
+
+    def status(forwarded: str) -> int:
+        with web.client("sk-wrong") as client:
+            return client.get("/v1/files", headers={"X-Forwarded-For": forwarded}).status_code
+
+    loud = [status("198.51.100.9, 203.0.113.7, 10.1.2.3") for _ in range(ADDRESS_FAILURES_MAX + 1)]
+    assert loud[-2:] == [401, 429]
+    assert status("203.0.113.7") == 429, "further left stands what a caller may have made up"
+    assert status("203.0.113.8") == 401
 
 
 def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:

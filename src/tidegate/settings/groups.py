@@ -46,6 +46,13 @@ class Server(Group, frozen=True):
             "Bytes of request bodies that one process holds in memory at once, of which one tenant may have half; uploads do not count.",
         ),
     ] = 128 << 20
+    trusted_proxies: Annotated[
+        tuple[Annotated[str, Meta(min_length=2, max_length=64)], ...],
+        Meta(
+            max_length=256,
+            description="Addresses or ranges (10.0.0.0/8) of proxies whose X-Forwarded-For names the caller.",
+        ),
+    ] = ()
 
 
 class Store(Group, frozen=True):

@@ -1,6 +1,7 @@
 """What no single setting can know: defaults that follow from others, and values that do not go together."""
 
 from collections.abc import Iterator
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -113,6 +114,9 @@ def _url_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("store", "url"), "names no database: write postgresql://USER:PASSWORD@HOST:5432/DATABASE"
     if settings.redis.url is not None and _scheme(settings.redis.location) not in REDIS_SCHEMES:
         yield ("redis", "url"), "must begin with redis://, rediss:// or unix://"
+    for text in settings.server.trusted_proxies:
+        if not _is_network(text):
+            yield ("server", "trusted_proxies"), f"{text!r} is neither an address nor a range such as 10.0.0.0/8"
     if settings.metrics.port and settings.metrics.port == settings.server.port:
         yield ("metrics", "port"), "is server.port; metrics have a port of their own"
     for path, url in _metrics_urls(settings):
@@ -157,3 +161,11 @@ def _scheme(url: str) -> str:
 def _has_host_or_socket(url: str) -> bool:
     parts = urlsplit(url)
     return bool(parts.path.strip("/")) and (bool(parts.netloc) or "host=" in parts.query)
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

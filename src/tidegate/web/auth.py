@@ -4,6 +4,9 @@ A command on this machine shows the token that a server left in its data directo
 stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
 at most, so a revoked or expired key stops working by then. It decides who a caller is and what it may do in general; which things
 are a caller's own is the store's to say.
+
+A right key is never refused for the mistakes of others: after too many wrong ones from an address or under a name, keys that were
+not used here before wait for their turn to be looked up, a few at a time, and only the wrong ones among them are answered with 429.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.nouns import Caller
 from tidegate.store.rows import limits_from
+from tidegate.web.client_address import client_address, networks_of, owner_of
 from tidegate.web.context import WebContext
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, refuse_strangers
@@ -32,6 +36,8 @@ BELIEVED_MS = 2_000
 ROWS_MAX = 4_096
 ADDRESS_FAILURES_MAX = 30
 KEY_FAILURES_MAX = 10
+# How many keys are looked up at once for addresses and names that failed too often.
+DOUBTFUL_LOOK_UPS = 4
 USED_EVERY_MS = 60_000
 _ABSENT = bytes(32)
 _TENANT_CHARS_MAX = 255
@@ -51,11 +57,14 @@ class Authenticator:
         self._default_tenant_id: str | None = None
         self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
         self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
+        self._doubtful = asyncio.Semaphore(DOUBTFUL_LOOK_UPS)
+        self._trusted_proxies = networks_of(context.settings.server.trusted_proxies)
         self._notes: set[asyncio.Task[None]] = set()
 
     async def caller(self, request: Request, scope: str) -> Caller:
         """Who sent this, provided that they may do what `scope` names."""
-        client = request.client.host if request.client else ""
+        peer = request.client.host if request.client else ""
+        client = client_address(peer, request.headers, self._trusted_proxies)
         if CONTROL_HEADER in request.headers:
             return await self._operator(request, client)
         text = _bearer(request)
@@ -75,18 +84,13 @@ class Authenticator:
         public_id = keys.public_id_of(text)
         given = keys.keyed_hash(self._pepper, text)
         if public_id is None:
-            self._refuse_repeated(client, None)
             raise self._failed(client, None)
-        # A key that was shown to be right is heard whatever others do under its name or from its address.
-        if public_id not in self._proven:
-            self._refuse_repeated(client, public_id)
-        row, age_ms = await self._row(public_id)
-        matches = _matches(given, row, age_ms)
-        if not matches and age_ms:
-            # A secret that was made a moment ago is right at once; how often one may be wrong is bounded.
-            self._rows.pop(public_id, None)
-            row, age_ms = await self._row(public_id)
-            matches = _matches(given, row, age_ms)
+        # A key that was shown to be right does not wait, whatever others do under its name or from its address.
+        if public_id in self._proven or not self._wait_s(client, public_id):
+            row, age_ms, matches = await self._look_up(public_id, given)
+        else:
+            async with self._doubtful:
+                row, age_ms, matches = await self._look_up(public_id, given)
         if row is None or not matches or row["revoked_at"] is not None or _is_over(row, age_ms):
             if row is None or row["revoked_at"] is not None or _is_over(row, age_ms):
                 self._proven.pop(public_id, None)
@@ -103,6 +107,17 @@ class Authenticator:
             limits_from(row["limits"]),
             row["parallel_max"],
         )
+
+    async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
+        """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
+        row, age_ms = await self._row(public_id)
+        matches = _matches(given, row, age_ms)
+        if not matches and age_ms:
+            # A secret that was made a moment ago is right at once; how often one may be wrong is bounded.
+            self._rows.pop(public_id, None)
+            row, age_ms = await self._row(public_id)
+            matches = _matches(given, row, age_ms)
+        return row, age_ms, matches
 
     async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:
         now_ms = self._clock.monotonic_ms()
@@ -129,7 +144,6 @@ class Authenticator:
     async def _operator(self, request: Request, client: str) -> Caller:
         given = request.headers[CONTROL_HEADER].encode("latin-1", "replace")
         wanted = self._control_token.reveal().encode() if self._control_token else b""
-        self._refuse_repeated(client, None)
         if not hmac.compare_digest(given, wanted) or not wanted or not is_loopback(client):
             raise self._failed(client, None)
         # Names are any printable text and headers are not: it comes percent-encoded.
@@ -151,20 +165,22 @@ class Authenticator:
             self._default_tenant_id = await self._store.put_tenant(fresh, DEFAULT_TENANT)
         return self._default_tenant_id
 
-    def _refuse_repeated(self, client: str, public_id: str | None) -> None:
-        wait_s = self._address_failures.wait_s(client)
-        if public_id is not None:
-            wait_s = max(wait_s, self._key_failures.wait_s(public_id))
+    def _wait_s(self, client: str, public_id: str | None) -> int:
+        """Return how long whoever failed too often from there or under this name has to wait; 0 when none did."""
+        wait_s = self._address_failures.wait_s(owner_of(client))
+        return max(wait_s, self._key_failures.wait_s(public_id)) if public_id is not None else wait_s
+
+    def _failed(self, client: str, public_id: str | None) -> ApiProblem:
+        """Count a wrong key, and say only that it is wrong, or that there were too many."""
+        wait_s = self._wait_s(client, public_id)
         if wait_s:
-            raise ApiProblem(
+            return ApiProblem(
                 429,
                 "too_many_failures",
                 "Too many requests with a wrong API key came from here. Check the key, then wait and try again.",
                 retry_after_s=wait_s,
             )
-
-    def _failed(self, client: str, public_id: str | None) -> ApiProblem:
-        self._address_failures.add(client)
+        self._address_failures.add(owner_of(client))
         if public_id is not None:
             self._key_failures.add(public_id)
         return _refusal()

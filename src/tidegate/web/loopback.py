@@ -9,6 +9,9 @@ from starlette.datastructures import Headers
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.store.store import Store
 
+# What proxies add: a request that carries one comes from somewhere else, though its connection comes from here.
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+
 
 @lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
@@ -49,7 +52,7 @@ def is_local_program(client: str, headers: Headers) -> bool:
 
 def refuse_strangers(client: str, headers: Headers) -> None:
     """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it."""
-    if not is_local_program(client, headers):
+    if not is_local_program(client, headers) or any(name in headers for name in FORWARDED):
         raise ApiProblem(
             403,
             "local_only",

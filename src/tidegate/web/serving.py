@@ -73,6 +73,7 @@ async def listening(
     """Serve an ASGI app; gives the address that answers.
 
     Leaving ends it, after the answers under way or, if they take longer, after the grace, which begins with `stop`."""
+    host = _address_of(host)
     port = _claim(host, port)
     inbound = InboundConnections(port, limits.connections_max, limits.client_timeout_s)
     server = Server(
@@ -116,6 +117,16 @@ async def listening(
 async def _moment_of(stop: asyncio.Event) -> float:
     await stop.wait()
     return asyncio.get_running_loop().time()
+
+
+def _address_of(host: str) -> str:
+    """Return the address behind a name such as localhost; the server itself takes only addresses."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"cannot listen on {host}: no address is known for it. Check server.host.") from error
+    # IPv4 first: that is where programs that call localhost look.
+    return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
 
 def _bracketed(host: str) -> str:
