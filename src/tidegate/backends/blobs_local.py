@@ -38,7 +38,7 @@ from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
-PIECE_BYTES = 65_536
+PIECE_BYTES = 131_072
 THREAD_COUNT = 8
 PART_SUFFIX = ".part"
 FAN_OUT = slice(len("blob_"), len("blob_") + 2)

@@ -34,7 +34,7 @@ from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable
 from tidegate.core.nouns import Stamp
 from tidegate.core.ports import LogIds
 
-PIECE_BYTES = 65_536
+PIECE_BYTES = 131_072
 COPY_BYTES = 262_144
 THREAD_COUNT = 8
 

@@ -88,6 +88,7 @@ class Body(msgspec.Struct, gc=False):
     tools: Raw = NOTHING
     instructions: Raw = NOTHING
     system: Raw = NOTHING
+    background: Raw = NOTHING
 
 
 class Request(msgspec.Struct, gc=False):
@@ -182,6 +183,9 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
         raise _streams()
     input_count = _check_prompt(prompt, endpoint)
     _check_numbers(body, rules)
+    if rules.endpoint == "/v1/responses" and bytes(body.background) not in (b"", b"false", b"null"):
+        message = "body.background must be false: a batch is answered in the background anyway."
+        raise BodyFault("unsupported_parameter", message, "body.background")
     if rules.endpoint == "/v1/chat/completions":
         _check_tools(body.tools)
     output = 0

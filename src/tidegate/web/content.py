@@ -13,6 +13,7 @@ from tidegate.core.ports import Blobs
 from tidegate.store.store import Store
 from tidegate.web import problems, ranges
 from tidegate.web.filename import attachment
+from tidegate.web.parts import body_part, send_parts
 
 EXTENTS_PAGE_COUNT = 64
 _SANDBOX = "sandbox; default-src 'none'"
@@ -104,10 +105,10 @@ class Download(Response):
         async with aclosing(self._rest), _while_the_client_stays(receive):
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            await send_parts(send, self._first)
             async for piece in self._rest:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send_parts(send, piece)
+            await send(body_part(b"", more=False))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tidegate import metrics
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
@@ -20,14 +20,13 @@ from tidegate.core.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.ports import Clock
 from tidegate.upstream.passage import Passage
 from tidegate.web.dialects import Dialect
+from tidegate.web.parts import body_part, send_parts
 from tidegate.web.upstream_problems import own_words, problem_of, retry_after
 
 log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
 REST_S = 0.25
-# The server holds a few pieces for a client that does not read, so they are small.
-PIECE_BYTES_MAX = 65_536
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -129,13 +128,13 @@ class Passing(Response):
                 body = await self._judged(body)
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
-            await send(_part(body, more=False))
+            await send(body_part(body, more=False))
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         if self._held is not None:
             body = escape_line_breaks(await self._held(passage, dialect))
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
-            await send(_part(body, more=False))
+            await send(body_part(body, more=False))
             return "answered"
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         return await self._pass_stream(passage, send)
@@ -155,8 +154,7 @@ class Passing(Response):
                     continue
                 end = piece[-4:]
                 passage.hold()
-                for at in range(0, len(piece), PIECE_BYTES_MAX):
-                    await send(_part(piece[at : at + PIECE_BYTES_MAX], more=True))
+                await send_parts(send, piece)
                 passage.go_on()
         except UpstreamError as error:
             log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)
@@ -164,14 +162,14 @@ class Passing(Response):
                 # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
                 raise StreamCut from None
             said = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
-            await send(_part(said, more=False))
+            await send(body_part(said, more=False))
             return "failed"
         last = b""
         if translator is not None:
             last = piece if translator.ended else translator.end()
             if piece:
                 await read_rest(passage)
-        await send(_part(escaper.feed(last) + escaper.end(), more=False))
+        await send(body_part(escaper.feed(last) + escaper.end(), more=False))
         return "answered"
 
 
@@ -182,7 +180,3 @@ async def read_rest(passage: Passage) -> None:
             await passage.read()
     except (UpstreamError, TimeoutError) as error:
         log.info("stream_ended_late", why=type(error).__name__)
-
-
-def _part(body: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -1,0 +1,15 @@
+"""Hands an answer to the HTTP server in small parts. It holds a few of them for a client that does not read, so they are small."""
+
+from starlette.types import Message, Send
+
+PART_BYTES_MAX = 32_768
+
+
+async def send_parts(send: Send, piece: bytes) -> None:
+    """Send these bytes as fast as the server takes them; more follow."""
+    for at in range(0, len(piece), PART_BYTES_MAX):
+        await send(body_part(piece[at : at + PART_BYTES_MAX], more=True))
+
+
+def body_part(body: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
