@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -23,6 +24,7 @@ from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbou
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.prices import NANO, Price
 from tidegate.upstream.parallel import WAITERS_MAX, Parallel
+from tidegate.upstream.reserve import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.router import Router
 from tidegate.upstream.slots import Capacity
 
@@ -82,8 +84,9 @@ def money(tokens: int, period: Period = Period.LIFETIME) -> tuple[Budget, ...]:
     return budgets_of(Bound.KEY, "k", [Limit(period, nano=tokens * TOKEN)])
 
 
-# The letters of `sized`'s body, of which half are likely to be tokens where nothing is known; every other byte is one.
-LIKELY_LESS = 7
+def likely(tokens: int) -> int:
+    """Of a call of `sized`, what it will likely cost where nothing is known: its body has 14 letters."""
+    return 10 + math.ceil(14 * LETTER_TOKENS + (tokens - 10 - 14) * OTHER_TOKENS)
 
 
 def sized(world: World, budgets: tuple[Budget, ...], tokens: int, left_ms: float = 60_000) -> Call:
@@ -104,12 +107,13 @@ async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limit
                     functools.partial(lambda left: limits.left(budgets[0]) == left, 100 - spent), "it to be settled"
                 )
             with pytest.raises(Overspent) as broke:
-                await router.send(sized(world, budgets, 81 + LIKELY_LESS))
+                await router.send(sized(world, budgets, 104))
             assert (broke.value.code, broke.value.status, broke.value.billed) == ("budget_exceeded", 402, False)
-            assert "0.081" in broke.value.message
+            assert f"0.0{likely(104)}" in broke.value.message
+            assert 80 < likely(104) < 100
             assert "0.08 left" in broke.value.message
             with pytest.raises(Overspent):
-                await router.send(sized(world, budgets, 101))
+                await router.send(sized(world, budgets, 140))
             await router.send(sized(world, budgets, 80))
             assert router.status()[0].failures == {}
     assert len(server.posts) == 3
@@ -125,7 +129,7 @@ async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: World, 
             await router.send(sized(world, budgets, 150))
             await eventually(lambda: limits.left(budgets[0]) == 190, "it to be settled")
             ends = await asyncio.gather(
-                *(in_the_end(router, sized(world, budgets, size)) for size in [198, 50, 199, 50, 200, 50]),
+                *(in_the_end(router, sized(world, budgets, size)) for size in [250, 50, 260, 50, 270, 50]),
                 return_exceptions=True,
             )
             assert [type(end) for end in ends] == [Overspent, Answer] * 3
@@ -218,7 +222,7 @@ async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: World, limi
             deployment(cheap.url, "cheap", price=CHEAP),
         )
         async with world.router(*places, policy=AT_ONCE, capacity=Capacity(limits)) as router:
-            assert (await router.send(sized(world, budgets, 60))).deployment == "cheap"
+            assert (await router.send(sized(world, budgets, 90))).deployment == "cheap"
     assert len(dear.posts) == 0
 
 
@@ -300,9 +304,9 @@ async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
         await parallel.close()
 
 
-def wordy(world: World, budgets: tuple[Budget, ...], letters: int) -> Call:
-    """A call whose prompt is plain words: a token a byte at most, and one for four bytes in truth."""
-    body = b'{"max_tokens":1,"messages":"%s"}' % (b"abcd" * (letters // 4))
+def wordy(world: World, budgets: tuple[Budget, ...], letters: int, text: bytes = b"abcd") -> Call:
+    """A call whose prompt takes a token a byte at most, and one for four bytes in truth."""
+    body = b'{"max_tokens":1,"messages":"%s"}' % (text * (letters // len(text)))
     return world.call(body=body, budgets=budgets)
 
 
@@ -314,8 +318,9 @@ def counting(bytes_per_token: int) -> Script:
     return script
 
 
+@pytest.mark.parametrize("text", [b"abcd", b"0123456789", "\u6f6e\u6c50".encode()], ids=["words", "digits", "chinese"])
 async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_another(
-    world: World, limits: LedgerLimits
+    world: World, limits: LedgerLimits, text: bytes
 ) -> None:
     """Each may cost 4,000 and costs 1,000: a budget of 3,500 pays for three, and none is passed."""
     budgets = money(3_500)
@@ -323,9 +328,8 @@ async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_an
         async with world.router(
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
-            ends = await asyncio.gather(
-                *(in_the_end(router, wordy(world, budgets, 3_960)) for _ in range(6)), return_exceptions=True
-            )
+            calls = [wordy(world, budgets, 3_960, text) for _ in range(6)]
+            ends = await asyncio.gather(*(in_the_end(router, call) for call in calls), return_exceptions=True)
     assert sorted(type(end).__name__ for end in ends) == ["Answer"] * 3 + ["Overspent"] * 3
     assert server.open_count_highest >= 1
     assert 0 < limits.left(budgets[0]) < 1_000

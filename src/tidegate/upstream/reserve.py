@@ -7,8 +7,9 @@ A caller who allows any number of tokens has no bound: such a call takes all tha
 module looks into a body only for the numbers that bound the answer.
 
 What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
-says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: plain
-letters and spaces count as densely as the deployment ever counted them, and a quarter more; every other byte counts as a token.
+says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: a plain
+letter counts as half a token, another byte nearly as a whole one, until the deployment has counted some; then a quarter more than it
+ever did.
 """
 
 import math
@@ -33,20 +34,22 @@ SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
 WHOLE_BUDGET = sys.maxsize
 
 
-# Of a prompt's bytes, plain letters and spaces may be taken for fewer tokens than bytes; every other byte counts as one.
+# How many tokens a byte of a prompt likely is before a deployment has counted any: a plain letter or a space, and any other.
 _LETTERS = string.ascii_letters.encode() + b" "
-UNKNOWN_DENSITY = 0.5
-DENSITY_MIN = 0.2
-DENSITY_MARGIN = 1.25
-LEARNING_LETTERS_MIN = 64
+LETTER_TOKENS = 0.5
+OTHER_TOKENS = 0.8
+# What a deployment counted is believed with a margin, and only of prompts that are more than the frame of a request.
+COUNTED_MARGIN = 1.25
+COUNTED_MIN = 0.25
+COUNTED_BYTES_MIN = 256
 
 
 class Reserve:
-    """Knows, per model, what an answer took on average so far, and how dense in tokens a deployment counts prompts at most."""
+    """Knows, per model, what an answer took on average so far, and how many tokens a deployment counts in prompts at most."""
 
     def __init__(self) -> None:
         self._output_tokens: dict[str, float] = {}
-        self._density: dict[tuple[str, str], float] = {}
+        self._counted: dict[tuple[str, str, bool], float] = {}
 
     def learn(self, model: str, usage: Usage, items: int = 1) -> None:
         output_tokens = usage.output_tokens / items
@@ -90,24 +93,24 @@ class Reserve:
         )
 
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
-        """A deployment said how many tokens a prompt had: the densest that it ever counted is remembered."""
-        letters = _letters(call.body)
-        if letters < LEARNING_LETTERS_MIN:
-            return
-        key = (deployment.name, call.model)
-        if key not in self._density and len(self._density) >= LEARNED_MAX:
-            self._density.clear()
-        density = (usage.input_tokens - (len(call.body) - letters)) / letters
-        if density <= 1.0:
+        """A deployment said how many tokens a prompt had: the most that it ever counted, beside what was likely, is remembered."""
+        size = len(call.body)
+        if size < COUNTED_BYTES_MIN or usage.input_tokens > size:
             # More tokens than bytes are no text: something was fetched.
-            self._density[key] = max(density, DENSITY_MIN, self._density.get(key, 0.0))
+            return
+        likely, is_wordy = _likely_tokens(call.body)
+        key = (deployment.name, call.model, is_wordy)
+        if key not in self._counted and len(self._counted) >= LEARNED_MAX:
+            self._counted.clear()
+        self._counted[key] = max(usage.input_tokens / likely, COUNTED_MIN, self._counted.get(key, 0.0))
 
     def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
-        """What this call will likely use there: as much as it can, but for the letters of its prompt."""
-        letters = _letters(call.body)
-        known = self._density.get((deployment.name, call.model))
-        density = UNKNOWN_DENSITY if known is None else min(1.0, known * DENSITY_MARGIN)
-        return Usage(len(call.body) - letters + math.ceil(letters * density), 0, most.output_tokens)
+        """What this call will likely use there: as much as it can, but for the tokens of its prompt."""
+        likely, is_wordy = _likely_tokens(call.body)
+        counted = self._counted.get((deployment.name, call.model, is_wordy))
+        if counted is not None:
+            likely *= counted * COUNTED_MARGIN
+        return Usage(min(math.ceil(likely), most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
         """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
@@ -127,8 +130,11 @@ class Reserve:
         return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
 
 
-def _letters(body: bytes) -> int:
-    return len(body) - len(body.translate(None, _LETTERS))
+def _likely_tokens(body: bytes) -> tuple[float, bool]:
+    """How many tokens a prompt likely has, and whether it is mostly plain words: of the two kinds, counts differ."""
+    others = len(body.translate(None, _LETTERS))
+    letters = len(body) - others
+    return letters * LETTER_TOKENS + others * OTHER_TOKENS, letters > others
 
 
 def _allowed(call: Call, otherwise: int = 0) -> int | None:
