@@ -22,7 +22,7 @@ from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
 from tidegate.control import control_file
 from tidegate.core import ids
-from tidegate.core.deployments import Deployment, Secret
+from tidegate.core.deployments import Deployment, Secret, reached_names
 from tidegate.core.errors import SettingsError, StoreError, StoreUnavailable
 from tidegate.core.ingest_turns import IngestLimits
 from tidegate.core.lines import LineRules
@@ -400,6 +400,7 @@ def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) 
         replace(
             worker_options(parts.settings, parts.scratch),
             model_of=roster.model_of,
+            reached_by=roster.reached_by,
             retry_of=roster.retry_of,
             price_of=router.price_of,
         ),
@@ -432,6 +433,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         weight_of=lambda tenant: tenants.of(tenant).weight,
         in_flight_caps=tenants.in_flight_caps(),
         model_of={one.name: one.model for one in resources(settings)},
+        reached_by=reached_names(resources(settings)),
         parallel_of=lambda piece, key_max: tenants.of(piece.tenant).parallel(
             piece.tenant_id, piece.user, piece.key_id, key_max
         ),

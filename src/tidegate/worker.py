@@ -83,7 +83,7 @@ class Worker:
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded, upstream.recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._keys = KeyStates(store, clock, options.model_of)
-        self._guards = Guards(options.rules, options.model_of)
+        self._guards = Guards(options.rules, options.reached_by)
         self._ingest = Ingest(
             store,
             blobs,

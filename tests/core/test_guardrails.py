@@ -1,5 +1,6 @@
-"""The built-in guardrails: what passes, what is changed and how little, what is refused, and patterns that could take for ever."""
+"""The built-in guardrails: what passes, what is changed and how little, what is refused, and what must not pass by."""
 
+import base64
 import json
 import re
 from typing import Any
@@ -18,10 +19,10 @@ from tidegate.core.guardrails import (
     Patterns,
     Refuse,
     Transformed,
+    Unseen,
     answer_texts,
     run,
 )
-from tidegate.core.patterns import Needle, compile_pattern, needle_of
 
 
 def packed(value: Any) -> bytes:
@@ -67,25 +68,164 @@ def test_a_denied_word_is_found_wherever_a_text_can_stand() -> None:
         assert "secret" not in verdict.message.lower()
 
 
-def test_words_of_the_api_and_media_are_no_texts() -> None:
-    rail = Patterns("words", ["user", "text", "assistant", "AAAA", "stop"])
+def test_words_of_the_api_are_no_texts() -> None:
+    rail = Patterns("words", ["user", "text", "assistant", "stop", "messages"])
     body = packed(
         {
             "model": "text-1",
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "content": "hello"},
-                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-                        {"source": {"data": "AAAA"}},
-                    ],
-                }
-            ],
+            "messages": [{"role": "user", "content": [{"type": "text", "content": "hello"}]}],
         }
     )
     assert rail.check_prompt(body) is PASS
-    assert rail.check_answer(packed({"choices": [{"finish_reason": "stop", "message": {"role": "assistant"}}]})) is PASS
+    answer = {"id": "stop-1", "choices": [{"finish_reason": "stop", "message": {"role": "assistant"}}]}
+    assert rail.check_answer(packed(answer)) is PASS
+    for hidden in ({"role": "user text"}, {"type": "assistant!"}, {"nonstop": 1}, {"finish_reason": "stop it"}):
+        assert isinstance(rail.check_prompt(packed({**hidden})), Refuse)
+
+
+KEY = "AKIA" + "Q" * 16
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+HIDDEN: list[Any] = [
+    content({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": KEY}}),
+    content({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": KEY}]}}),
+    content({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": encoded(KEY)}}),
+    content({"type": "document", "title": KEY, "source": {"type": "text", "data": "x"}}),
+    content({"type": "text", "text": KEY[:2]}, {"type": "text", "text": KEY[2:]}),
+    content({"type": "text", "text": KEY[:9], "id": "x"}, KEY[9:]),
+    content({"type": "input_text", "text": KEY[:3]}, {"type": "input_text", "text": KEY[3:]}),
+    content({"type": "tool_result", "content": [{"text": KEY[:3]}, {"text": KEY[3:]}]}),
+    content({"type": "image_url", "image_url": {"url": f"data:text/plain,{KEY}"}}),
+    content({"type": "image_url", "image_url": {"url": f"data:text/plain;base64,{encoded(KEY)}"}}),
+    content({"type": "image_url", "image_url": {"url": f"DATA:image/png;base64,{encoded(KEY)}"}}),
+    content({"type": "file", "file": {"file_data": f"data:application/json;base64,{encoded(KEY)}"}}),
+    {"messages": [{"role": "user", "content": KEY[:5]}, {"role": "user", "content": KEY[5:]}]},
+    {"messages": [{"role": "user", "type": KEY}]},
+    {"messages": [{"role": KEY, "content": "x"}]},
+    {"messages": [{"id": KEY, "data": "x"}]},
+    {"messages": [{"data": KEY}]},
+    {"messages": [{"model": KEY}]},
+    {"metadata": {KEY: "x"}},
+    {"tools": [{"function": {"parameters": {"type": "object", "properties": {KEY: {"type": "string"}}}}}]},
+    {"tools": [{"function": {"name": KEY}}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": json.dumps({"k": KEY})}}]}]},
+    {"messages": [{"tool_calls": [{"function": {"arguments": '{"k": "\\u0041KIA' + KEY[4:] + '"}'}}]}]},
+    {"messages": [{"tool_calls": [{"function": {"arguments": json.dumps(json.dumps("\\u0041" + KEY[1:]))}}]}]},
+    {"system": [{"type": "text", "text": KEY[:6]}, {"type": "text", "text": KEY[6:]}]},
+    {"input": [KEY, "x"]},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": KEY}]}]},
+    {"query": "x", "documents": [{"text": KEY}]},
+    {"text_1": "x", "text_2": [KEY]},
+    {"prompt": KEY},
+    {"suffix": KEY},
+    {"stop": [KEY]},
+    {"user": KEY},
+    {"messages": [{"role": "user", "content": "ＡＫＩＡ" + KEY[4:]}]},
+    {"messages": [{"role": "user", "content": "A\u200bK\u2060I\ufeffA" + KEY[4:]}]},
+    {"messages": [{"role": "user", "content": "".join(chr(0xE0000 + ord(letter)) for letter in KEY)}]},
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+@pytest.mark.parametrize("unseen", list(Unseen))
+def test_nothing_passes_by_in_another_place_or_shape(body: Any, unseen: Unseen) -> None:
+    """Neither in a request nor in an answer; `deny` refuses it, and `redact` takes it away or refuses it."""
+    for action in Action:
+        rail = Patterns("keys", ["AKIA[0-9A-Z]{16}"], action, unseen=unseen)
+        for check in (rail.check_prompt, rail.check_answer):
+            if check == rail.check_answer and ("user" in body or "model" in str(body)):
+                continue
+            verdict = check(packed({"model": "m", **body}))
+            if isinstance(verdict, Transformed):
+                assert action is Action.REDACT
+                assert check(verdict.body) is PASS
+            else:
+                assert isinstance(verdict, Refuse)
+                assert verdict.code == "guardrail_pattern"
+
+
+CANNOT_BE_SEEN: list[Any] = [
+    {"prompt": [1, 2, 3]},
+    {"prompt": [[1, 2], [3]]},
+    {"input": [15339, 1917]},
+    {"prompt_token_ids": [5]},
+    {"prompt_embeds": base64.b64encode(bytes(range(128, 240))).decode()},
+    content({"type": "image_url", "image_url": {"url": "https://example.test/a.png"}}),
+    content({"type": "input_image", "image_url": "https://example.test/a.png"}),
+    content({"type": "image", "source": {"type": "url", "url": "https://example.test/a.png"}}),
+    content({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="}}),
+    content({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}),
+    content({"type": "input_audio", "input_audio": {"data": "UklGRv///38AAAAAV0FWRQ==", "format": "wav"}}),
+    content({"type": "file", "file": {"file_id": "file-1"}}),
+    content({"type": "image_url", "image_url": {"url": "data:text/plain;charset=utf-7,+AEEASwBJAEE-"}}),
+    content({"type": "image_url", "image_url": {"url": f"data:text/plain;base64,{base64.b64encode(b'A' + bytes(20)).decode()}"}}),
+    {"previous_response_id": "resp_1", "input": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CANNOT_BE_SEEN)
+def test_what_cannot_be_looked_at_is_refused_unless_the_operator_lets_it_pass(body: Any) -> None:
+    said = packed({"model": "m", **body})
+    for action in Action:
+        verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"], action).check_prompt(said)
+        assert isinstance(verdict, Refuse)
+        assert verdict.code == "guardrail_unseen"
+        assert Patterns("keys", ["AKIA[0-9A-Z]{16}"], action, unseen=Unseen.PASS).check_prompt(said) is PASS
+
+
+def test_a_field_named_twice_hides_nothing() -> None:
+    body = b'{"messages":[{"content":"%b","content":"x"}]}'
+    rail = Patterns("keys", ["AKIA[0-9A-Z]{16}"], unseen=Unseen.PASS)
+    verdict = rail.check_prompt(body % KEY.encode())
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == "guardrail_pattern"
+    verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"]).check_prompt(body % b"y")
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == "guardrail_unseen"
+
+
+def test_long_numbers_are_texts_and_settings_are_not() -> None:
+    rail = Patterns("cards", [r"\b\d{10,16}\b"])
+    assert isinstance(rail.check_prompt(packed({"messages": [{"content": {"card": 4111111111111111}}]})), Refuse)
+    assert isinstance(rail.check_prompt(b'{"messages":[{"content":4111111111111111}]}'), Refuse)
+    assert rail.check_prompt(packed({"seed": 4111111111111111, "max_tokens": 100})) is PASS
+    assert rail.check_answer(packed({"created": 1731700000, "choices": [{"index": 0, "message": {}}]})) is PASS
+
+
+def test_harmless_calls_pass() -> None:
+    """With tools, parts, several turns and answers of every kind, under patterns that find nothing in them."""
+    rail = Patterns("keys", ["AKIA[0-9A-Z]{16}", r"(?i)\bsecret\b", r"\b\d{3}-\d{2}-\d{4}\b"])
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+    for body in (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": [tool]},
+        content({"type": "text", "text": "one"}, {"type": "text", "text": "two"}),
+        {"input": ["a", "b"], "encoding_format": "float"},
+        {"prompt": ["a", "b"], "logit_bias": {"50256": -100}, "stop": ["x"]},
+        {"messages": [{"role": "user", "content": "größer als 5 – naïve"}]},
+    ):
+        assert rail.check_prompt(packed({"model": "m", **body})) is PASS
+    for answer in (
+        {"id": "x", "object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}], "usage": {"n": 1}},
+        {"choices": [{"index": 0, "logprobs": {"content": [{"token": "a", "logprob": -0.1, "bytes": [97]}]}}]},
+        {"content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
+    ):  # fmt: skip
+        assert rail.check_answer(packed(answer)) is PASS
+
+
+def test_a_word_that_comes_in_tokens_is_found() -> None:
+    rail = Patterns("words", ["secret"], Action.REDACT)
+    tokens = [{"token": "sec", "logprob": -0.1}, {"token": "ret", "logprob": -0.2}]
+    answer = {"choices": [{"message": {"content": "a secret"}, "logprobs": {"content": tokens}}]}
+    verdict = rail.check_answer(packed(answer))
+    assert isinstance(verdict, Refuse), "the text could be replaced, but its tokens would tell it"
 
 
 def test_redaction_changes_the_text_and_not_a_byte_around_it() -> None:
@@ -100,13 +240,6 @@ def test_redaction_changes_the_text_and_not_a_byte_around_it() -> None:
     assert rail.check_prompt(chat("nothing")) is PASS
 
 
-def test_sides_can_be_chosen() -> None:
-    rail = Patterns("words", ["x"], prompts=False)
-    assert rail.check_prompt(b'"x"') is PASS
-    assert isinstance(rail.check_answer(b'"x"'), Refuse)
-    assert Patterns("words", ["x"], answers=False).check_answer(b'"x"') is PASS
-
-
 def test_a_text_too_long_to_look_at_is_refused_and_not_left_unseen() -> None:
     for action in Action:
         rail = Patterns("words", ["x"], action, text_chars_max=100)
@@ -116,14 +249,19 @@ def test_a_text_too_long_to_look_at_is_refused_and_not_left_unseen() -> None:
         assert rail.check_prompt(chat("y" * 100)) is PASS
 
 
-@given(st.text(max_size=60), st.sampled_from(["a", "[0-9]+", "é", '"', r"\\", "."]))
+@given(st.text(max_size=60), st.sampled_from(["a", "[0-9]+", "é", '"', r"\\\\"]))
 def test_a_redacted_text_is_what_the_pattern_says(text: str, pattern: str) -> None:
     rail = Patterns("p", [pattern], Action.REDACT, replacement="#")
     body = chat(text)
     verdict = rail.check_prompt(body)
+    plain = text.encode("utf-8", "replace").decode()
+    want = re.sub(pattern, "#", plain)
+    if isinstance(verdict, Refuse):
+        # It is still there when the text is read in another way.
+        assert "\\" in text or not text.isascii()
+        return
     got = json.loads(verdict.body if isinstance(verdict, Transformed) else body)
-    want = compile_pattern(pattern, "p").sub("#", text.encode("utf-8", "replace").decode())
-    assert got == {"model": "m", "messages": [{"role": "user", "content": want}]}
+    assert got == {"model": "m", "messages": [{"role": "user", "content": want if verdict is not PASS else text}]}
 
 
 def test_half_a_character_hides_nothing() -> None:
@@ -145,35 +283,11 @@ def test_garbage_gets_a_verdict(garbage: bytes) -> None:
         rail.check_answer(garbage)
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(a+)+$", r"(a|a)*b", r"(a*)*", r"(\w+\s)*x", r"((ab)*c)+", r"([a-z]+)*", r"(a{2,})+", r"(x+x+)+y", r"(?P<n>a+)+",
-        r"(.*a){20}", r"(a+){2,9}", r"(\\+)+", r"(a)\1", r"(?P<n>a)(?P=n)", r"([^)]+)*", r"([]a]+)*", "(?:(?:a|b)c)+",
-        "(", "[", "*", "a{5,2}", "x" * 3000,
-    ],
-)  # fmt: skip
-def test_a_pattern_that_can_take_for_ever_is_refused_at_start(pattern: str) -> None:
-    with pytest.raises(SettingsError, match="guardrail 'p', pattern 1"):
-        Patterns("p", [pattern])
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"\b\d{3}-\d{2}-\d{4}\b", r"(?:foo|bar)\s+baz", "[^]]+", "(?>a+)+", "(a++)+", "(?i:secret)", "(?i)secret",
-        r"(?:\d[ -]?){13,16}", r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}", "a|b|c+", "sk-[A-Za-z0-9]{20,}", "(?:ab?)+",
-        r"\(a+\)+", "[(a+)]+", r"(a+){2}",
-    ],
-)  # fmt: skip
-def test_patterns_that_people_write_are_taken(pattern: str) -> None:
-    Patterns("p", [pattern])
-
-
 def test_a_guardrail_without_sense_is_refused_by_name() -> None:
     for make in (
         lambda: Patterns("empty", []),
         lambda: Patterns("empty", ["a"], text_chars_max=0),
+        lambda: Patterns("empty", ["a*"]),
         lambda: AnswerShape("empty", {"surprise": 1}),
     ):
         with pytest.raises(SettingsError, match="guardrail 'empty'"):
@@ -225,73 +339,3 @@ def test_one_after_the_other_until_one_refuses() -> None:
     assert isinstance(run([rail.check_prompt for rail in reversed(rails)], chat("a secret")), Refuse)
     assert run([rail.check_prompt for rail in rails], chat("fine")) is PASS
     assert run([], b"") is PASS
-
-
-NEEDLES = [
-    ("AKIA[0-9A-Z]{16}", Needle(b"AKIA", False)),
-    (r"\b\d{3}-\d{2}\b", Needle(b"-", False)),
-    ("(?i)PASS(word)?", Needle(b"pass", True)),
-    ("(foo|fox)bar", Needle(b"bar", False)),
-    ("(?:ab){2,3}c", Needle(b"ab", False)),
-    ("(?!no)yes", Needle(b"yes", False)),
-    ("(?>ab)c", Needle(b"ab", False)),
-    ("(?i:abc)d", Needle(b"d", False)),
-    ("foo|bar", None),
-    ("(ab)?", None),
-    ("(ab){0,3}x*", None),
-    ('"', None),
-    ("/", None),
-    ("\u00fc", None),
-    (r"\n", None),
-]
-
-
-@pytest.mark.parametrize(("text", "needle"), NEEDLES)
-def test_every_match_of_a_pattern_contains_its_needle(text: str, needle: Needle | None) -> None:
-    assert needle_of(text) == needle
-
-
-SEARCHED = [text for text, _ in NEEDLES] + ["(?i)sky", "(?i)kiss", "a.b", "^ab", "ab$", "<b>"]
-# Letters that fold to plain ones, letters that JSON must or may escape, and pieces of what is searched for.
-PARTS = st.sampled_from(
-    [
-        *'ab-x<>/"\\\n\u00fc\u212a\u017f',
-        "foobar",
-        "bar",
-        "AKIA" + "Z" * 16,
-        "123-45",
-        "pass",
-        "PASS",
-        "yes",
-        "abab",
-        "abcd",
-        "sKy",
-        "k",
-    ]
-)
-
-
-def escaped(text: str, escapes: list[bool]) -> str:
-    """The same text as JSON, with any of its letters as escapes."""
-    said = [
-        f"\\u{ord(letter):04x}" if escape else json.dumps(letter)[1:-1]
-        for letter, escape in zip(text, escapes, strict=False)
-    ]
-    return '"' + "".join(said) + json.dumps(text[len(said) :], ensure_ascii=False)[1:]
-
-
-@given(
-    st.lists(st.sampled_from(SEARCHED), min_size=1, max_size=3),
-    st.lists(PARTS, max_size=6).map("".join),
-    st.one_of(st.just([]), st.lists(st.booleans(), max_size=12)),
-)
-def test_looking_for_a_needle_first_changes_nothing(patterns: list[str], text: str, escapes: list[bool]) -> None:
-    body = b'{"model":"m","input":%b}' % escaped(text, escapes).encode()
-    assert json.loads(body)["input"] == text
-    is_found = any(re.search(pattern, text) for pattern in patterns)
-    assert isinstance(Patterns("p", patterns).check_prompt(body), Refuse) is is_found
-    changed = Patterns("p", patterns, Action.REDACT, replacement="_").check_prompt(body)
-    kept = text
-    for pattern in patterns:
-        kept = re.sub(pattern, "_", kept)
-    assert json.loads(changed.body if isinstance(changed, Transformed) else body)["input"] == kept

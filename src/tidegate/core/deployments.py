@@ -4,7 +4,7 @@ Half-given or impossible values are refused here, in words that say what to do, 
 module knows no HTTP client, opens no file and reads no environment: a key arrives as a `Secret` that was already resolved.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
@@ -334,6 +334,32 @@ class Resource:
     limits: tuple[Limit, ...] = ()
     fallbacks: tuple[str, ...] = ()
     total_timeout_s: float | None = None
+
+
+def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, Resource]:
+    """What comes after a resource's own deployments, in order: each fallback and then what that one falls back to, each once."""
+    found: dict[str, Resource] = {}
+    ahead = list(resource.fallbacks)
+    while ahead:
+        name = ahead.pop(0)
+        if name == resource.name or name in found:
+            continue
+        found[name] = by_name.get(name) or Resource(name, name)
+        ahead = [*found[name].fallbacks, *ahead]
+    return found
+
+
+def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
+    """For each resource every name that a call to it may come under: its own, its model's, and those of its fallbacks and their models."""
+    by_name = {one.name: one for one in resources}
+    return {
+        name: tuple(
+            dict.fromkeys(
+                (name, own.model, *(said for one in fallbacks(own, by_name).values() for said in (one.name, one.model)))
+            )
+        )
+        for name, own in by_name.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@
     Patterns    an operator's regular expressions: what is found is refused (deny) or replaced (redact)
     AnswerShape the text of an answer is JSON that fits a schema
 
-Patterns look at every text of a body but for the words of the API itself (roles, types, ids) and media; keys are not texts. A text longer
-than the bound is refused rather than left unseen; what may take long to look through is for a process of its own. Bodies are changed in
-place: every byte around a replaced text stays as it was. Own guardrails are anything with these two methods; who loads them is not this
-module's affair.
+Patterns look at everything that a body says (`body_texts.py`). What cannot be looked at is refused, unless the operator lets it pass, and
+so is a text longer than the bound. Bodies are changed in place: every byte around a replaced text stays as it was, and what is still found
+after that is refused. Own guardrails are anything with these two methods; who loads them is not this module's affair.
 """
 
 import re
@@ -18,21 +17,18 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidegate.core.body_texts import BodyTexts, is_api_word, readings
 from tidegate.core.errors import SettingsError
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.json_schema import Schema
-from tidegate.core.patterns import Needle, compile_pattern, loose_repeats, needle_of
+from tidegate.core.patterns import Finder
 
 TEXT_CHARS_MAX = 1_000_000
-# Bodies up to these sizes can be looked through at once, by how many loose repeats the patterns have: a few milliseconds at the worst.
-QUICK_BYTES_MAX = (16_000, 2_000, 200)
+# What can be looked through at once: a few milliseconds at the worst, by the bytes and by the bytes times the weight of the patterns.
+QUICK_BYTES_MAX = 16_000
+QUICK_WORK_MAX = 1_000_000
 # A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
-_API_WORDS = frozenset((b'"role"', b'"type"', b'"object"', b'"finish_reason"', b'"stop_reason"', b'"model"', b'"id"'))
-_MEDIA = frozenset((b'"data"', b'"b64_json"', b'"embedding"'))
-# A plain letter that is written as an escape: nobody honest does, and a search for plain text would not see it.
-_ESCAPED_ASCII = re.compile(rb"\\u00[0-7]")
-_BACKSLASH = ord("\\")
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
@@ -42,6 +38,7 @@ class Code(StrEnum):
 
     LENGTH = "guardrail_length"
     PATTERN = "guardrail_pattern"
+    UNSEEN = "guardrail_unseen"
     SCHEMA = "guardrail_schema"
     REFUSED = "guardrail_refused"
 
@@ -124,18 +121,15 @@ class Action(StrEnum):
     REDACT = "redact"
 
 
-class PatternSpec(msgspec.Struct, frozen=True):
-    """All that makes a guardrail of patterns, as it can be told to another process."""
+class Unseen(StrEnum):
+    """What becomes of a body of which a part cannot be looked at."""
 
-    name: str
-    patterns: tuple[str, ...]
-    action: Action
-    replacement: str
-    text_chars_max: int
+    REFUSE = "refuse"
+    PASS = "pass"
 
 
 class Patterns:
-    """Regular expressions over the texts of prompts, answers or both. `replacement` is literal: it refers to no group."""
+    """Regular expressions over all that prompts, answers or both say. `replacement` is literal: it refers to no group."""
 
     def __init__(
         self,
@@ -144,8 +138,7 @@ class Patterns:
         action: Action = Action.DENY,
         *,
         replacement: str = "[redacted]",
-        prompts: bool = True,
-        answers: bool = True,
+        unseen: Unseen = Unseen.REFUSE,
         text_chars_max: int = TEXT_CHARS_MAX,
     ) -> None:
         if not patterns:
@@ -153,107 +146,86 @@ class Patterns:
         if text_chars_max < 1:
             raise SettingsError(f"guardrail {name!r}: text_chars_max is {text_chars_max}: use 1 or more")
         self._name = name
-        self._patterns = [
-            compile_pattern(text, f"guardrail {name!r}, pattern {number + 1}") for number, text in enumerate(patterns)
-        ]
-        needles = [needle_of(text) for text in patterns]
-        self._searches = [
-            (pattern, needle, needle.rarest if needle else 0)
-            for pattern, needle in zip(self._patterns, needles, strict=True)
-        ]
+        self._finder = Finder(patterns, f"guardrail {name!r}")
+        if self._finder.finds(""):
+            raise SettingsError(
+                f"guardrail {name!r} has a pattern that matches nothing at all, so it is in every text: ask for a character"
+            )
         self._action = action
         self._replacement = replacement
-        self.spec = PatternSpec(name, tuple(patterns), action, replacement, text_chars_max)
-        loose = max(loose_repeats(text) for text in patterns)
-        self._quick_bytes_max = QUICK_BYTES_MAX[min(loose, len(QUICK_BYTES_MAX) - 1)]
-        self._prompts = prompts
-        self._answers = answers
+        self._unseen = unseen
         self._text_chars_max = text_chars_max
+        self._quick_bytes_max = min(QUICK_BYTES_MAX, QUICK_WORK_MAX // self._finder.weight)
+
+    def is_quick(self, body: bytes) -> bool:
+        """Return whether this body can be looked through without holding up others."""
+        return len(body) <= self._quick_bytes_max
 
     def check_prompt(self, body: bytes) -> Verdict:
-        return self._check(body, "request") if self._prompts else PASS
+        return self._check(body, "request")
 
     def check_answer(self, body: bytes) -> Verdict:
-        return self._check(body, "answer") if self._answers else PASS
-
-    def quick_check(self, what: str) -> Callable[[bytes], Verdict | None]:
-        """The same check of a request or an answer, but for bodies that may hold whoever looks them through: for these it says None."""
-
-        def check(body: bytes) -> Verdict | None:
-            patterns = self._candidates(body)
-            if not patterns:
-                return PASS
-            return None if len(body) > self._quick_bytes_max else self._look(patterns, body, what)
-
-        return check
-
-    def _candidates(self, body: bytes) -> list[re.Pattern[str]]:
-        """The patterns that may match something in this body: those whose needle is in it, or that have none."""
-        if len(body) > self._text_chars_max or (_BACKSLASH in body and _ESCAPED_ASCII.search(body)):
-            return self._patterns
-        return [
-            pattern
-            for pattern, needle, rarest in self._searches
-            if needle is None
-            or (_may_fold(needle, body) if needle.folded else (rarest in body and needle.text in body))
-        ]
+        return self._check(body, "answer")
 
     def _check(self, body: bytes, what: str) -> Verdict:
-        patterns = self._candidates(body)
-        return self._look(patterns, body, what) if patterns else PASS
+        refusal = self._look(body, what)
+        if refusal is None:
+            return PASS
+        if self._action is Action.DENY or refusal.code != Code.PATTERN:
+            return refusal
+        redacted = self._redacted(body, is_answer=what == "answer")
+        return Transformed(redacted) if self._look(redacted, what) is None else refusal
 
-    def _look(self, patterns: list[re.Pattern[str]], body: bytes, what: str) -> Verdict:
-        pieces: list[bytes] = []
-        done = 0
-        for start, end, text in _texts(body):
+    def _look(self, body: bytes, what: str) -> Refuse | None:
+        said = BodyTexts(body, is_answer=what == "answer")
+        may_find = any(map(self._finder.may_find_in, readings("\0".join(said.texts))))
+        for text in dict.fromkeys(said.texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
                 return Refuse(
                     Code.LENGTH,
                     f"A text of the {what} has {len(text)} characters, more than the {self._text_chars_max} that the guardrail "
                     f"{self._name!r} can look at: split it.",
                 )
-            if self._action is Action.DENY:
-                if any(pattern.search(text) for pattern in patterns):
-                    return Refuse(
-                        Code.PATTERN,
-                        f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
-                    )
+            if any(map(self._finder.finds, readings(text))):
+                return Refuse(
+                    Code.PATTERN, f"The guardrail {self._name!r} does not let this {what} pass: change its text."
+                )
+        if said.unseen and self._unseen is Unseen.REFUSE:
+            return Refuse(
+                Code.UNSEEN,
+                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {said.unseen}.",
+            )
+        return None
+
+    def _redacted(self, body: bytes, *, is_answer: bool) -> bytes:
+        """The body with what the patterns find in its values replaced."""
+        pieces: list[bytes] = []
+        done = 0
+        for start, end, name, text in _values(body):
+            if is_api_word(name, text, is_answer=is_answer):
                 continue
-            redacted = text
-            for pattern in patterns:
-                redacted = pattern.sub(lambda _: self._replacement, redacted)
+            redacted = self._finder.replaced(text, self._replacement)
             if redacted != text:
                 pieces += [body[done:start], _encode(redacted)]
                 done = end
-        return Transformed(b"".join([*pieces, body[done:]])) if pieces else PASS
+        return b"".join([*pieces, body[done:]])
 
 
-def _may_fold(needle: Needle, body: bytes) -> bool:
-    """Whether this needle may be in the body in some case. Some letters of other alphabets fold to plain ones: then nobody can say."""
-    return not body.isascii() or needle.text in body.lower() or b"\\u" in body
-
-
-def _texts(body: bytes) -> Iterator[tuple[int, int, str]]:
-    """Each text of a JSON body that a person or a model may have written: where its token lies, and what it says."""
-    key, key_end = b"", -1
+def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
+    """Each string value of a JSON body: where its token lies, the field that it is of, and what it says."""
+    key, key_end = "", -1
     for found in _TOKEN.finditer(body):
         if found[1] is not None:
-            key, key_end = body[found.start() : found.start(1)], found.end()
-            continue
-        # A string that follows no key is an element of a list, and the last key says nothing about it.
-        named = key if found.start() == key_end else b""
-        if named in _API_WORDS or named in _MEDIA:
-            continue
-        token = found[0]
-        if named == b'"url"' and token.startswith(b'"data:'):
+            key, key_end = found[0][1 : found.start(1) - found.start() - 1].decode("utf-8", "replace"), found.end()
             continue
         try:
-            text = _decode_text(token)
+            text = _decode_text(found[0])
             text.encode()
         except (msgspec.MsgspecError, UnicodeError):
             # Half a character: the text is looked at as it was written.
-            text = token[1:-1].decode("utf-8", "replace")
-        yield found.start(), found.end(), text
+            text = found[0][1:-1].decode("utf-8", "replace")
+        # A string that follows no key is an element of a list, and the last key says nothing about it.
+        yield found.start(), found.end(), key if found.start() == key_end else "", text
 
 
 class AnswerShape:

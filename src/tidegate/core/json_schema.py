@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.patterns import compile_pattern
+from tidegate.core.patterns import Finder
 
 SCHEMA_DEPTH_MAX = 64
 SCHEMA_NODES_MAX = 10_000
@@ -55,7 +55,7 @@ class Schema:
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
-        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._patterns: dict[str, Finder] = {}
         self._nodes = 0
         self._definitions: dict[str, Any] = {}
         if isinstance(schema, dict):
@@ -110,7 +110,7 @@ class Schema:
             _need(_TYPES["integer"](said) and said >= 0, path, "must be a whole number of at least 0")
         elif word == "pattern":
             _need(isinstance(said, str), path, "must be text")
-            self._patterns[said] = compile_pattern(said, path)
+            self._patterns[said] = Finder([said], path, exact=True)
         elif word == "$ref":
             found = _REFERENCE.fullmatch(said) if isinstance(said, str) else None
             known = found is not None and found[1] in self._definitions
@@ -127,7 +127,7 @@ def _need(fine: bool, path: str, why: str) -> None:
 class _Check:
     """One value on its way through a schema."""
 
-    def __init__(self, definitions: dict[str, Any], patterns: dict[str, re.Pattern[str]]) -> None:
+    def __init__(self, definitions: dict[str, Any], patterns: dict[str, Finder]) -> None:
         self._definitions = definitions
         self._patterns = patterns
         self._steps = 0
@@ -186,7 +186,7 @@ class _Check:
             return None
         if len(value) > PATTERN_CHARS_MAX:
             return f"{path} is longer than the {PATTERN_CHARS_MAX} characters that a pattern is tried on"
-        return None if self._patterns[schema["pattern"]].search(value) else f"{path} does not match its pattern"
+        return None if self._patterns[schema["pattern"]].finds(value) else f"{path} does not match its pattern"
 
     def _combined(self, schema: dict[str, Any], value: Any, path: str) -> Iterator[str | None]:
         for inner in schema.get("allOf", ()):

@@ -1,170 +1,415 @@
-"""Regular expressions that an operator writes, made safe to run on a stranger's text.
+"""Regular expressions that an operator writes in Python's syntax, run by RE2: no text can make a search take more than linear time.
 
-Nothing can stop a match that has begun, so what takes exponential time is refused before it is ever tried: a repeated group that repeats
-something itself, like (a+)+, a repeated group of alternatives, and back references. What is left may still take the square or the cube of
-the text's length, which is why whoever runs a pattern also bounds the text.
-
-Most texts have nothing to find in them, and a search for a plain piece of text costs a hundredth of a pattern's: `needle_of` says which
-piece every match of a pattern must contain.
+A pattern is read by Python's own parser and written anew for RE2, with every class of characters spelled out as Python understands it:
+`\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter stands for every letter that Python takes for it.
+RE2's own `\\b` knows ASCII alone, so it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
+pattern may find more than Python would, never less. Where finding more is wrong too (`exact`), what cannot be said exactly is refused.
+What RE2 cannot run (references back, looking around, `\\B`) is refused always.
 """
 
+import functools
 import importlib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import re2
 
 from tidegate.core.errors import SettingsError
 
 PATTERN_CHARS_MAX = 2000
-# A group with an unbounded repeat in it may be repeated so often: each time raises the power of the text's length by one.
-REPEATS_WITHIN_MAX = 3
-LOOSE_FROM = 256
+# Compiled programs and RE2's caches, for all patterns of one guardrail.
+MEMORY_BYTES_MAX = 64 << 20
 
-_UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
-_REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})([?+]?)")
-_GROUP_HEAD = re.compile(r"\?(?:P<\w+>|[:=!>]|<[=!]|[aiLmsux]*(?:-[imsx]+)?:)")
-_BACK_REFERENCE = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
-# Letters that JSON writes in one way only, unless it writes them as \uXXXX.
-_PLAIN = frozenset(chr(code) for code in range(32, 127)) - frozenset('"\\/')
-# Most common first.
-_COMMON = b" etaoinsrhldcumfpgwybvkxjqzETAOINSRHLDCUMFPGWYBVKXJQZ.,:;-_0123456789"
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_ASCII_WORD = frozenset(map(ord, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"))
+_CATEGORIES = {
+    "CATEGORY_DIGIT": r"\d",
+    "CATEGORY_NOT_DIGIT": r"\D",
+    "CATEGORY_SPACE": r"\s",
+    "CATEGORY_NOT_SPACE": r"\S",
+    "CATEGORY_WORD": r"\w",
+    "CATEGORY_NOT_WORD": r"\W",
+}
+_TRAILED = "TRAILED"
+# A flag of our own beside Python's: the text is ASCII alone.
+_ASCII_TEXT = 1 << 30
+# And another: the text is a part of a longer one, so that its beginning and its end may be anywhere.
+_WITHIN = 1 << 29
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+_REFUSED = {
+    "GROUPREF": "refers back to a group: write the group out again",
+    "GROUPREF_IGNORE": "refers back to a group: write the group out again",
+    "GROUPREF_EXISTS": "asks whether a group matched: write two patterns",
+    "ASSERT": "looks ahead or behind: write what stands there into the pattern itself",
+    "ASSERT_NOT": "looks ahead or behind: write what stands there into the pattern itself",
+    "AT_NON_BOUNDARY": r"uses \B: write which characters may stand there",
+}
+
+Ranges = tuple[tuple[int, int], ...]
+Step = tuple[Any, Any]
 
 
-def compile_pattern(text: str, where: str) -> re.Pattern[str]:
-    """The pattern, or a SettingsError that says what is wrong with it and what to write instead."""
-    if len(text) > PATTERN_CHARS_MAX:
-        raise SettingsError(f"{where} is a pattern of {len(text)} characters: use at most {PATTERN_CHARS_MAX}")
+class Finder:
+    """The patterns of one guardrail. `weight` is how many places in them a search may have to follow at once, for each byte of a text."""
+
+    def __init__(self, texts: Sequence[str], where: str, *, exact: bool = False) -> None:
+        places = [f"{where}, pattern {number + 1}" for number in range(len(texts))]
+        parsed = [_parsed(text, place) for text, place in zip(texts, places, strict=True)]
+        self.weight = sum(_weight(list(one)) for one in parsed)
+
+        def written(flags: int) -> list[str]:
+            return [_written(one, place, exact, flags) for one, place in zip(parsed, places, strict=True)]
+
+        # Nearly every text is ASCII alone. There RE2's own classes and `\\b` say what Python's do, and its programs are small.
+        self._each = {
+            is_ascii: [_compiled(*one) for one in zip(written(flags), places, strict=True)]
+            for is_ascii, flags in ((True, _ASCII_TEXT), (False, 0))
+        }
+        self._within = {
+            is_ascii: _compiled("|".join(f"(?:{pattern})" for pattern in written(flags | _WITHIN)), where)
+            for is_ascii, flags in ((True, _ASCII_TEXT), (False, 0))
+        }
+
+    def finds(self, text: str) -> bool:
+        """Return whether one of the patterns is in this text."""
+        said = text.encode("utf-8", "replace")
+        return any(pattern.search(said) is not None for pattern in self._each[text.isascii()])
+
+    def may_find_in(self, joined: str) -> bool:
+        """Return False when none of the texts that were joined into this one, with a NUL between them, has one of the patterns."""
+        return self._within[joined.isascii()].search(joined.encode("utf-8", "replace")) is not None
+
+    def replaced(self, text: str, replacement: str) -> str:
+        """Return the text with every match of each pattern replaced, one pattern after the other."""
+        text = text.encode("utf-8", "replace").decode()
+        for pattern in self._each[text.isascii()]:
+            text = pattern.sub(lambda _: replacement, text)
+        return text
+
+
+def _compiled(pattern: str, where: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = MEMORY_BYTES_MAX
     try:
-        pattern = re.compile(text)
+        return re2.compile(pattern, options)
+    except re2.error as wrong:
+        said = wrong.args[0] if wrong.args else ""
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        raise SettingsError(f"{where} is too much for RE2, which runs it: {said}. Bound its repeats by less") from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    """A pattern as Python reads it, or a SettingsError that says what is wrong with it."""
+    if len(text) > PATTERN_CHARS_MAX:
+        raise SettingsError(f"{where} has {len(text)} characters: use at most {PATTERN_CHARS_MAX}")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(text)
+            return importlib.import_module("re._parser").parse(text)
     except (re.error, RecursionError, OverflowError) as wrong:
         raise SettingsError(f"{where} is not a regular expression: {wrong}") from None
-    if _BACK_REFERENCE.search(text):
-        raise SettingsError(f"{where} refers back to a group or asks about one, which can take for ever: write it out")
-    if _nests_repeats(text):
-        raise SettingsError(
-            f"{where} repeats a group that itself repeats or chooses, which can take for ever on some texts: "
-            "make the inner repeat possessive (a++ for a+) or the group atomic, (?>...)"
-        )
-    return pattern
 
 
-class Needle(NamedTuple):
-    """Plain text that stands in every match; `folded` when its case does not matter, and then it is in lower case."""
-
-    text: bytes
-    folded: bool
-
-    @property
-    def rarest(self) -> int:
-        """The letter of it that texts have least often: to look for one letter costs next to nothing."""
-        return min(self.text, key=lambda letter: -_COMMON.find(letter) if letter in _COMMON else -1_000)
+def _written(parsed: Any, where: str, exact: bool, flags: int) -> str:
+    """A pattern as RE2 takes it, under these flags beside its own; or a SettingsError that says what to write instead."""
+    try:
+        return _Writer(where, exact).sequence(list(parsed), parsed.state.flags | flags)
+    except RecursionError:
+        raise SettingsError(f"{where} is nested too deeply: write it in another way") from None
 
 
-def needle_of(text: str) -> Needle | None:
-    """The longest piece of plain text that every match of this pattern contains; None when none is sure."""
-    parsed = importlib.import_module("re._parser").parse(text)
-    found = max(_pieces(parsed), key=len, default="")
-    folded = bool(parsed.state.flags & re.IGNORECASE)
-    return Needle((found.lower() if folded else found).encode(), folded) if found else None
+class _Writer:
+    """Writes parsed patterns for RE2. `lead` and `trail` ask for a word's boundary before or behind what is written."""
+
+    def __init__(self, where: str, exact: bool) -> None:
+        self._where = where
+        self._exact = exact
+
+    def sequence(self, steps: list[Step], flags: int, *, lead: bool = False, trail: bool = False) -> str:
+        """Several steps after one another."""
+        if self._exact and any(_is_boundary(step, flags) for step in steps):
+            raise SettingsError(
+                rf"{self._where} uses \b, which RE2 knows for ASCII alone: begin it with (?a) if that is meant"
+            )
+        steps = _with_boundaries(steps, flags)
+        while steps and _is_boundary(steps[0], flags):
+            lead, steps = True, steps[1:]
+        while steps and _is_boundary(steps[-1], flags):
+            trail, steps = True, steps[:-1]
+        if not steps or (len(steps) == 1 and (lead or trail) and _may_be_empty(steps[0])):
+            if lead or trail:
+                raise SettingsError(
+                    rf"{self._where} has \b beside what may be nothing: write which characters stand there"
+                )
+            return ""
+        # Beside `^` and `$` a boundary stands at the characters on their other side.
+        if lead and str(steps[0][0]) == "AT":
+            return self._at(str(steps[0][1]), flags) + self.sequence(steps[1:], flags, lead=True, trail=trail)
+        if trail and str(steps[-1][0]) == "AT":
+            return self.sequence(steps[:-1], flags, lead=lead, trail=True) + self._at(str(steps[-1][1]), flags)
+        if lead:
+            return self._led(steps, flags, trail=trail)
+        if trail:
+            return self._trailed(steps, flags)
+        out = ""
+        for number, step in enumerate(steps):
+            if _is_boundary(step, flags):
+                return out + self.sequence(steps[number:], flags)
+            out += self._step(step, flags, lead=False, trail=False)
+        return out
+
+    def _led(self, steps: list[Step], flags: int, *, trail: bool) -> str:
+        """Steps with a boundary before the first of them that is there."""
+        first, rest = steps[0], steps[1:]
+        if not rest:
+            return self._step(first, flags, lead=True, trail=trail)
+        if trail and all(map(_may_be_empty, rest)):
+            with_last = self.sequence(steps[:-1], flags, lead=True)
+            with_last += self._step(_at_least_once(rest[-1]), flags, lead=False, trail=True)
+            return f"(?:{with_last}|{self.sequence(steps[:-1], flags, lead=True, trail=True)})"
+        behind = self.sequence(rest, flags, trail=trail)
+        if not _may_be_empty(first):
+            return self._step(first, flags, lead=True, trail=False) + behind
+        with_it = self._step(_at_least_once(first), flags, lead=True, trail=False) + behind
+        return f"(?:{with_it}|{self.sequence(rest, flags, lead=True, trail=trail)})"
+
+    def _trailed(self, steps: list[Step], flags: int) -> str:
+        """Steps with a boundary behind the last of them that is there."""
+        rest, last = steps[:-1], steps[-1]
+        before = self.sequence(rest, flags)
+        if not _may_be_empty(last):
+            return before + self._step(last, flags, lead=False, trail=True)
+        with_it = before + self._step(_at_least_once(last), flags, lead=False, trail=True)
+        return f"(?:{with_it}|{self.sequence(rest, flags, trail=True)})"
+
+    def _step(self, step: Step, flags: int, *, lead: bool, trail: bool) -> str:
+        name, what = str(step[0]), step[1]
+        if self._exact and name in ("ATOMIC_GROUP", "POSSESSIVE_REPEAT"):
+            raise SettingsError(f"{self._where} is possessive or atomic, which RE2 cannot run: write it in another way")
+        if name in _REFUSED:
+            raise SettingsError(f"{self._where} {_REFUSED[name]}; patterns are run by RE2")
+        if name == _TRAILED:
+            return self._step(what, flags, lead=lead, trail=True)
+        if name == "AT":
+            return self._at(str(what), flags)
+        if name in ("LITERAL", "NOT_LITERAL", "IN", "ANY"):
+            ranges = _ranges(step, flags)
+            return _bounded(
+                _without(ranges, ((128, _LAST),)) if flags & _ASCII_TEXT else ranges, lead=lead, trail=trail
+            )
+        if name == "BRANCH":
+            ways = (self.sequence(list(way), flags, lead=lead, trail=trail) for way in what[1])
+            return f"(?:{'|'.join(ways)})"
+        if name == "SUBPATTERN":
+            inner = (flags | what[1]) & ~what[2]
+            if what[1] & (re.ASCII | re.UNICODE):
+                inner = inner & ~(re.ASCII | re.UNICODE) | what[1]
+            return f"(?:{self.sequence(list(what[3]), inner, lead=lead, trail=trail)})"
+        if name == "ATOMIC_GROUP":
+            return f"(?:{self.sequence(list(what), flags, lead=lead, trail=trail)})"
+        if name in _REPEATS:
+            return self._repeat(name, what, flags, lead=lead, trail=trail)
+        raise SettingsError(f"{self._where} has {name.lower()}, which RE2 cannot run: write it in another way")
+
+    def _repeat(self, name: str, what: Any, flags: int, *, lead: bool, trail: bool) -> str:
+        least, most, steps = what[0], what[1], list(what[2])
+        lazy = "?" if name == "MIN_REPEAT" else ""
+
+        def times(low: int, high: Any) -> str:
+            if high <= 0:
+                return ""
+            return f"(?:{self.sequence(steps, flags)})" + _count(low, high) + lazy
+
+        def more(by: int) -> Any:
+            return most if _is_endless(most) else int(most) - by
+
+        if not lead and not trail:
+            return times(least, most)
+        if lead and trail:
+            both = self.sequence(steps, flags, lead=True, trail=True)
+            if most == 1:
+                return f"(?:{both})"
+            ends = [self.sequence(steps, flags, lead=True), self.sequence(steps, flags, trail=True)]
+            several = f"(?:{ends[0]}){times(max(least - 2, 0), more(2))}(?:{ends[1]})"
+            return f"(?:{several}|{both})" if least < 2 else several
+        if lead:
+            return f"(?:{self.sequence(steps, flags, lead=True)}){times(least - 1, more(1))}"
+        return f"{times(least - 1, more(1))}(?:{self.sequence(steps, flags, trail=True)})"
+
+    def _at(self, place: str, flags: int) -> str:
+        if place in _REFUSED and not flags & re.ASCII:
+            raise SettingsError(f"{self._where} {_REFUSED[place]}; patterns are run by RE2")
+        if flags & _WITHIN and place not in ("AT_BOUNDARY", "AT_NON_BOUNDARY"):
+            return ""
+        many = bool(flags & re.MULTILINE)
+        return {
+            "AT_BEGINNING": "(?m:^)" if many else r"\A",
+            "AT_BEGINNING_STRING": r"\A",
+            # Python's `$` also stands before a line's end that is the text's last character.
+            "AT_END": "(?m:$)" if many else r"(?:\n?\z)",
+            "AT_END_STRING": r"\z",
+            "AT_BOUNDARY": r"\b",
+            "AT_NON_BOUNDARY": r"\B",
+        }[place]
 
 
-def loose_repeats(text: str) -> int:
-    """How many repeats of this pattern have next to no bound: each raises the power of the text's length that a search may take by one."""
-    return _count_loose(importlib.import_module("re._parser").parse(text))
+def _is_boundary(step: Step, flags: int) -> bool:
+    return str(step[0]) == "AT" and str(step[1]) == "AT_BOUNDARY" and not flags & (re.ASCII | _ASCII_TEXT)
 
 
-def _count_loose(part: Any) -> int:
-    if isinstance(part, str | bytes | int) or not isinstance(part, Iterable):
-        return 0
-    steps = list(part)
-    is_loose = len(steps) == 2 and str(steps[0]) in _REPEATS and steps[1][1] - steps[1][0] >= LOOSE_FROM
-    return int(is_loose) + sum(_count_loose(step) for step in steps)
+def _with_boundaries(steps: list[Step], flags: int) -> list[Step]:
+    """The same steps, with each boundary given to the step before it, as far as that one is always there."""
+    out: list[Step] = []
+    for step in steps:
+        if out and str(step[0]) == "AT" and _is_boundary(out[-1], flags):
+            out.insert(len(out) - 1, step)
+        elif out and _is_boundary(step, flags) and str(out[-1][0]) == _TRAILED:
+            continue
+        elif out and _is_boundary(step, flags) and str(out[-1][0]) != "AT" and not _may_be_empty(out[-1]):
+            out[-1] = (_TRAILED, out[-1])
+        else:
+            out.append(step)
+    return out
 
 
-def _pieces(steps: Iterable[tuple[Any, Any]]) -> Iterator[str]:
-    """Runs of letters that cannot be left out. What is not understood ends a run."""
-    run = ""
+def _may_be_empty(step: Step) -> bool:
+    return str(step[0]) in _REPEATS and step[1][0] == 0
+
+
+def _at_least_once(step: Step) -> Step:
+    least, most, steps = step[1]
+    return step[0], (max(int(least), 1), most, steps)
+
+
+def _is_endless(most: Any) -> bool:
+    return str(most) == "MAXREPEAT"
+
+
+def _count(low: int, high: Any) -> str:
+    if _is_endless(high):
+        return {0: "*", 1: "+"}.get(low, f"{{{low},}}")
+    if (low, high) == (0, 1):
+        return "?"
+    return "" if (low, high) == (1, 1) else f"{{{low},{high}}}"
+
+
+def _weight(steps: Iterable[Step]) -> int:
+    total = 0
     for step, what in steps:
         name = str(step)
-        if name == "LITERAL" and chr(what) in _PLAIN:
-            run += chr(what)
-            continue
-        if run:
-            yield run
-            run = ""
-        if name in _REPEATS and what[0] > 0:
-            yield from _pieces(what[2])
-        elif name == "SUBPATTERN" and not what[1] and not what[2]:
-            yield from _pieces(what[3])
+        if name in _REPEATS:
+            total += _weight(what[2]) * max(1, what[0] + 1 if _is_endless(what[1]) else what[1])
+        elif name == "BRANCH":
+            total += sum(_weight(way) for way in what[1])
+        elif name == "SUBPATTERN":
+            total += _weight(what[3])
         elif name == "ATOMIC_GROUP":
-            yield from _pieces(what)
-    if run:
-        yield run
-
-
-@dataclass(slots=True)
-class _Group:
-    """An open group: whether it holds an unbounded repeat or a choice, and whether it never takes back what it matched."""
-
-    atomic: bool = False
-    repeats: bool = False
-    chooses: bool = False
-
-
-def _nests_repeats(text: str) -> bool:
-    """Whether a repeat stands behind a group that can match the same text in several ways."""
-    groups = [_Group()]
-    at, in_class = 0, False
-    while at < len(text):
-        letter = text[at]
-        if letter == "\\":
-            at = _after_repeat(text, at + 2, groups[-1])
-        elif in_class:
-            at += 1
-            if letter == "]":
-                in_class = False
-                at = _after_repeat(text, at, groups[-1])
-        elif letter == "[":
-            in_class = True
-            # A bracket right at the start of a class is a letter of it.
-            at += 1 + text.startswith("^", at + 1)
-            at += text.startswith("]", at)
-        elif letter == "(":
-            head = _GROUP_HEAD.match(text, at + 1)
-            groups.append(_Group(atomic=head is not None and head[0] == "?>"))
-            at = head.end() if head else at + 1
-        elif letter == ")":
-            inner = groups.pop() if len(groups) > 1 else _Group()
-            if not inner.atomic:
-                if _multiplies(text, at + 1, inner):
-                    return True
-                groups[-1].repeats |= inner.repeats
-                groups[-1].chooses |= inner.chooses
-            at = _after_repeat(text, at + 1, groups[-1])
+            total += _weight(what)
         else:
-            # Alternatives at the top are tried once each; within a group that repeats they multiply.
-            groups[-1].chooses |= letter == "|"
-            at = _after_repeat(text, at + 1, groups[-1])
-    return False
+            total += 1
+    return total
 
 
-def _multiplies(text: str, at: int, inner: _Group) -> bool:
-    """Whether the repeat at this place multiplies the ways in which the group before it can match."""
-    found = _REPEAT.match(text, at)
-    if found is None or found[1] == "+":
-        return False
-    if _UNBOUNDED.match(text, at):
-        return inner.repeats or inner.chooses
-    most = max((int(number) for number in re.findall(r"\d+", found[0])), default=1)
-    return inner.repeats and most > REPEATS_WITHIN_MAX
+# Sets of characters, as ordered ranges of code points.
 
 
-def _after_repeat(text: str, at: int, group: _Group) -> int:
-    """Past the repeat at this place, if there is one; the group around learns of it."""
-    found = _REPEAT.match(text, at)
-    if found is None:
-        return at
-    group.repeats |= found[1] != "+" and _UNBOUNDED.match(text, at) is not None
-    return found.end()
+def _bounded(ranges: Ranges, *, lead: bool, trail: bool) -> str:
+    """One character of these, with a word's boundary where it is asked for: beside anything but ASCII it always holds."""
+    if not lead and not trail:
+        return _class(ranges)
+    words = tuple(
+        (code, code) for low, high in ranges for code in range(low, min(high, 127) + 1) if code in _ASCII_WORD
+    )
+    others = _without(ranges, words)
+    ways = [r"\b" * lead + _class(words) + r"\b" * trail] if words else []
+    return f"(?:{'|'.join([*ways, _class(others)] if others else ways)})"
+
+
+def _class(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return f"\\x{{{ranges[0][0]:x}}}"
+    if not ranges:
+        return rf"[^\x{{0}}-\x{{{_LAST:x}}}]"
+    return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"
+
+
+def _ranges(step: Step, flags: int) -> Ranges:
+    """Every character that Python takes for this step under these flags."""
+    name, what = str(step[0]), step[1]
+    if name == "ANY":
+        return _joined([(0, _LAST)]) if flags & re.DOTALL else _without(_joined([(0, _LAST)]), ((10, 10),))
+    members = what if name == "IN" else [("LITERAL", what)]
+    is_negated = name == "NOT_LITERAL" or str(members[0][0]) == "NEGATE"
+    found: list[tuple[int, int]] = []
+    source = ""
+    for kind, value in members:
+        match str(kind):
+            case "LITERAL":
+                found.append((value, value))
+                source += _escaped(value)
+            case "RANGE":
+                found.append((value[0], value[1]))
+                source += f"{_escaped(value[0])}-{_escaped(value[1])}"
+            case "CATEGORY":
+                found += _category(_CATEGORIES[str(value)], bool(flags & re.ASCII))
+                source += _CATEGORIES[str(value)]
+    if flags & re.IGNORECASE:
+        python = re.compile(f"[{source}]", re.IGNORECASE | (flags & re.ASCII))
+        found += [(ord(letter), ord(letter)) for letter in _cased() if python.match(letter)]
+    positive = _joined(found)
+    return _without(_joined([(0, _LAST)]), positive) if is_negated else positive
+
+
+def _escaped(code: int) -> str:
+    return f"\\U{code:08x}"
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """These ranges in order, those that touch as one, without surrogates: no text has them."""
+    out: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if out and low <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], high))
+        else:
+            out.append((low, high))
+    return _without(tuple(out), (_SURROGATES,))
+
+
+def _without(ranges: Ranges, taken: Ranges) -> Ranges:
+    out: list[tuple[int, int]] = []
+    for low, high in ranges:
+        for first, last in taken:
+            if first > high or low > high:
+                break
+            if last >= low:
+                if first > low:
+                    out.append((low, first - 1))
+                low = last + 1
+        if low <= high:
+            out.append((low, high))
+    return tuple(out)
+
+
+@functools.cache
+def _category(name: str, is_ascii: bool) -> Ranges:
+    flags = re.ASCII if is_ascii else 0
+    return tuple((found.start(), found.end() - 1) for found in re.finditer(f"{name}+", _everything(), flags))
+
+
+def _everything() -> str:
+    return "".join(map(chr, range(_LAST + 1)))
+
+
+@functools.cache
+def _cased() -> tuple[str, ...]:
+    """Every letter that has another case; none has in the blocks left out, which are most of Unicode."""
+    return tuple(
+        letter
+        for letter in map(chr, (*range(0x3000), *range(0xA640, 0xAC00), *range(0xF900, 0x1F000)))
+        if letter.lower() != letter or letter.upper() != letter or letter.casefold() != letter
+    )

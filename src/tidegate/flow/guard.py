@@ -15,8 +15,8 @@ import structlog
 
 from tidegate.core import guardrails, hooks
 from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop, Streams
-from tidegate.flow.long_looks import LongLooks
 from tidegate.flow.own_code import Overran, OwnCode
+from tidegate.flow.search_pool import SearchPool
 
 log = structlog.get_logger()
 
@@ -25,7 +25,6 @@ KINDS_MAX = 4_096
 AFTER_TRIES = 3
 AFTER_PAUSE_S = 0.5
 COMPLAINTS_EVERY_S = 1.0
-LOOKS_RETRY_MS = 5_000
 
 
 class _OwnStep:
@@ -93,26 +92,15 @@ def _place(error: BaseException) -> str:
 
 
 class _PatternStep:
-    """Patterns of a guardrail: here, or where a body that may take long to look through holds up nobody."""
+    """Patterns of a guardrail: here, or in a thread where a body takes long to look through."""
 
-    def __init__(self, rail: guardrails.Patterns, looks: LongLooks, number: int, *, after: bool) -> None:
-        self._rail = rail
-        self._looks = looks
-        self._number = number
-        self._after = after
-        self.check = rail.quick_check("answer" if after else "request")
+    def __init__(self, rail: guardrails.Patterns, pool: SearchPool, *, after: bool) -> None:
+        self._pool = pool
+        self.is_quick = rail.is_quick
+        self.check = rail.check_answer if after else rail.check_prompt
 
-    async def look(self, body: bytes) -> guardrails.Verdict | Stop:
-        name = self._rail.spec.name
-        try:
-            return await self._looks.look(self._number, body, is_answer=self._after)
-        except Overran:
-            log.warning("guardrail_overran", guardrail=name)
-            message = f"The guardrail {name!r} takes too long to look through this text: make it shorter."
-            return guardrails.Refuse(guardrails.Code.LENGTH, message)
-        except OSError as error:
-            log.warning("guardrail_unavailable", guardrail=name, kind=type(error).__name__)
-            return Stop(Code.UNAVAILABLE, f"The guardrail {name!r} cannot look through this now.", LOOKS_RETRY_MS)
+    async def look(self, body: bytes, tenant: str) -> guardrails.Verdict:
+        return await self._pool.run(tenant, self.check, body)
 
 
 Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
@@ -122,8 +110,15 @@ class Guard:
     """What stands in the way of one kind of call."""
 
     def __init__(
-        self, before: Sequence[Step], after: Sequence[Step], held: Sequence[Step] = (), *, refuses_streams: bool = False
+        self,
+        tenant: str,
+        before: Sequence[Step],
+        after: Sequence[Step],
+        held: Sequence[Step] = (),
+        *,
+        refuses_streams: bool = False,
     ) -> None:
+        self._tenant = tenant
         self._before = tuple(before)
         self._after = tuple(after)
         self._held = tuple(held)
@@ -132,66 +127,61 @@ class Guard:
 
     def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The request as it is sent, or why it is not. `about` is asked only where own code wants to know."""
-        return _run(self._before, body, about)
+        return self._run(self._before, body, about)
 
     def after(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The answer as it is recorded or handed on, or why it is not."""
-        return _run(self._after, body, about)
+        return self._run(self._after, body, about)
 
     def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """The same for an answer that came as a stream and was held back: rules that let streams pass do not look at it."""
-        return _run(self._held, body, about)
+        return self._run(self._held, body, about)
 
-
-async def _run(steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
-    for step in steps:
-        if type(step) is _OwnStep:
-            said = await step.run(body, about())
-            if isinstance(said, Stop):
-                return said
-            body = said
-            continue
-        try:
-            # Most of what goes by passes, and this is in the way of every item.
-            if type(step) is _PatternStep:
-                verdict: guardrails.Verdict | Stop | None = step.check(body)
-                if verdict is None:
-                    verdict = await step.look(body)
-            else:
-                verdict = step(body)  # type: ignore[operator]
-        except Exception as error:
-            # A mistake of ours that one body brings to light must not stop the worker for all others.
-            log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
-            message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
-            return Stop(Code.FAILED, message)
-        if verdict is guardrails.PASS:
-            continue
-        if isinstance(verdict, Stop):
-            return verdict
-        if isinstance(verdict, guardrails.Refuse):
-            return Stop(verdict.code, verdict.message)
-        if isinstance(verdict, guardrails.Transformed):
-            body = verdict.body
-    return body
+    async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
+        for step in steps:
+            if type(step) is _OwnStep:
+                said = await step.run(body, about())
+                if isinstance(said, Stop):
+                    return said
+                body = said
+                continue
+            try:
+                # Most of what goes by passes, and this is in the way of every item.
+                if type(step) is _PatternStep:
+                    verdict = step.check(body) if step.is_quick(body) else await step.look(body, self._tenant)
+                else:
+                    verdict = step(body)  # type: ignore[operator]
+            except Exception as error:
+                # A mistake of ours that one body brings to light must not stop the worker for all others.
+                log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
+                message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
+                return Stop(Code.FAILED, message)
+            if verdict is guardrails.PASS:
+                continue
+            if isinstance(verdict, guardrails.Refuse):
+                return Stop(verdict.code, verdict.message)
+            if isinstance(verdict, guardrails.Transformed):
+                body = verdict.body
+        return body
 
 
 class Guards:
-    """Every rule of the settings, and which of them bind whom. `model_of` is the model behind each resource."""
+    """Every rule of the settings, and which of them bind whom. `reached_by` has every name that a call to a resource may come under: its
+    model and its fallbacks. A rule for one of them binds the call from the start, because a fallback is not judged again."""
 
-    def __init__(self, rules: Sequence[Rule] = (), model_of: Mapping[str, str] | None = None) -> None:
+    def __init__(self, rules: Sequence[Rule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self._rules = tuple(rules)
-        self._model_of = {} if model_of is None else model_of
-        patterns = [rule.guardrail for rule in self._rules if isinstance(rule.guardrail, guardrails.Patterns)]
-        self._looks = LongLooks([rail.spec for rail in patterns])
-        self._steps = {id(rule): self._steps_of(rule, patterns) for rule in self._rules}
-        self._known: dict[tuple[str, str, str, str], Guard | None] = {}
+        self._reached_by = {} if reached_by is None else reached_by
+        self._pool = SearchPool()
+        self._steps = {id(rule): self._steps_of(rule) for rule in self._rules}
+        self._known: dict[tuple[str, str, tuple[str, ...]], Guard | None] = {}
 
     def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
         """What binds a call of this tenant, by its name, and this key to this model or resource; None when nothing does."""
         if not self._rules:
             return None
         # What a resource leads to may change while this process runs.
-        kind = (tenant, key_id or "", model, self._model_of.get(model, model))
+        kind = (tenant, key_id or "", self._reached_by.get(model) or (model,))
         if kind not in self._known:
             if len(self._known) >= KINDS_MAX:
                 self._known.clear()
@@ -203,25 +193,24 @@ class Guards:
             for step in (*before, *after):
                 if isinstance(step, _OwnStep):
                     step.code.close()
-        self._looks.close()
+        self._pool.close()
 
-    def _made(self, tenant: str, key_id: str, *names: str) -> Guard | None:
+    def _made(self, tenant: str, key_id: str, names: tuple[str, ...]) -> Guard | None:
         bound = [rule for rule in self._rules if rule.bounds.bind(tenant, key_id, names)]
         before = [step for rule in bound for step in self._steps[id(rule)][0]]
         after = [step for rule in bound for step in self._steps[id(rule)][1]]
         judging = [rule for rule in bound if self._steps[id(rule)][1]]
         held = [step for rule in judging if rule.streams is Streams.HOLD for step in self._steps[id(rule)][1]]
         refuses = any(rule.streams is Streams.REFUSE for rule in judging)
-        return Guard(before, after, held, refuses_streams=refuses) if before or after else None
+        return Guard(tenant, before, after, held, refuses_streams=refuses) if before or after else None
 
-    def _steps_of(self, rule: Rule, patterns: list[guardrails.Patterns]) -> tuple[list[Step], list[Step]]:
+    def _steps_of(self, rule: Rule) -> tuple[list[Step], list[Step]]:
         before: list[Step] = []
         after: list[Step] = []
         rail = rule.guardrail
         if isinstance(rail, guardrails.Patterns):
-            number = patterns.index(rail)
-            before.append(_PatternStep(rail, self._looks, number, after=False))
-            after.append(_PatternStep(rail, self._looks, number, after=True))
+            before.append(_PatternStep(rail, self._pool, after=False))
+            after.append(_PatternStep(rail, self._pool, after=True))
         elif rail is not None:
             before.append(rail.check_prompt)
             after.append(rail.check_answer)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from tidegate import metrics
-from tidegate.core.deployments import Deployment, Resource, Secret
+from tidegate.core.deployments import Deployment, Resource, Secret, reached_names
 from tidegate.core.errors import StoreError
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings import Settings, deployments, resources
@@ -32,7 +32,8 @@ Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], 
 
 
 class Roster:
-    """`model_of` is the model behind each resource, and `retry_of` how items of a name are tried again: mappings whose content follows."""
+    """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, and `retry_of` how items of a
+    name are tried again: mappings whose content follows."""
 
     def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
         self._store = store
@@ -45,6 +46,7 @@ class Roster:
         self._keys: dict[str, Secret | None] = {}
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
+        self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
         self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
 
     async def look(self) -> None:
@@ -71,6 +73,7 @@ class Roster:
                 ("deployment" if name in places else "resource", name): why for name, why in refused.items()
             }
             _follow(self.model_of, {one.name: one.model for one in named})
+            _follow(self.reached_by, reached_names(named))
             _follow(self.retry_of, retry_policies(self._settings, found.models, found.resources))
             if number != (self._number or 0):
                 log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))

@@ -36,6 +36,7 @@ class WorkerOptions:
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
+    reached_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     price_of: Callable[[str], Price | None] = lambda deployment: None
     parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
     rules: tuple[Rule, ...] = ()

@@ -34,6 +34,7 @@ JUDGED_CODES = frozenset(
     {
         "guardrail_length",
         "guardrail_pattern",
+        "guardrail_unseen",
         "guardrail_schema",
         "guardrail_refused",
         "hook_refused",

@@ -31,6 +31,7 @@ class GuardrailEntry(Bound, frozen=True):
     patterns: Annotated[tuple[Text, ...], Meta(max_length=100)] = ()
     action: Literal["deny", "redact"] = "deny"
     replacement: Annotated[str, Meta(max_length=100)] = "[redacted]"
+    unseen: Literal["refuse", "pass"] = "refuse"
     schema: dict[str, Any] | None = None
     use: ImportPath = ""
     applies_to: Literal["requests", "answers", "both"] = "both"

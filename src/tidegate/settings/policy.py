@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.guardrails import Action, AnswerShape, Length, Patterns
+from tidegate.core.guardrails import Action, AnswerShape, Length, Patterns, Unseen
 from tidegate.core.guardrails import Code as GuardrailCode
 from tidegate.core.hooks import Bounds, Rule, Streams
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
@@ -128,7 +128,13 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
             made = Length(*lengths)
             return dataclasses.replace(shared, guardrail=made, on_requests=on_requests, on_answers=on_answers)
         case "patterns":
-            patterns = Patterns(name, entry.patterns, Action(entry.action), replacement=entry.replacement)
+            patterns = Patterns(
+                name,
+                entry.patterns,
+                Action(entry.action),
+                replacement=entry.replacement,
+                unseen=Unseen(entry.unseen),
+            )
             return dataclasses.replace(shared, guardrail=patterns, on_requests=on_requests, on_answers=on_answers)
         case "schema":
             if not on_answers:

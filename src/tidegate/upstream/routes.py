@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from tidegate.core.budgets import Bound, Budget
-from tidegate.core.deployments import Resource
+from tidegate.core.deployments import Resource, fallbacks
 from tidegate.upstream.hints import renamed
 from tidegate.upstream.lane import Lane
 
@@ -175,19 +175,6 @@ def _lead_in_order(
     first = next((place for place in places if not place[0]), None)
     route.lead(*places.pop(first) if first is not None else ((), own))
     route.fall_back_to(places)
-
-
-def fallbacks(resource: Resource, by_name: Mapping[str, Resource]) -> dict[str, Resource]:
-    """What comes after a resource's own deployments, in order: each fallback and then what that one falls back to, each once."""
-    found: dict[str, Resource] = {}
-    ahead = list(resource.fallbacks)
-    while ahead:
-        name = ahead.pop(0)
-        if name == resource.name or name in found:
-            continue
-        found[name] = by_name.get(name) or Resource(name, name)
-        ahead = [*found[name].fallbacks, *ahead]
-    return found
 
 
 def stick(fit: Sequence[Lane], group: str) -> Lane | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate.core.deployments import Secret
+from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
 from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.roster import Roster
@@ -44,3 +44,7 @@ class WebContext:
         if self.roster is not None:
             return self.roster.model_of
         return {one.name: one.model for one in resources(self.settings)}
+
+    def reached_by(self) -> Mapping[str, tuple[str, ...]]:
+        """Every name that a call to a resource may come under: one mapping, which follows what is added at run time."""
+        return self.roster.reached_by if self.roster is not None else reached_names(resources(self.settings))

@@ -50,7 +50,7 @@ class Gateway:
         self._tenants = Tenants(context.settings)
         self._names: OrderedDict[str, str] = OrderedDict()
         self._model_of = context.model_of()
-        self._guards = Guards(call_rules(context.settings), self._model_of)
+        self._guards = Guards(call_rules(context.settings), context.reached_by())
 
     def routes(self) -> list[Guarded]:
         return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]

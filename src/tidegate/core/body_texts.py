@@ -1,0 +1,270 @@
+"""Everything that a request or an answer says, for guardrails that look for patterns in it; and what of it cannot be looked at.
+
+Looked at are all strings, names of fields that the APIs do not have, long numbers, texts within `data:` URLs and Base64 files, and texts
+that only come together when parts of one list are read after one another. Not looked at are the APIs' own words, each a fixed one, so
+that nothing can hide there. What cannot be looked at is named: images and other files, what lies elsewhere, token ids, fields that are
+named twice. `readings` are the forms in which one text may be read. Nothing here knows a pattern.
+"""
+
+import binascii
+import json
+import re
+import unicodedata
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tidegate.core.api_words import FIELDS, KINDS, NUMBERED, WORDS
+
+UNESCAPED_TIMES_MAX = 4
+# One piece at a time: what Python normalizes at once, it does without letting others run.
+NORMALIZED_CHARS = 16_384
+DIGITS_MIN = 5
+# The letters of a file that is no text say nothing; a short one might be a text that only claims to be a file.
+FILE_CHARS_MIN = 512
+
+_KEY = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:)?', re.DOTALL)
+_KEY_END = re.compile(rb'"\s*+:')
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([\"\\/bfnrt]))")
+_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]{16,}=*\s*")
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e007f-\U000e0fff]"
+)
+# Letters that show nothing and that models read all the same.
+_TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
+_TEXT_TYPE = re.compile(r"text/|application/(?:[\w.+-]*(?:json|xml|yaml|javascript|csv|x-ndjson|jsonl))")
+_PLAIN_CHARSETS = frozenset(("", "utf-8", "utf8", "us-ascii", "ascii"))
+_FILES = frozenset(
+    ("data", "file_data", "b64_json", "image", "audio", "video", "bytes", "prompt_embeds", "input_embeds")
+)
+_ELSEWHERE = frozenset(("image_url", "audio_url", "video_url", "file_url"))
+_STORED = frozenset(("file_id", "file_ids", "previous_response_id", "conversation", "vector_store_ids"))
+_TOKENS = frozenset(("prompt", "input", "inputs", "prompt_token_ids", "input_ids", "token_ids", "tokens", "prompts"))
+_JOINED = frozenset(("content", "system", "input", "messages", "output", "parts", "summary", "tokens", "instructions"))
+_SPECIAL = _FILES | _ELSEWHERE | _STORED
+# What may stand before a `data:` URL, or its first letter.
+_BEFORE_DATA = frozenset((*"dD \t\r\n\v\f", ""))
+_SAID = ("text", "content", "token", "thinking", "refusal", "input_text")
+# What a model server says about its answer, and never the model itself.
+OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
+
+
+class BodyTexts:
+    """`texts` are what can be looked at, and `unseen` says what could not be, or nothing."""
+
+    __slots__ = ("_is_answer", "_keys", "texts", "unseen")
+
+    def __init__(self, body: bytes, *, is_answer: bool) -> None:
+        self.texts: list[str] = []
+        self.unseen = ""
+        self._is_answer = is_answer
+        self._keys = 0
+        try:
+            said = _decoded(body)
+            if type(said) is dict:
+                self._top(said)
+            else:
+                self._list("", [said])
+        except (ValueError, RecursionError):
+            self.texts.append(body.decode("utf-8", "replace"))
+            self.unseen = "it is not JSON, or nested too deeply"
+            return
+        # A text may have the end of a name in it too: only then all names are read.
+        if len(_KEY_END.findall(body)) > self._keys and sum(map(bool, _KEY.findall(body))) > self._keys:
+            self.unseen = self.unseen or "a field is named twice"
+            self.texts += [_plain(token) for token in re.findall(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', body)]
+
+    def _top(self, said: dict[str, Any]) -> None:
+        looked_at = dict(said)
+        for name in OF_ANSWER & said.keys() if self._is_answer else ():
+            self._keys += 1 + _count_keys(looked_at.pop(name))
+        if type(looked_at.get("model")) is str:
+            self._keys += 1
+            del looked_at["model"]
+        self._object("", looked_at)
+
+    def _object(self, name: str, value: dict[str, Any]) -> None:
+        self._keys += len(value)
+        if not value.keys() <= FIELDS:
+            self.texts += value.keys() - FIELDS
+        if not self._is_answer and (name in _ELSEWHERE or value.get("type") == "url"):
+            self._elsewhere(value.get("url"))
+        for key, one in value.items():
+            kind = type(one)
+            if kind is str:
+                if key in _SPECIAL or one[:1] in _BEFORE_DATA:
+                    self._text(key, one, value)
+                elif key not in KINDS or one not in WORDS:
+                    self.texts.append(one)
+            elif kind is dict:
+                self._object(key, one)
+            elif kind is list:
+                self._list(key, one)
+            elif (kind is int or kind is float) and key not in NUMBERED:
+                self._number(one)
+
+    def _list(self, name: str, value: list[Any]) -> None:
+        if self._is_answer and name == "embedding":
+            return
+        if not self._is_answer and name in _TOKENS and _has_tokens(value):
+            self.unseen = self.unseen or "it has token ids in the place of a text"
+        if name in _STORED and value:
+            self.unseen = self.unseen or "it refers to what is stored elsewhere"
+        for one in value:
+            kind = type(one)
+            if kind is dict:
+                self._object(name, one)
+            elif kind is str:
+                self._text(name, one, {})
+            elif kind is list:
+                self._list(name, one)
+            elif (kind is int or kind is float) and name not in NUMBERED:
+                self._number(one)
+        if name in _JOINED and len(value) > 1:
+            self._join(value)
+
+    def _number(self, value: float) -> None:
+        if len(number := str(value)) >= DIGITS_MIN:
+            self.texts.append(number)
+
+    def _join(self, parts: list[Any]) -> None:
+        """Texts that are read after one another: neighbours of one list, as far as they have one role."""
+        roles = [part.get("role") if type(part) is dict else None for part in parts]
+        begin = 0
+        for end in range(1, len(parts) + 1):
+            if end < len(parts) and roles[end] == roles[begin]:
+                continue
+            if end - begin > 1:
+                said = [text for part in parts[begin:end] if (text := _said(part))]
+                self.texts += ["".join(said), "\n".join(said)] if len(said) > 1 else ()
+            begin = end
+
+    def _text(self, name: str, text: str, beside: dict[str, Any]) -> None:
+        if name in KINDS and text in WORDS:
+            return
+        if name in _STORED and text:
+            self.unseen = self.unseen or "it refers to what is stored elsewhere"
+        if not self._is_answer and name in _ELSEWHERE:
+            self._elsewhere(text)
+        is_file = False
+        if text.lstrip()[:5].lower() == "data:":
+            is_file = self._data_url(text)
+        elif name in _FILES and (beside.get("type") == "base64" or _is_base64(text, beside)):
+            is_file = self._file(text, str(beside.get("media_type") or "")) and _is_declared(beside)
+        if not is_file or len(text) < FILE_CHARS_MIN:
+            self.texts.append(text)
+
+    def _elsewhere(self, url: Any) -> None:
+        if isinstance(url, str) and url and url.lstrip()[:5].lower() != "data:":
+            self.unseen = self.unseen or "it refers to a file elsewhere"
+
+    def _data_url(self, url: str) -> bool:
+        """Look at what a URL holds itself; return whether that is no text."""
+        head, _, payload = url.lstrip()[5:].partition(",")
+        kind, *more = [part.strip().lower() for part in head.split(";")]
+        charset = next((part[8:].strip('"') for part in more if part.startswith("charset=")), "")
+        payload = urllib.parse.unquote(payload)
+        if "base64" in more:
+            return self._file(payload, kind, charset)
+        self.texts.append(payload)
+        if (kind and not _TEXT_TYPE.match(kind)) or charset not in _PLAIN_CHARSETS:
+            self.unseen = self.unseen or "it has an image or another file"
+        return False
+
+    def _file(self, payload: str, kind: str, charset: str = "") -> bool:
+        """Look at a file in Base64; return whether it is no text, which cannot be looked at."""
+        letters = _NOT_BASE64.sub("", payload.replace("-", "+").replace("_", "/"))
+        try:
+            text = binascii.a2b_base64(letters + "=" * (-len(letters) % 4)).decode()
+            is_text = "\0" not in text
+        except ValueError:
+            is_text, text = False, ""
+        if text:
+            self.texts.append(text)
+        if not is_text or (kind and not _TEXT_TYPE.match(kind.lower())) or charset not in _PLAIN_CHARSETS:
+            self.unseen = self.unseen or "it has an image or another file"
+        return not is_text
+
+
+def is_api_word(name: str, text: str, *, is_answer: bool) -> bool:
+    """Return whether this value of this field is one of the API's own, which no guardrail changes."""
+    return name == "model" or (name in KINDS and text in WORDS) or (is_answer and name in OF_ANSWER)
+
+
+def readings(text: str) -> Iterator[str]:
+    """This text as it stands, and in the other forms in which it may be read: without escapes, and with letters in their plain shape."""
+    yield text
+    plain = text
+    if "\\" in text:
+        for _ in range(UNESCAPED_TIMES_MAX):
+            before, plain = plain, _ESCAPE.sub(_unescaped, plain)
+            if plain == before:
+                break
+            yield plain
+    for one in (text, plain) if plain != text else (text,):
+        if not one.isascii() and (shaped := _shaped(one)) != one:
+            yield shaped
+
+
+def _shaped(text: str) -> str:
+    """The text with compatible letters as plain ones (NFKC) and without characters that show nothing."""
+    pieces = (text[at : at + NORMALIZED_CHARS] for at in range(0, len(text), NORMALIZED_CHARS))
+    return "".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", one.translate(_TAGS))) for one in pieces)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code = found[1] or found[2]
+    return chr(int(code, 16)) if code else _SHORT.get(found[3], found[3])
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Half a character, or a number that is no number of 64 bits: a patient reader may still take it.
+        return json.loads(body.decode("utf-8", "replace"))
+
+
+def _plain(token: bytes) -> str:
+    try:
+        return str(json.loads(token.decode("utf-8", "replace"), strict=False))
+    except ValueError:
+        return token[1:-1].decode("utf-8", "replace")
+
+
+def _is_base64(text: str, beside: dict[str, Any]) -> bool:
+    return beside.get("type") != "text" and _BASE64.fullmatch(text) is not None
+
+
+def _is_declared(beside: dict[str, Any]) -> bool:
+    return beside.get("type") == "base64" or any(
+        name in beside for name in ("media_type", "format", "filename", "b64_json")
+    )
+
+
+def _said(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "".join(map(_said, part))
+    if isinstance(part, dict):
+        return next((_said(part[name]) for name in _SAID if isinstance(part.get(name), str | list)), "")
+    return ""
+
+
+def _has_tokens(value: list[Any]) -> bool:
+    return any(
+        (isinstance(one, int) and not isinstance(one, bool)) or (isinstance(one, list) and _has_tokens(one))
+        for one in value
+    )
+
+
+def _count_keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(_count_keys, value.values()))
+    return sum(map(_count_keys, value)) if isinstance(value, list) else 0

@@ -1,0 +1,75 @@
+"""Runs searches through long bodies in threads, a few at a time and fairly between tenants.
+
+RE2 lets other threads run while it searches, so the event loop goes on meanwhile. A search cannot be stopped, but its time is linear in the
+length of its text. Tenants take turns, and none may have all threads, so that one tenant's long texts hold up nobody else's.
+"""
+
+import asyncio
+import concurrent.futures
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import TypeVar
+
+THREADS_MAX = 4
+THREADS_PER_TENANT_MAX = 2
+
+T = TypeVar("T")
+
+
+class SearchPool:
+    def __init__(self) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, "guardrail search")
+        self._busy = 0
+        self._busy_by_tenant: dict[str, int] = {}
+        # Tenants in the order of their turns, each with its waiting searches.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def run(self, tenant: str, search: Callable[[bytes], T], body: bytes) -> T:
+        """Return what this search says of this body, when it is the tenant's turn."""
+        await self._wait_for_turn(tenant)
+        work = self._threads.submit(search, body)
+        loop = asyncio.get_running_loop()
+        # Its thread is taken until the search ends, also where nobody waits for it any more.
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, tenant))
+        return await asyncio.wrap_future(work)
+
+    def close(self) -> None:
+        """Begin nothing more. A search under way ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_for_turn(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._give_turns()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release(tenant)
+            raise
+
+    def _give_turns(self) -> None:
+        while self._busy < THREADS_MAX:
+            tenant = next((one for one in self._waiting if self._may_begin(one)), None)
+            if tenant is None:
+                return
+            turns = self._waiting[tenant]
+            turn = turns.popleft()
+            if turns:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            if not turn.done():
+                self._busy += 1
+                self._busy_by_tenant[tenant] = self._busy_by_tenant.get(tenant, 0) + 1
+                turn.set_result(None)
+
+    def _may_begin(self, tenant: str) -> bool:
+        return self._busy_by_tenant.get(tenant, 0) < THREADS_PER_TENANT_MAX
+
+    def _release(self, tenant: str) -> None:
+        self._busy -= 1
+        self._busy_by_tenant[tenant] -= 1
+        if not self._busy_by_tenant[tenant]:
+            del self._busy_by_tenant[tenant]
+        self._give_turns()

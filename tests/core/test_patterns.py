@@ -1,0 +1,87 @@
+"""Patterns run by RE2 find what Python's would: never less, and on ASCII texts exactly that. No text takes long."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.errors import SettingsError
+from tidegate.core.patterns import Finder
+
+PATTERNS = [
+    r"\bSSN\b", r"\b\d{3}-\d{2}\b", r"\b\d*x\b", r"(?:\b\w+\b-?)+é", r"\b(foo|bar)\b", r"\b\w+\b$", r"^\b\w", r"x\b", r"\bé\b",
+    r"\b\S+@\S+\b", r"\b(?:a|\d+)?z", r"a$", r"(?m)^a$", r"(?x) a b # c", r"a{,3}b", r"(?a)\w\b-", r"(?s)a.b", "[^]a-z]+",
+    r"(?:\d[ -]?){3,5}", "(?i)[^s]x", "(?i)[a-z]+ı", r"\b[A-Z]{2}\d{2}[A-Z]?\b", r"a\b\b", r"(?i)\bß", r"x(?:\b)-", r"(?i)secret",
+    r"(?i)i", r"(?i)k", r"\w+\d?\b", r"\b\w+\d?\b", r"\s\b", r"-\b\d", r"\W\b\w", r"(?i:k)S", r"[\W\d]x", r"(?i)[^\W\d]z", r"\D\S",
+    r"(?:ab|\d)\b", r"\b(?:-|a)b", r"a.c", r"(a|aa){3}b", r"a??b", r"\b(?:\w|-)+\b", "[[:alpha:]]", "(a|b)*c", r"\u0041KIA", r"\x41",
+    r"(?u:\w)(?a:\w)", "foo|bar", "(?P<n>a+)+b", "(?:a{0,9}){2}b",
+]  # fmt: skip
+GREEDY = ["a++b", "(?>a+)b", "(?>ab?)b"]
+ASCII = "abxzfoobarSSN0123-_ @.\nkKsSiIKIA"
+LETTERS = ASCII + "éßẞſıİ\u212a字٣０－\u00a0\u2003\u0345\u01c5\u01c4ﬀ𝒜"
+FINDERS = {pattern: Finder([pattern], "p") for pattern in [*PATTERNS, *GREEDY]}
+
+
+@given(st.text(LETTERS, max_size=10))
+def test_nothing_is_found_less_than_python_would(text: str) -> None:
+    for pattern, finder in FINDERS.items():
+        if re.search(pattern, text):
+            assert finder.finds(text), pattern
+
+
+@given(st.text(ASCII, max_size=10))
+def test_in_ascii_it_is_found_exactly_as_python_would(text: str) -> None:
+    for pattern in PATTERNS:
+        assert FINDERS[pattern].finds(text) == (re.search(pattern, text) is not None), pattern
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\w", r"\W", r"\d", r"\D", r"\s", r"\S", "(?i)s", "(?i)k", "(?i)[a-z]", "(?i)[^i]", "(?i)å", "."]
+)
+def test_classes_and_cases_are_pythons_over_all_of_unicode(pattern: str) -> None:
+    """One search over each block of characters, and where they disagree about the block, over each character."""
+    python, finder = re.compile(pattern), Finder([pattern], "p")
+    letters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+    text = "".join(letters)
+    assert finder.replaced(text, "") == python.sub("", text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("(?:[A-Za-z0-9]{1,64}[._-]?){1,10}@corp[.]example", "a" * 300),
+        ("(?:a|aa){40}b", "a" * 100_000),
+        ("(?x)(a+) +b", "a" * 100_000),
+        ("(a+)+$", "a" * 100_000 + "b"),
+        (r"(\w+\s)*x\b", "a " * 50_000 + "-"),
+        ("(.*a){20}c", "a" * 20_000),
+    ],
+)
+def test_a_text_made_to_take_for_ever_is_searched_at_once(pattern: str, text: str) -> None:
+    """With Python's engine any of these would outlast the test's time limit."""
+    assert not Finder([pattern], "p").finds(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        (r"(a)\1", "refers back"), (r"(?P<n>a)(?P=n)", "refers back"), (r"(a)?(?(1)b|c)", "asks whether"), ("(?=a)b", "looks ahead"),
+        ("(?<!a)b", "looks ahead"), (r"\Bx", r"\B"), ("(", "not a regular expression"), ("*", "not a regular expression"),
+        ("a{5,2}", "not a regular expression"), ("x" * 3000, "at most 2000"), (r"\w{2000}", "too much"), (r"\b", "may be nothing"),
+        (r"\b\d*", "may be nothing"), ("(?:a{0,999}){0,999}", "too much"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused_with_its_place_and_a_reason(pattern: str, says: str) -> None:
+    with pytest.raises(SettingsError, match="guardrail 'p', pattern 2") as wrong:
+        Finder(["fine", pattern], "guardrail 'p'")
+    assert says in str(wrong.value)
+
+
+@pytest.mark.parametrize("pattern", [r"\bword", "a++", "(?>a)"])
+def test_what_could_find_more_is_refused_where_it_must_be_exact(pattern: str) -> None:
+    with pytest.raises(SettingsError):
+        Finder([pattern], "schema", exact=True)
