@@ -35,7 +35,7 @@ async def test_creating_a_file_may_be_replayed(world: World) -> None:
     assert first == again
     assert len(await world.extents(file_id)) == 1
     await world.store.delete_file(caller.tenant_id, file_id)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 1
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 1
 
 
 async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> None:
@@ -48,7 +48,7 @@ async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> No
             purpose="batch", filename="a", line_count=1, expires_after_ms=None,
         )  # fmt: skip
     assert await world.store.list_files(caller.tenant_id, after=None, count_max=10) == []
-    assert await world.store.condemned_blobs(-1, 10) == [blob.blob_id]
+    assert await world.store.condemned_blobs(-1, -1, 10) == [blob.blob_id]
     for _ in range(2):
         await world.store.forget_blob(blob.blob_id)
     assert not await world.store.knows_blob(blob.blob_id)
@@ -104,16 +104,16 @@ async def test_a_deleted_file_still_marks_a_place_in_a_list(world: World) -> Non
 async def test_a_deleted_file_is_gone_and_its_bytes_with_it(world: World) -> None:
     caller = await world.caller()
     file = await world.file(caller)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
     assert await world.store.delete_file(caller.tenant_id, file.id) is True
     assert await world.store.delete_file(caller.tenant_id, file.id) is False
     assert await world.store.get_file(caller.tenant_id, file.id) is None
     assert await world.extents(file.id) == []
-    assert await world.store.condemn_unused_blobs(1, 10) == 0, "too young"
-    assert await world.store.condemn_unused_blobs(-1, 10) == 1
-    assert await world.store.condemn_unused_blobs(-1, 10) == 0
-    assert len(await world.store.condemned_blobs(-1, 10)) == 1
-    assert await world.store.condemned_blobs(1, 10) == []
+    assert await world.store.condemn_unused_blobs(1, 1, 10) == 0, "too young"
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 1
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
+    assert len(await world.store.condemned_blobs(-1, -1, 10)) == 1
+    assert await world.store.condemned_blobs(1, 1, 10) == []
 
 
 async def test_an_input_that_ingest_needs_is_not_deleted(world: World) -> None:
@@ -229,7 +229,7 @@ async def test_replacing_extents_keeps_every_byte_and_frees_the_old_blobs(world:
     await world.judge(job)
     for log in logs:
         await world.store.settle_blob(log.blob_id)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 0, "each log is still needed by one piece"
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0, "each log is still needed by one piece"
 
 
 async def test_replacing_pieces_that_changed_is_a_lost_race(world: World) -> None:
@@ -287,8 +287,8 @@ async def test_only_blobs_without_a_living_owner_are_abandoned(world: World) -> 
         await world.store.settle_blob(lost.blob_id)
         await world.store.give_up_blob(work)
     assert await world.store.abandoned_blobs(10) == []
-    assert await world.store.condemn_unused_blobs(0, 10) == 1
-    assert sorted(await world.store.condemned_blobs(-1, 10)) == sorted([lost.blob_id, work])
+    assert await world.store.condemn_unused_blobs(0, 0, 10) == 1
+    assert sorted(await world.store.condemned_blobs(-1, -1, 10)) == sorted([lost.blob_id, work])
 
 
 async def test_a_settled_log_that_is_in_use_is_kept(world: World) -> None:
@@ -296,7 +296,7 @@ async def test_a_settled_log_that_is_in_use_is_kept(world: World) -> None:
     await world.answer(log, job, 0)
     await world.store.give_up_blob(log.blob_id)
     await world.store.settle_blob(log.blob_id)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
     await world.answer(log, job, 1)
     await world.judge(job)
 
@@ -310,3 +310,26 @@ async def test_old_idempotency_keys_are_pruned_and_young_ones_are_not(world: Wor
     await world.clock.advance(DAY_MS + 2)
     await world.store.prune_files(1)
     assert (await world.file(caller, idempotency=key)).id != first.id
+
+
+async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: World) -> None:
+    caller = await world.caller()
+    file = await world.file(caller)
+    blob_ids = [extent.blob_id for extent in await world.extents(file.id)]
+    log = await world.log()
+    assert await world.store.condemn_uploads(blob_ids) == [], "a file is made of it"
+    assert await world.store.delete_file(caller.tenant_id, file.id)
+    assert await world.store.condemn_uploads([*blob_ids, log.blob_id]) == blob_ids
+    assert await world.store.condemn_uploads(blob_ids) == []
+    assert await world.store.condemned_blobs(-1, -1, 10) == blob_ids
+
+
+async def test_bytes_that_no_log_holds_go_soon(world: World) -> None:
+    """A log waits for its safety period: its owner may wake and record more of it."""
+    caller = await world.caller()
+    file = await world.file(caller)
+    await world.store.delete_file(caller.tenant_id, file.id)
+    await world.clock.advance(100)
+    assert await world.store.condemn_unused_blobs(1_000, 99, 10) == 1
+    await world.clock.advance(100)
+    assert len(await world.store.condemned_blobs(1_000, 99, 10)) == 1

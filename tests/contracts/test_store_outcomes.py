@@ -43,7 +43,7 @@ async def test_recording_may_be_replayed(world: World) -> None:
     assert await world.judge(job) == once, "nor is an answer that is in the file counted as unused"
     assert await world.extents(job.output_file_id) == extents
     await world.store.settle_blob(answers.blob_id)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 0
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 0
 
 
 async def test_replaying_the_flush_that_completed_a_job_changes_nothing(world: World) -> None:
@@ -259,7 +259,7 @@ async def test_a_condemned_log_is_refused_and_leaves_nothing(world: World) -> No
     fine, other = await world.log(), await world.running(caller, 2)
     job = await world.running(caller, 2)
     await world.store.settle_blob(log.blob_id)
-    assert await world.store.condemn_unused_blobs(-1, 10) == 1
+    assert await world.store.condemn_unused_blobs(-1, -1, 10) == 1
     flush = world.answers(log, job, 0)
     with pytest.raises(LostRace):
         await world.record(flush, world.answers(fine, other, 0))

@@ -46,7 +46,7 @@ async def publish(world: World, job: Job, token: str, **parts: Any) -> None:
 
 async def unused_blobs(world: World) -> int:
     """How many kept blobs nothing needs any more."""
-    return await world.store.condemn_unused_blobs(-1, 100)
+    return await world.store.condemn_unused_blobs(-1, -1, 100)
 
 
 async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) -> None:

@@ -266,7 +266,7 @@ async def test_compacting_a_file_while_it_is_deleted_leaks_nothing(world: World)
         await world.store.give_up_blob(copy.blob_id)
         for log in logs:
             await world.store.settle_blob(log.blob_id)
-        condemned = await world.store.condemn_unused_blobs(-1, 100)
+        condemned = await world.store.condemn_unused_blobs(-1, -1, 100)
         assert condemned + any(isinstance(one, LostRace) for one in done) == 4, "both logs, the copy and the work file"
 
 

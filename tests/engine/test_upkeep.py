@@ -79,4 +79,4 @@ async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: World) -> N
     blobs: Any = Stubborn(world, ids[0])
     assert await Garbage(world.store, blobs, world.clock, 0).tend() == 2
     assert [await world.blobs.size(blob_id) for blob_id in ids] == [0, None, None]
-    assert await world.store.condemned_blobs(0, 10) == [ids[0]]
+    assert await world.store.condemned_blobs(0, 0, 10) == [ids[0]]

@@ -256,3 +256,26 @@ def test_a_file_that_loses_its_end_breaks_the_connection(client: httpx2.Client, 
         stream.truncate(1_000_000)
     with pytest.raises(httpx2.RemoteProtocolError):
         client.get(f"/v1/files/{file_id}/content")
+
+
+def bytes_on_disk(web: WebServer) -> int:
+    return sum(path.stat().st_size for path in web.blobs.root.rglob("blob_*") if path.is_file())
+
+
+def test_a_quota_bounds_the_disk_and_not_only_the_list_of_files(start_web: Any) -> None:
+    """The bytes of a refused upload go with the refusal, those of a deleted file with the deletion."""
+    web: WebServer = start_web(limits={"stored_bytes_max": 1_000_000})
+    data = b'{"x":"' + b"y" * 600_000 + b'"}\n'
+    with web.client() as client:
+        kept = client.post("/v1/files", files={"file": ("a", data)}, data={"purpose": "batch"}).json()["id"]
+        for purpose, status in (("batch", 429), ("nonsense", 400)):
+            for _ in range(3):
+                refused = client.post("/v1/files", files={"file": ("a", data)}, data={"purpose": purpose})
+                assert refused.status_code == status, refused.text
+                assert bytes_on_disk(web) == len(data)
+        for _ in range(3):
+            assert client.delete(f"/v1/files/{kept}").status_code == 200
+            assert bytes_on_disk(web) == 0
+            kept = client.post("/v1/files", files={"file": ("a", data)}, data={"purpose": "batch"}).json()["id"]
+            assert bytes_on_disk(web) == len(data)
+    assert web.statement("select count(*) from blobs") == [(1,)]

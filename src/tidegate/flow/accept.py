@@ -85,13 +85,31 @@ class Reception:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     async def give_up(self, blob_id: str) -> None:
-        """Let the blob be collected; while the store is away, later."""
+        """Remove a blob that nothing will be made of; while the store is away, later."""
         try:
-            await self._store.give_up_blob(blob_id)
+            if await self._store.give_up_blob(blob_id):
+                await self._remove(blob_id)
         except TidegateError:
             # What is forgotten here is collected when this incarnation ends.
             if len(self._unwanted) < _UNWANTED_COUNT_MAX:
                 self._unwanted.add(blob_id)
+
+    async def delete_file(self, tenant_id: str, file_id: str) -> bool:
+        """Delete a file and the bytes that only it was made of; False when there is none."""
+        extents = await self._store.list_extents(file_id, 0, 1)
+        if not await self._store.delete_file(tenant_id, file_id):
+            return False
+        # What fails here is left to the sweeps.
+        with contextlib.suppress(TidegateError):
+            for blob_id in await self._store.condemn_uploads([extent.blob_id for extent in extents]):
+                await self._remove(blob_id)
+        return True
+
+    async def _remove(self, blob_id: str) -> None:
+        """Remove the bytes of a condemned blob, then its row."""
+        with contextlib.suppress(TidegateError):
+            await self._blobs.delete(blob_id)
+            await self._store.forget_blob(blob_id)
 
     async def _give_up_leftovers(self) -> None:
         while self._unwanted:

@@ -1,6 +1,7 @@
 """Verbs about blobs and the files that are made of them."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
@@ -23,13 +24,21 @@ class Files(Table):
 
         await self._driver.write(body)
 
-    async def give_up_blob(self, blob_id: str) -> None:
-        """Its owner will not finish it: it may be collected."""
+    async def give_up_blob(self, blob_id: str) -> bool:
+        """Condemn a blob that its owner will not finish; False when it is in use after all, or condemned already."""
 
-        async def body(tx: Tx) -> None:
-            await tx.all("blob_condemn", id=blob_id)
+        async def body(tx: Tx) -> bool:
+            return await tx.one("blob_condemn", id=blob_id) is not None
 
-        await self._driver.write(body)
+        return await self._driver.write(body)
+
+    async def condemn_uploads(self, blob_ids: Sequence[str]) -> list[str]:
+        """Condemn those of these uploads that no file is made of any more, and return them: their bytes may go at once."""
+
+        async def body(tx: Tx) -> list[str]:
+            return [one for one in sorted(blob_ids) if await tx.one("blob_condemn_upload", id=one) is not None]
+
+        return await self._driver.write(body)
 
     async def create_file(
         self,
@@ -212,15 +221,20 @@ class Files(Table):
 
         await self._driver.write(body)
 
-    async def condemn_unused_blobs(self, age_ms: int, count_max: int) -> int:
+    async def condemn_unused_blobs(self, age_ms: int, soon_ms: int, count_max: int) -> int:
+        """Condemn bytes that nothing needs: logs when they are old enough, others soon."""
+
         async def body(tx: Tx) -> int:
-            return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, count_max=count_max))
+            return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max))
 
         return await self._driver.write(body)
 
-    async def condemned_blobs(self, age_ms: int, count_max: int) -> list[str]:
+    async def condemned_blobs(self, age_ms: int, soon_ms: int, count_max: int) -> list[str]:
+        """Return blobs whose bytes may go: logs that were condemned so long ago, others soon."""
+
         async def body(tx: Tx) -> list[str]:
-            return [row[0] for row in await tx.all("blobs_condemned", age_ms=age_ms, count_max=count_max)]
+            rows = await tx.all("blobs_condemned", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max)
+            return [row[0] for row in rows]
 
         return await self._driver.read(body)
 

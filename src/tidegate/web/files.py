@@ -82,7 +82,7 @@ class Files:
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         file_id = request.path_params["file_id"]
-        if not ids.is_valid("file", file_id) or not await self._store.delete_file(caller.tenant_id, file_id):
+        if not ids.is_valid("file", file_id) or not await self._reception.delete_file(caller.tenant_id, file_id):
             raise no_such_file(file_id)
         return wire.json_answer(wire.FileDeleted(file_id, "file", deleted=True))
 

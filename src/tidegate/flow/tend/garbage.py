@@ -12,6 +12,8 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 _PASS_MAX = 200
+# Deleted files and refused uploads must not fill the disk beside a tenant's quota; this is for downloads that are under way.
+_SOON_MS = 20_000
 _SUSPECTS_MAX = 10_000
 
 
@@ -28,9 +30,10 @@ class Garbage:
 
     async def tend(self) -> int:
         """Condemn, remove, and look a little further for orphans. Says how many blobs were removed."""
-        await self._store.condemn_unused_blobs(self._safety_ms, _PASS_MAX)
+        soon_ms = min(_SOON_MS, self._safety_ms)
+        await self._store.condemn_unused_blobs(self._safety_ms, soon_ms, _PASS_MAX)
         removed = 0
-        for blob_id in await self._store.condemned_blobs(self._safety_ms, _PASS_MAX):
+        for blob_id in await self._store.condemned_blobs(self._safety_ms, soon_ms, _PASS_MAX):
             if await self._remove(blob_id):
                 await self._store.forget_blob(blob_id)
                 removed += 1

@@ -36,12 +36,23 @@ update blobs set uses = uses - :uses where id = :id;
 update blobs set state = 'kept' where id = :id and state = 'writing' returning uses;
 
 -- blobs_condemn_unused --
--- Bytes that nothing needs: kept but unused, and old enough that a transaction under way cannot be about to use them.
+-- Bytes that nothing needs: kept but unused. A log must be old besides, because its owner may wake and record more of it; any other blob
+-- that was used once is never used again.
 -- moves: blobs: kept -> condemned
 update blobs set state = 'condemned', condemned_at = now_ms()
 where id in (
-    select id from blobs where state = 'kept' and uses = 0 and created_at < now_ms() - :age_ms order by created_at limit :count_max
+    select id from blobs
+    where state = 'kept' and uses = 0
+        and created_at < now_ms() - case when kind in ('answers', 'errors') then cast(:age_ms as bigint) else cast(:soon_ms as bigint) end
+    order by created_at limit :count_max
 ) and state = 'kept' and uses = 0
+returning id;
+
+-- blob_condemn_upload --
+-- The only file that was made of this upload is deleted.
+-- moves: blobs: kept -> condemned
+update blobs set state = 'condemned', condemned_at = now_ms()
+where id = :id and kind = 'upload' and state = 'kept' and uses = 0
 returning id;
 
 -- blob_condemn --
@@ -59,7 +70,11 @@ order by b.created_at
 limit :count_max;
 
 -- blobs_condemned --
-select id from blobs where state = 'condemned' and condemned_at < now_ms() - :age_ms order by condemned_at limit :count_max;
+-- Those whose bytes may go now: logs after a while, others soon.
+select id from blobs
+where state = 'condemned'
+    and condemned_at < now_ms() - case when kind in ('answers', 'errors') then cast(:age_ms as bigint) else cast(:soon_ms as bigint) end
+order by condemned_at limit :count_max;
 
 -- blob_forget --
 delete from blobs where id = :id and state = 'condemned' returning id;
