@@ -115,7 +115,8 @@ class Reception:
         while self._unwanted:
             blob_id = self._unwanted.pop()
             try:
-                await self._store.give_up_blob(blob_id)
+                if await self._store.give_up_blob(blob_id):
+                    await self._remove(blob_id)
             except TidegateError:
                 self._unwanted.add(blob_id)
                 return
