@@ -121,6 +121,9 @@ HIDDEN: list[Any] = [
     {"messages": [{"tool_calls": [{"function": {"arguments": json.dumps(json.dumps("\\u0041" + KEY[1:]))}}]}]},
     {"system": [{"type": "text", "text": KEY[:6]}, {"type": "text", "text": KEY[6:]}]},
     {"input": [KEY, "x"]},
+    {"input": {"embedding": [KEY]}},
+    {"messages": [{"content": [{"type": "tool_use", "input": {"embedding": [KEY], "id": "x"}}]}]},
+    {"messages": [{"content": [{"type": "tool_use", "input": {"data": encoded(KEY)}}]}]},
     {"input": [{"role": "user", "content": [{"type": "input_text", "text": KEY}]}]},
     {"query": "x", "documents": [{"text": KEY}]},
     {"text_1": "x", "text_2": [KEY]},
@@ -196,7 +199,12 @@ def test_long_numbers_are_texts_and_settings_are_not() -> None:
     rail = Patterns("cards", [r"\b\d{10,16}\b"])
     assert isinstance(rail.check_prompt(packed({"messages": [{"content": {"card": 4111111111111111}}]})), Refuse)
     assert isinstance(rail.check_prompt(b'{"messages":[{"content":4111111111111111}]}'), Refuse)
+    call = {"type": "tool_use", "input": {"seed": 4111111111111111, "embedding": [4111111111111111]}}
+    assert isinstance(rail.check_prompt(packed({"messages": [{"content": [call]}]})), Refuse)
+    assert isinstance(rail.check_answer(packed({"content": [call]})), Refuse)
     assert rail.check_prompt(packed({"seed": 4111111111111111, "max_tokens": 100})) is PASS
+    long = Patterns("long", ["123456789012345678901234567890"])
+    assert isinstance(long.check_prompt(b'{"messages":[{"content":123456789012345678901234567890}]}'), Refuse)
     assert rail.check_answer(packed({"created": 1731700000, "choices": [{"index": 0, "message": {}}]})) is PASS
 
 
@@ -210,6 +218,9 @@ def test_harmless_calls_pass() -> None:
         {"input": ["a", "b"], "encoding_format": "float"},
         {"prompt": ["a", "b"], "logit_bias": {"50256": -100}, "stop": ["x"]},
         {"messages": [{"role": "user", "content": "größer als 5 – naïve"}]},
+        {"messages": [{"role": "user", "content": "data: these are figures, and more"}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_use", "input": {"data": "customer_1234567890ab"}}]}]},
+        {"input": ["SSN 123-45", "-6789"]},
     ):
         assert rail.check_prompt(packed({"model": "m", **body})) is PASS
     for answer in (

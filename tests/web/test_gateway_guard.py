@@ -14,10 +14,11 @@ import structlog
 
 from tests.support.processes import wait_until
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
-from tests.web.upstream import answers, chat_with, chunk, streams
+from tests.web.server import WebServer, settings_with
+from tests.web.upstream import Upstream, answers, chat_with, chunk, streams
 from tidegate import metrics
 from tidegate.core import keys
-from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ResourceEntry, TenantEntry
 from tidegate.settings.guards import GuardrailEntry, HookEntry
 
 __all__ = ["world"]
@@ -226,3 +227,69 @@ def test_a_keys_allowlists_hold_at_the_door(
         assert answer.status_code == 200 or answer.json()["error"]["code"] == "model_not_found"
     assert {name for name, status in heard.items() if status == 200} == allowed
     assert {one["id"] for one in client.get("/v1/models").json()["data"]} == allowed
+
+
+KEY = "AKIA" + "Q" * 16
+EVERYWHERE = [
+    (CHAT, saying(KEY)),
+    (CHAT, saying("hi", tools=[{"type": "function", "function": {"name": "f", "parameters": {"properties": {KEY: {}}}}}])),
+    (CHAT, {**ASK, "messages": [{"role": "user", "content": [{"type": "text", "text": KEY[:7]}, {"type": "text", "text": KEY[7:]}]}]}),
+    (MESSAGES, saying([{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": KEY}}], max_tokens=9)),
+    ("/v1/completions", {"model": "m", "prompt": ["x", KEY]}),
+    ("/v1/embeddings", {"model": "m", "input": ["x", KEY]}),
+    ("/v1/responses", {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": KEY}]}]}),
+    ("/v1/moderations", {"model": "m", "input": [{"type": "text", "text": KEY}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("endpoint", "body"), EVERYWHERE)
+def test_nothing_passes_by_at_any_door(world: World, endpoint: str, body: dict[str, Any]) -> None:
+    world.start(guardrails={"keys": GuardrailEntry(patterns=("AKIA[0-9A-Z]{16}",), streams="pass")})
+    for more in ({}, {"stream": True}):
+        answer = world.client().post(endpoint, json={**body, **more})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "guardrail_pattern")
+        assert KEY not in answer.text
+    assert world.upstreams[0].posts == []
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/embeddings"])
+def test_token_ids_are_refused_unless_the_operator_lets_them_pass(world: World, endpoint: str) -> None:
+    named = {"prompt": [5, 6]} if endpoint == "/v1/completions" else {"input": [[5, 6]]}
+    entry = GuardrailEntry(patterns=("AKIA[0-9A-Z]{16}",), applies_to="requests")
+    world.start(guardrails={"keys": entry})
+    answer = world.client().post(endpoint, json={"model": "m", **named})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "guardrail_unseen")
+    assert world.upstreams[0].posts == []
+
+
+def test_a_rule_for_a_fallbacks_model_binds_the_call(world: World) -> None:
+    """Also while the first model answers: nobody looks again when a call goes on to the next."""
+    world.upstreams = [Upstream(answers()), Upstream(answers())]
+    models = {
+        name: Model(deployments=(ModelDeployment(url=one.url, name=f"of-{name}"),))
+        for name, one in zip(("first", "second"), world.upstreams, strict=True)
+    }
+    web = WebServer(
+        world._directory,
+        settings_with(
+            models=models,
+            resources={"chat": ResourceEntry(model="first", fallbacks=("second",))},
+            guardrails={"keys": GuardrailEntry(patterns=(KEY,), models=("second",))},
+        ),
+    )
+    world._directory.mkdir(exist_ok=True)
+    world.web = web
+    web.start()
+    for model, status in (("chat", 400), ("second", 400), ("first", 200)):
+        assert world.client().post(CHAT, json=saying(KEY, model=model)).status_code == status, model
+    assert [len(one.posts) for one in world.upstreams] == [1, 0]
+
+
+def test_a_pattern_that_stopped_the_process_holds_up_nobody(world: World) -> None:
+    """With Python's engine this body of 300 bytes took longer than anyone would wait."""
+    pattern = "(?:[A-Za-z0-9]{1,64}[._-]?){1,10}@corp[.]example"
+    world.start(guardrails={"mail": GuardrailEntry(patterns=(pattern, "(?:a|aa){40}b", "(?x)(a+) +b"))})
+    assert world.client().post(CHAT, json=saying("a" * 300)).status_code == 200
+    assert world.client().post(CHAT, json=saying("a" * 300_000)).status_code == 200
+    assert world.client().post(CHAT, json=saying("a" * 300 + "@corp.example")).status_code == 400
+    assert world.client().get("/healthz").status_code == 200

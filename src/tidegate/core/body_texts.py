@@ -49,6 +49,13 @@ _JOINED = frozenset(("content", "system", "input", "messages", "output", "parts"
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
 # What may stand before a `data:` URL, or its first letter.
 _BEFORE_DATA = frozenset((*"dD \t\r\n\v\f", ""))
+# Objects whose fields a caller or a model names.
+_FREE = frozenset(("input", "arguments", "metadata", "output", "default", "examples", "const", "enum"))
+_ONLY_FILES = frozenset(("file_data", "b64_json", "prompt_embeds", "input_embeds"))
+_NUMBERS = frozenset((int, float))
+_INEXACT = 1e15
+_LONG_NUMBER = re.compile(rb"\d{15,}")
+_DATA_URL = re.compile(r"\s*data:([\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*),", re.IGNORECASE)
 _SAID = ("text", "content", "token", "thinking", "refusal", "input_text")
 # What a model server says about its answer, and never the model itself.
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
@@ -57,11 +64,12 @@ OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system
 class BodyTexts:
     """`texts` are what can be looked at, and `unseen` says what could not be, or nothing."""
 
-    __slots__ = ("_is_answer", "_keys", "texts", "unseen")
+    __slots__ = ("_body", "_is_answer", "_keys", "texts", "unseen")
 
     def __init__(self, body: bytes, *, is_answer: bool) -> None:
         self.texts: list[str] = []
         self.unseen = ""
+        self._body = body
         self._is_answer = is_answer
         self._keys = 0
         try:
@@ -69,7 +77,7 @@ class BodyTexts:
             if type(said) is dict:
                 self._top(said)
             else:
-                self._list("", [said])
+                self._list("", [said], is_free=False)
         except (ValueError, RecursionError):
             self.texts.append(body.decode("utf-8", "replace"))
             self.unseen = "it is not JSON, or nested too deeply"
@@ -86,9 +94,10 @@ class BodyTexts:
         if type(looked_at.get("model")) is str:
             self._keys += 1
             del looked_at["model"]
-        self._object("", looked_at)
+        self._object("", looked_at, is_free=False)
 
-    def _object(self, name: str, value: dict[str, Any]) -> None:
+    def _object(self, name: str, value: dict[str, Any], *, is_free: bool) -> None:
+        """Look at an object. One that is free has fields of a caller's or a model's own making, whatever their names are."""
         self._keys += len(value)
         if not value.keys() <= FIELDS:
             self.texts += value.keys() - FIELDS
@@ -102,14 +111,14 @@ class BodyTexts:
                 elif key not in KINDS or one not in WORDS:
                     self.texts.append(one)
             elif kind is dict:
-                self._object(key, one)
+                self._object(key, one, is_free=is_free or key in _FREE)
             elif kind is list:
-                self._list(key, one)
-            elif (kind is int or kind is float) and key not in NUMBERED:
+                self._list(key, one, is_free=is_free or key in _FREE)
+            elif (kind is int or kind is float) and (is_free or key not in NUMBERED):
                 self._number(one)
 
-    def _list(self, name: str, value: list[Any]) -> None:
-        if self._is_answer and name == "embedding":
+    def _list(self, name: str, value: list[Any], *, is_free: bool) -> None:
+        if name == "embedding" and self._is_answer and not is_free and _NUMBERS.issuperset(map(type, value)):
             return
         if not self._is_answer and name in _TOKENS and _has_tokens(value):
             self.unseen = self.unseen or "it has token ids in the place of a text"
@@ -118,19 +127,23 @@ class BodyTexts:
         for one in value:
             kind = type(one)
             if kind is dict:
-                self._object(name, one)
+                self._object(name, one, is_free=is_free)
             elif kind is str:
                 self._text(name, one, {})
             elif kind is list:
-                self._list(name, one)
-            elif (kind is int or kind is float) and name not in NUMBERED:
+                self._list(name, one, is_free=is_free)
+            elif (kind is int or kind is float) and (is_free or name not in NUMBERED):
                 self._number(one)
-        if name in _JOINED and len(value) > 1:
+        # Texts to be embedded are read each alone.
+        if name in _JOINED and len(value) > 1 and (name != "input" or dict in map(type, value)):
             self._join(value)
 
     def _number(self, value: float) -> None:
         if len(number := str(value)) >= DIGITS_MIN:
             self.texts.append(number)
+        if type(value) is float and abs(value) >= _INEXACT:
+            # Such a number was rounded when it was read.
+            self.texts += [token.decode() for token in _LONG_NUMBER.findall(self._body)]
 
     def _join(self, parts: list[Any]) -> None:
         """Texts that are read after one another: neighbours of one list, as far as they have one role."""
@@ -152,10 +165,11 @@ class BodyTexts:
         if not self._is_answer and name in _ELSEWHERE:
             self._elsewhere(text)
         is_file = False
-        if text.lstrip()[:5].lower() == "data:":
-            is_file = self._data_url(text)
+        if found := _DATA_URL.match(text):
+            is_file = self._data_url(found[1], text[found.end() :])
         elif name in _FILES and (beside.get("type") == "base64" or _is_base64(text, beside)):
-            is_file = self._file(text, str(beside.get("media_type") or "")) and _is_declared(beside)
+            must_see = len(text) >= FILE_CHARS_MIN or name in _ONLY_FILES or _is_declared(beside)
+            is_file = self._file(text, str(beside.get("media_type") or ""), must_see=must_see) and must_see
         if not is_file or len(text) < FILE_CHARS_MIN:
             self.texts.append(text)
 
@@ -163,9 +177,8 @@ class BodyTexts:
         if isinstance(url, str) and url and url.lstrip()[:5].lower() != "data:":
             self.unseen = self.unseen or "it refers to a file elsewhere"
 
-    def _data_url(self, url: str) -> bool:
+    def _data_url(self, head: str, payload: str) -> bool:
         """Look at what a URL holds itself; return whether that is no text."""
-        head, _, payload = url.lstrip()[5:].partition(",")
         kind, *more = [part.strip().lower() for part in head.split(";")]
         charset = next((part[8:].strip('"') for part in more if part.startswith("charset=")), "")
         payload = urllib.parse.unquote(payload)
@@ -176,7 +189,7 @@ class BodyTexts:
             self.unseen = self.unseen or "it has an image or another file"
         return False
 
-    def _file(self, payload: str, kind: str, charset: str = "") -> bool:
+    def _file(self, payload: str, kind: str, charset: str = "", *, must_see: bool = True) -> bool:
         """Look at a file in Base64; return whether it is no text, which cannot be looked at."""
         letters = _NOT_BASE64.sub("", payload.replace("-", "+").replace("_", "/"))
         try:
@@ -186,7 +199,8 @@ class BodyTexts:
             is_text, text = False, ""
         if text:
             self.texts.append(text)
-        if not is_text or (kind and not _TEXT_TYPE.match(kind.lower())) or charset not in _PLAIN_CHARSETS:
+        is_seen = is_text and (not kind or _TEXT_TYPE.match(kind.lower())) and charset in _PLAIN_CHARSETS
+        if must_see and not is_seen:
             self.unseen = self.unseen or "it has an image or another file"
         return not is_text
 
