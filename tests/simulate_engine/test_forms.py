@@ -157,6 +157,17 @@ def fits(text: str | None, schema: Any = SCHEMA) -> None:
     assert Schema(schema).problem(json.loads(text)) is None
 
 
+@pytest.mark.parametrize(
+    "fields", [{"tools": [CHAT_TOOL]}, {"response_format": CHAT_FORMAT}, {"response_format": JSON_FORMAT}]
+)
+def test_several_conversations_in_one_call_are_answered_as_each_alone(address: Address, fields: dict[str, Any]) -> None:
+    conversations = [[{"role": "user", "content": f"question {number}"}] for number in range(4)]
+    together = address.call("/v1/chat/completions/batch", {"model": "m", "messages": conversations, **fields}).json
+    for result, messages in zip(together["results"], conversations, strict=True):
+        alone = address.call("/v1/chat/completions", {"model": "m", "messages": messages, **fields}).json
+        assert result["body"]["choices"] == alone["choices"]
+
+
 class Tide(BaseModel):
     city: str
     days: int

@@ -83,17 +83,18 @@ def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
     """The answer to `ask`; `tokens_mean` 0 for endpoints that answer without words."""
     choices: list[Choice] = []
     prompt_tokens = output_tokens = 0
-    for prompt in ask.prompts:
+    for place, prompt in enumerate(ask.prompts):
+        form = ask.forms[place] if ask.forms else None
         digest = prompt_hash(prompt)
         tokens = token_count(prompt)
         prompt_tokens += tokens
         for copy in range(ask.n):
             choice = Choice(prompt, tokens, digest)
             if tokens_mean:
-                if ask.form is None:
+                if form is None:
                     _write(choice, ask, copy, tokens_mean)
                 else:
-                    _write_formed(choice, ask, ask.form, copy, tokens_mean)
+                    _write_formed(choice, ask, form, copy, tokens_mean)
                 output_tokens += choice.output_tokens
             choices.append(choice)
     name = b"%s%08x" % (choices[0].digest.hex().encode(), number)

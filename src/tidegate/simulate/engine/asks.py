@@ -42,7 +42,8 @@ class Ask(msgspec.Struct):
     priority: int = 0
     base64: bool = False
     dimensions: int | None = None
-    form: Form | None = None
+    forms: list[Form | None] = []
+    """What each prompt's answer may look like beside plain words; empty: all are plain words."""
     echo: bytes = b""
     """The fields of the request that a response repeats, as JSON members."""
 
@@ -79,6 +80,9 @@ class _Chat(_Sampling):
 
 class _ChatBatch(_Sampling):
     messages: list[list[_Message]]
+    tools: msgspec.Raw = _NOTHING
+    tool_choice: Any = None
+    response_format: Any = None
 
 
 class _Completion(_Sampling):
@@ -158,9 +162,7 @@ def chat_ask(body: bytes) -> Ask:
     prompt = _render(seen.tools, seen.messages)
     marked = _marker(body, lambda: _last_user_texts(seen.messages))
     ask = _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
-    if seen.tools or seen.response_format is not None:
-        answered = seen.messages[-1].role in ("tool", "function")
-        ask.form = chat_form(_decoded(seen.tools), seen.tool_choice, seen.response_format, answered=answered)
+    ask.forms = _chat_forms(seen, [seen.messages])
     return ask
 
 
@@ -172,8 +174,18 @@ def chat_batch_ask(body: bytes) -> Ask:
     if seen.stream or seen.n not in (None, 1):
         raise BadAsk("several conversations are neither streamed nor answered more than once each", "n")
     marked = _marker(body, lambda: (text for one in seen.messages for text in _last_user_texts(one)))
-    prompts = [_render(_NOTHING, one) for one in seen.messages]
-    return _sampled(seen, prompts, marked, seen.max_completion_tokens or seen.max_tokens)
+    prompts = [_render(seen.tools, one) for one in seen.messages]
+    ask = _sampled(seen, prompts, marked, seen.max_completion_tokens or seen.max_tokens)
+    ask.forms = _chat_forms(seen, seen.messages)
+    return ask
+
+
+def _chat_forms(seen: _Chat | _ChatBatch, conversations: list[list[_Message]]) -> list[Form | None]:
+    if not seen.tools and seen.response_format is None:
+        return []
+    tools = _decoded(seen.tools)
+    ended = (one[-1].role in ("tool", "function") for one in conversations)
+    return [chat_form(tools, seen.tool_choice, seen.response_format, answered=answered) for answered in ended]
 
 
 def completion_ask(body: bytes) -> Ask:
@@ -199,7 +211,7 @@ def response_ask(body: bytes) -> Ask:
     if seen.tools or seen.text is not None:
         tools = _decoded(seen.tools)
         answered = messages[-1].role == "tool"
-        ask.form = response_form(tools, seen.tool_choice, seen.text, answered=answered)
+        ask.forms = [response_form(tools, seen.tool_choice, seen.text, answered=answered)]
         ask.echo = _echo(seen, tools)
     return ask
 
@@ -225,7 +237,7 @@ def messages_ask(body: bytes) -> Ask:
     if seen.tools or wished is not None:
         last = messages[-1].content
         answered = isinstance(last, list) and any(b"tool_result" in bytes(part) for part in last)
-        ask.form = message_form(_decoded(seen.tools), seen.tool_choice, wished, answered=answered)
+        ask.forms = [message_form(_decoded(seen.tools), seen.tool_choice, wished, answered=answered)]
     return ask
 
 
