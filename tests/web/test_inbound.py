@@ -20,7 +20,8 @@ from tests.upstream.raw_server import Peer, Request
 from tests.web.calls import upload
 from tests.web.gateway_world import ASK, CHAT, World, world
 from tests.web.server import WebServer
-from tests.web.upstream import STREAM_HEAD, chunk, chunked
+from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
+from tidegate import metrics
 from tidegate.web.inbound import RATE_MIN_BYTES_PER_S, Connection, Fares
 
 __all__ = ["world"]
@@ -199,6 +200,44 @@ def test_silent_connections_shut_nobody_out(start_web: Any, first_bytes: bytes) 
             assert upload(client)
         uploading.sendall(rest)
         assert uploading.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: World) -> None:
+    said = chat_with("x" * (12 << 20))
+    world.start(answers(said), server={"connections_max": 32})
+    with ExitStack() as stack:
+        reader = stack.enter_context(stubborn(world.web, CHAT, ASK))
+        wait_until(lambda: world.upstreams[0].posts, timeout_s=20, what="the call upstream")
+        wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the call to be answered")
+        # It is the one that is known the longest.
+        seen = metrics.REGISTRY.get_sample_value
+        wait_until(lambda: seen("tidegate_client_connections"), timeout_s=20, what="the connection to be seen")
+        before = closed_to_make_room()
+        for _ in range(40):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(("127.0.0.1", world.web.port))
+        wait_until(lambda: closed_to_make_room() > before, timeout_s=20, what="idle connections to be closed")
+        reader.settimeout(20)
+        received = b""
+        while not received.endswith(said[-20:]):
+            piece = reader.recv(1 << 20)
+            assert piece, "the answer was cut off"
+            received += piece
+        assert len(received) > len(said)
+
+
+def closed_to_make_room() -> int:
+    return metrics.counted(metrics.client_connections_closed).get("crowded", 0)
+
+
+def test_a_download_is_asked_for_with_a_body(start_web: Any) -> None:
+    """Nobody sends one, but then it is answered all the same, and at once."""
+    web: WebServer = start_web()
+    with web.client() as client:
+        path = f"/v1/files/{upload(client, LARGE[: 1 << 20])}/content"
+        answer = client.request("GET", path, content=b"x" * 500_000)
+        assert answer.content == LARGE[: 1 << 20]
 
 
 def _sent(client: socket.socket, data: bytes) -> bool:

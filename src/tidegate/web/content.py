@@ -102,13 +102,14 @@ class Download(Response):
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest), _while_the_client_stays(receive):
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await send(start)
-            await send_parts(send, self._first)
-            async for piece in self._rest:
-                await send_parts(send, piece)
-            await send(body_part(b"", more=False))
+        async with aclosing(self._rest):
+            # With this the rest of the request's body is read, so that its end is all that is left to wait for.
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with _while_the_client_stays(receive):
+                await send_parts(send, self._first)
+                async for piece in self._rest:
+                    await send_parts(send, piece)
+                await send(body_part(b"", more=False))
 
 
 @asynccontextmanager

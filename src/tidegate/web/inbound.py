@@ -144,7 +144,7 @@ class InboundConnections:
                 if connection.is_too_slow(now_s, fares, self._timeout_s):
                     _close(found, abort=True)
                     slow_count += 1
-                elif connection.peer in self._busy:
+                elif fares.waiting_bytes or connection.peer in self._busy:
                     connection.busy_at_s = now_s
                 else:
                     idle.append((min(now_s - connection.busy_at_s, fares.silent_s), inode))
