@@ -5,7 +5,7 @@ import gc
 import importlib
 
 NAMES = (
-    "ingest", "prefix", "engine", "harvest", "fairness", "decision", "contention", "transport", "gateway", "policy",
+    "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
     "limits", "throughput", "grouping", "cluster", "publish", "memory",
 )  # fmt: skip
 

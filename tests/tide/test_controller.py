@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.tide.controller import QUIET_TOKENS_MAX, Tide, TidePolicy
 from tidegate.core.tide.learner import SAFE_CALLS
+from tidegate.core.tide.prefill import MARGIN
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, Ended, EngineSample, Signals
 
 POLICIES = st.builds(
@@ -167,14 +168,15 @@ def test_long_prompts_wait_for_long_quiet() -> None:
         now_ms += 200.0
         limits.append(tide.observe(Signals(now_ms, interactive=0, interactive_awaiting=0)).prompt_tokens)
     assert limits == sorted(limits)
-    assert limits[0] < 1_200
+    # An estimate counts a prompt as waiting for 1.4 times as long as it does: fewer wait than are allowed.
+    assert limits[0] < MARGIN * 1_200
     assert limits[-1] == QUIET_TOKENS_MAX
 
 
 def test_beside_traffic_one_small_prompt_at_a_time() -> None:
     tide = Tide(TidePolicy(256))
     decision = tide.observe(Signals(0.0, interactive=3, interactive_awaiting=0))
-    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 3.0% of 6.0%", True)
+    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 3.5% of 7.0%", True)
 
 
 def test_a_prompt_that_was_held_for_long_goes_even_beside_traffic() -> None:
@@ -237,10 +239,10 @@ def test_where_users_come_unseen_little_is_in_their_way_beside_a_prompt_that_is(
         return tide.observe(replace(signals, interactive=interactive, interactive_awaiting=interactive)).prompt_tokens
 
     tide = Tide(TidePolicy(64))
-    assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_024, 512)
+    assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_500, 512)
     assert (quiet(9_000.0, 0, None), quiet(9_010.0, 1, None)) == (2_048, 1_024)
     tide = Tide(TidePolicy(64))
-    assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_024, 8_192), "a gateway sees who comes"
+    assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_500, 8_192), "a gateway sees who comes"
 
 
 def test_an_engine_that_stops_telling_is_not_pressed() -> None:

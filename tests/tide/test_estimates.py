@@ -43,6 +43,29 @@ def test_the_slowdown_follows_the_engine(slower: float) -> None:
     assert cost.slowdown(0, 1.0) == pytest.approx(0.02 * slower, rel=0.1)
 
 
+def test_prompts_that_cannot_be_told_apart_change_nothing_about_a_sequence() -> None:
+    cost = StepCost()
+    for number in range(400):
+        running = 1 + number * 7 % 40
+        has_prompts = number % 2 == 1
+        cost.load.add(running, 200.0, has_prompts=has_prompts)
+        between_ms = 5.0 + 0.06 * running + (9.0 if has_prompts else 0.0)
+        cost.learn(EngineSample(0.0, 0, running, 0.0, between_tokens_ms=between_ms))
+    assert cost.slowdown(10, 0.0) == pytest.approx(0.12, rel=0.05)
+
+
+def test_many_sequences_for_a_moment_weigh_as_much_as_the_tokens_that_they_had() -> None:
+    cost = StepCost()
+    for number in range(400):
+        many = 10 + number * 7 % 40
+        cost.load.add(1, 100.0, has_prompts=False)
+        cost.load.add(many, 100.0, has_prompts=False)
+        tokens = 100.0 / (5.0 + 0.06), many * 100.0 / (5.0 + 0.06 * many)
+        between_ms = (1 + many) * 100.0 / sum(tokens)
+        cost.learn(EngineSample(0.0, 0, 1.0, 0.0, between_tokens_ms=between_ms))
+    assert cost.slowdown(10, 0.0) == pytest.approx(0.12, rel=0.1)
+
+
 def test_before_anything_was_seen_it_expects_a_slowdown() -> None:
     assert 0.05 < StepCost().slowdown(20, 0.0) < 0.2
     assert StepCost().slowdown(0, 0.0) == 0.0

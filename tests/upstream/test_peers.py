@@ -51,6 +51,17 @@ def test_a_process_that_only_sent_notices_counts_until_it_is_silent(peers: Peers
     assert peers.present.interactive_awaiting == 1
     clock.advance(2_500)
     peers.read({})
+    assert peers.present == Present(has_gateway=True)
+
+
+def test_a_gateway_that_has_no_calls_is_there_all_the_same_and_not_for_ever(peers: Peers, clock: HandClock) -> None:
+    assert not peers.present.has_gateway
+    peers.read({"api": Told(API, 0)})
+    clock.advance(60_000)
+    peers.read({})
+    assert peers.present == Present(has_gateway=True), "it will say at once when somebody comes"
+    clock.advance(600_000)
+    peers.read({})
     assert peers.present == Present()
 
 
@@ -61,7 +72,7 @@ def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(pee
     peers.read({})
     clock.advance(500)
     peers.read({})
-    assert peers.present == Present()
+    assert peers.present == Present(has_gateway=True)
 
 
 def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_nobody_waiting(

@@ -257,6 +257,9 @@ class Interactive:
             counted=lambda more: self._batch.count(model, more),
             changed=self._changed,
         )
+        if not ask.is_stream:
+            # Its first byte is its last, so its first token is not seen.
+            place.is_not_streamed()
 
         def closed(error: UpstreamError | None, came_whole: bool) -> UpstreamError | None:
             place.leave(refused=error is not None and error.status in (429, 503))

@@ -53,7 +53,7 @@ class Place:
             changed(lane)
 
     def is_not_streamed(self) -> None:
-        if self._waits:
+        if self._waits and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(UNSEEN_FIRST_TOKEN_S, self.first_token)
 
     def first_token(self) -> None:

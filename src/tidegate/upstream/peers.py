@@ -17,6 +17,8 @@ from tidegate.core.ports import Clock, Present, Told
 TOLD_MS = 3_000.0
 # Notices go out for so long after the last worker was seen: one that has nothing to send for a moment is not gone.
 WORKERS_MS = 10_000.0
+# So long after the last interactive call passed a gateway, its silence says that nobody is there.
+GATEWAY_MS = 600_000.0
 PEERS_MAX = 1_000
 COUNT_MAX = 1_000_000
 NOTICE_CHARS_MAX = 6_000
@@ -80,6 +82,7 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self._read_ms: float | None = None
         self._workers_ms: float | None = None
+        self._gateway_ms: float | None = None
 
     def read(self, rows: Mapping[str, Told]) -> None:
         """The store was read: these are all processes that told it something lately."""
@@ -93,6 +96,8 @@ class Peers:
             self._peers[process] = peer
             if told.present.workers:
                 self._workers_ms = now_ms
+            if told.present.has_gateway:
+                self._gateway_ms = now_ms
         for process, old in before.items():
             # One that is not in the store yet, but spoke a moment ago, is about to be.
             if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < TOLD_MS:
@@ -100,7 +105,7 @@ class Peers:
 
     def notice(self, process: str, users: Users) -> None:
         """Another process said what users it has now."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._gateway_ms = self._clock.monotonic_ms()
         peer = self._peers.get(process)
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
@@ -114,12 +119,12 @@ class Peers:
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
         workers = calls = interactive = awaiting = 0
-        has_gateway = False
+        # A gateway without calls says nothing more: it is there all the same, and will say when somebody comes.
+        has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         for peer in self._peers.values():
             present = peer.present
             workers += present.workers
             calls += present.calls
-            has_gateway = has_gateway or present.has_gateway
             if peer.noticed_ms is not None and peer.noticed_ms >= peer.told_ms and now_ms - peer.noticed_ms < TOLD_MS:
                 interactive += peer.users.interactive
                 awaiting += peer.users.awaiting

@@ -22,7 +22,7 @@ from tidegate.core.schedule.reasons import Reason
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
-from tidegate.upstream.peers import Peers, Users
+from tidegate.upstream.peers import GATEWAY_MS, Peers, Users
 from tidegate.upstream.transport import Line
 
 log = structlog.get_logger(__name__)
@@ -32,8 +32,6 @@ SCRAPE_AGAIN_MS = 5_000.0
 OWN_EVENTS_MS = 20.0
 # Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
 LEARN_EVERY_MS = 5.0
-# So long after the last interactive call passed it, the gateway's silence says that nobody is there; before the first one it says nothing.
-GATEWAY_MS = 600_000.0
 HAND_BACKS_MAX = 2
 PROMPT_BYTES_PER_TOKEN = 4
 # So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.

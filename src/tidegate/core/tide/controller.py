@@ -45,10 +45,10 @@ class TidePolicy:
         return max(1, math.floor(self.calls_max * min(1.0, self.capacity_fraction)))
 
 
-CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 2_000.0, 1_500.0
+CALLS_DOUBLING_MS, TOKENS_DOUBLING_MS = 4_000.0, 1_500.0
 DOUBLINGS_MAX = 30.0
 LONG_QUIET_MS = 10_000.0
-BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_536, 8_192
+BESIDE_TOKENS, QUIET_TOKENS, QUIET_TOKENS_MAX = 512, 1_500, 8_192
 # A few tokens ride along with a step for nothing: they are not worth sending twice.
 HAND_BACK_TOKENS_MIN = 128
 SWELL_START_CALLS = 16
