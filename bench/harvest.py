@@ -15,6 +15,7 @@ What the figures mean:
 - The *all-batch rate* is what the same engine does with 256 batch calls always in flight and nobody else there.
 - *Batch tokens* are prompt tokens of calls that reached their first token and the answer tokens they emitted, minus all of a call that
   was aborted later; a prompt that is handed back and sent again counts once. What was computed in vain is shown as wasted.
+- *As shipped* stands in `harvest_shipped.py`: first tokens estimated, API and worker in one process and apart, other engines, other seeds.
 - The *harvest* is the batch rate as a share of (idle share x all-batch rate). It can be above 1: some work fits beside users.
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from bench import harvest_picture, harvest_traces
+from bench import harvest_picture, harvest_shipped, harvest_traces
 from bench.harvest_world import CALIBRATED, Costs, Policy, Report, Sight, World
 from bench.machinery import repository, table
 from tidegate.core.tide.controller import Tide, TidePolicy
@@ -41,7 +42,7 @@ FIXED = (1, 2, 3, 4, 6, 8, 16, 64)
 FIXED_QUICK = (1, 2, 4, 8)
 FLOOD_CALLS = 1000
 SLOWER_MAX = 1.10
-HARVEST_MIN = {"bursty": 0.85, "steady": 0.60}
+HARVEST_MIN = {"bursty": 0.85, "steady": 0.75}
 
 
 class Fixed:
@@ -222,6 +223,7 @@ def main(quick: bool = False) -> dict[str, float]:
         rows.append((f"{trace}: harvest ({setting})", f"{harvest:.3f}", budget))
         rows.append((f"{trace}: times the best fixed limit that holds", f"{times:.1f}", "at least 3 (bursty)"))
     table("The harvest, the tide as recommended", rows)
+    figures |= harvest_shipped.main(quick)
     if not quick:
         harvest_picture.draw(repository() / "docs" / "images" / "harvest.svg", found, all_batch_rate)
     return figures

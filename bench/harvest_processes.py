@@ -37,7 +37,7 @@ SHAPES = ("one process", "apart")
 CALLS_PER_S = 4.0
 ITEMS = 4_000
 WARM_S = 6.0
-IN_FLIGHT = 32
+SEATS, IN_FLIGHT = 256, 32
 NOTICES_PER_S = 50.0
 FRAME_TOKENS = 12
 BUDGET = 1.05
@@ -93,7 +93,7 @@ def installed(shape: str, engine: str, store_url: str) -> Iterator[str]:
     """The address of an installation in one shape."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = Path(name)
-        place = {"url": engine, "engine": "vllm", "max_in_flight": IN_FLIGHT}
+        place = {"url": engine, "engine": "vllm", "max_in_flight": SEATS}
         config = directory / "tidegate.yaml"
         config.write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
         environment = {
@@ -101,6 +101,7 @@ def installed(shape: str, engine: str, store_url: str) -> Iterator[str]:
             "TIDEGATE_STORE_URL": store_url,
             "TIDEGATE_BLOBS_URL": f"file://{directory / 'blobs'}",
             "TIDEGATE_SERVER_PORT": "0",
+            "TIDEGATE_WORKER_IN_FLIGHT_MAX": str(IN_FLIGHT),
         }
         listening = r"tidegate listening on (http://\S+)"
         if shape == "one process":
@@ -197,7 +198,7 @@ def notice_delays_ms(url: str, count: int) -> list[float]:
 
 
 def main(quick: bool = False) -> dict[str, float]:
-    seconds, rounds, notices = (15.0, 1, 200) if quick else (40.0, 5, 1_000)
+    seconds, rounds, notices = (15.0, 1, 200) if quick else (25.0, 5, 1_000)
     found: dict[str, list[tuple[float, float]]] = {shape: [] for shape in ("alone", *SHAPES)}
     limits = ("--mode", "modelled", "--prefill-chunk-tokens", "512")
     with tempfile.TemporaryDirectory() as name:
@@ -219,7 +220,9 @@ def main(quick: bool = False) -> dict[str, float]:
     ratios = [apart / one for (one, _), (apart, _) in zip(found[SHAPES[0]], found[SHAPES[1]], strict=True)]
     items = [median([rate for _, rate in found[shape]]) for shape in SHAPES]
     p50, p90, p99 = (percentile(delays_ms, share) for share in (0.5, 0.9, 0.99))
+    every = ", ".join(f"{percentile(delays_ms, (one + 0.5) / 20):.1f}" for one in range(20))
     rows = [
+        ("every twentieth of the notices' delays, ms", every, ""),
         ("a notice between two processes, p50, p90 and p99", f"{p50:.1f}, {p90:.1f}, {p99:.1f} ms", ""),
         ("p99 first token, alone", f"{alone_ms:.0f} ms", ""),
         ("  one process, times alone's", f"{one_ms / alone_ms:.2f}", ""),

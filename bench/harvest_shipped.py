@@ -114,7 +114,7 @@ def _p99(values: Sequence[float]) -> float:
 
 def cases(quick: bool) -> list[Case]:
     """Every shape on the calibrated engine, and the two shapes of the product with bursts and on all other engines."""
-    seeds, duration_s = ((1,), 40.0) if quick else ((1, 2, 3), 240.0)
+    seeds, duration_s = ((1,), 40.0) if quick else ((1, 2, 3), 200.0)
     both = tuple(SHAPES)[:2]
     todo = [("steady", "calibrated", shape) for shape in (both if quick else SHAPES)]
     todo += [("bursty", "calibrated", shape) for shape in both]

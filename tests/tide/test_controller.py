@@ -176,7 +176,7 @@ def test_long_prompts_wait_for_long_quiet() -> None:
 def test_beside_traffic_one_small_prompt_at_a_time() -> None:
     tide = Tide(TidePolicy(256))
     decision = tide.observe(Signals(0.0, interactive=3, interactive_awaiting=0))
-    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 3.5% of 7.0%", True)
+    assert decision == Decision(1, 512, 0, "beside: 3 interactive calls, slowed by 4.0% of 8.0%", True)
 
 
 def test_a_prompt_that_was_held_for_long_goes_even_beside_traffic() -> None:

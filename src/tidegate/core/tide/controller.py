@@ -35,7 +35,7 @@ class TidePolicy:
     is_known: bool = False
     capacity_fraction: float = 1.0
     yields: bool = True
-    slowdown_max: float = 0.07
+    slowdown_max: float = 0.08
     held_ms_max: float = 60_000.0
     sample_age_ms_max: float = 3_000.0
 

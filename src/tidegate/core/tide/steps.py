@@ -18,7 +18,7 @@ from tidegate.core.tide.signals import EngineSample
 
 # Measured on one H200 with an 8B model; larger models are slower in much the same proportions, which is all that counts.
 PRIOR_BASE_MS, PRIOR_SEQUENCE_MS, PRIOR_PROMPT_TOKEN_MS = 5.0, 0.025, 0.025
-PRIOR_SAMPLES, MEMORY_SAMPLES = 3.0, 400.0
+PRIOR_SAMPLES, MEMORY_SAMPLES = 2.0, 400.0
 # The sizes at which the prior speaks: what it says about twenty sequences weighs as much as what it says about none.
 TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS = 20.0, 300.0
 
