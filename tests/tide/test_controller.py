@@ -239,7 +239,7 @@ def test_where_users_come_unseen_little_is_in_their_way_beside_a_prompt_that_is(
         return tide.observe(replace(signals, interactive=interactive, interactive_awaiting=interactive)).prompt_tokens
 
     tide = Tide(TidePolicy(64))
-    assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_500, 512)
+    assert (quiet(0.0, 0, None), quiet(1.0, 1, None)) == (1_024, 512)
     assert (quiet(9_000.0, 0, None), quiet(9_010.0, 1, None)) == (2_048, 1_024)
     tide = Tide(TidePolicy(64))
     assert (quiet(0.0, 1, 0), quiet(9_000.0, 1, 0)) == (1_500, 8_192), "a gateway sees who comes"

@@ -55,7 +55,7 @@ SWELL_START_CALLS = 16
 SWELL_PER_S = 0.15
 SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
 # Seen through samples alone, traffic is seen when its first tokens are long out: less is allowed, and less is in its way.
-UNSEEN_SHARE, UNSEEN_TOKENS_MAX, UNSEEN_DOUBLING_MS = 0.7, 2_048, 4_000.0
+UNSEEN_SHARE, UNSEEN_TOKENS, UNSEEN_TOKENS_MAX, UNSEEN_DOUBLING_MS = 0.5, 1_024, 2_048, 4_000.0
 MEMORY_MS = 60_000.0
 PAUSE_MS_MAX = 5_000.0
 HELD_AT_LAST = 10.0
@@ -170,7 +170,8 @@ class Tide:
         ceiling = self._ceiling(signals)
         swell = min(float(ceiling), math.exp(self._swell))
         calls = int(swell * 2.0 ** min(quiet_ms / CALLS_DOUBLING_MS, DOUBLINGS_MAX))
-        tokens = int(QUIET_TOKENS * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
+        at_once = UNSEEN_TOKENS if signals.interactive is None else QUIET_TOKENS
+        tokens = int(at_once * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = min(tokens, QUIET_TOKENS_MAX)
         if signals.interactive is None:
             # Whoever comes unseen waits behind all of it: one long prompt, or a few short ones, and more only after some quiet.
