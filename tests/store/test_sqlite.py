@@ -287,3 +287,22 @@ async def test_everything_is_unavailable_after_closing(tmp_path: Path) -> None:
             await store.close()
         with pytest.raises(StoreUnavailable, match="stopping"):
             await store.now_ms()
+
+
+def rights_in(directory: Path) -> dict[str, int]:
+    return {one.name: one.stat().st_mode & 0o777 for one in directory.iterdir()}
+
+
+async def test_the_files_of_the_store_are_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.touch(mode=0o644)
+    before = os.umask(0)
+    try:
+        store = open_store(path)
+        await store.migrate()
+        found = rights_in(tmp_path)
+        await store.close()
+    finally:
+        os.umask(before)
+    assert found.keys() >= {"store.db", "store.db-wal", "store.db-shm"}
+    assert set(found.values()) == {0o600}

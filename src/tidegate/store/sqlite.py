@@ -4,6 +4,7 @@ The second process that wants to write is refused at the door; readers may come 
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -119,6 +120,7 @@ class SqliteDriver:
             if not read_only:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock_fd = _lock_out_other_writers(path)
+                _make_private(path)
             self._writer = self._open(str(path), flags)
             self._reader = self._open(str(path), flags)
         except StoreRefused:
@@ -263,6 +265,15 @@ def _step_to_end(body: Awaitable[T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("a transaction body awaited something other than its transaction")
+
+
+def _make_private(path: Path) -> None:
+    """Let this user alone read the database: prompts are in it. SQLite gives the files beside it the same rights."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+        # Another user's database, such as a shared one, is that user's to protect.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            one.chmod(0o600)
 
 
 def _lock_out_other_writers(path: Path) -> int:
