@@ -262,6 +262,7 @@ class Worker:
             held, item = await hand.next()
             held.calls.add(me)
             verdict: Answered | Failed | Again | None = None
+            begun_ms = self._clock.monotonic_ms()
             try:
                 verdict = await perform(
                     self._upstream,
@@ -286,7 +287,7 @@ class Worker:
             finally:
                 held.calls.discard(me)
                 hand.landed(held)
-            self._note(held, item, verdict)
+            self._note(held, item, verdict, int(self._clock.monotonic_ms() - begun_ms))
 
     def _begin_by_ms(self, piece: LeasedSlice) -> float:
         """Until when a call of this slice may begin without anybody being asked again."""
@@ -300,7 +301,7 @@ class Worker:
             held.budgets = with_limits(self._options.budgets_of(held.slice), Bound.KEY, held.slice.key_id or "", limits)
         return held.budgets
 
-    def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None) -> None:
+    def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None, took_ms: int) -> None:
         piece = held.slice
         if isinstance(verdict, (Answered, Failed)):
             paid = self._cost_nano(verdict)
@@ -316,6 +317,7 @@ class Worker:
                 piece.item_units,
                 verdict.deployment,
                 paid or NOTHING,
+                took_ms,
             )
             held.left -= 1
         elif isinstance(verdict, Again):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import MODEL, World
-from tidegate.core.nouns import Idempotency
+from tests.contracts.store_world import MODEL, World, line
+from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period
+from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
 from tidegate.core.scope import tenant_scope
+from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +30,54 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: World) -> None:
     theirs = await world.store.prospect(MODEL, tenant_scope(other.tenant_id), 500)
     assert theirs.ahead_units == 0
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
+
+
+async def test_other_flows_count_by_what_they_have(world: World) -> None:
+    caller, other = await world.caller("one"), await world.caller("other")
+    job, theirs = await world.running(caller, 4), await world.running(other, 2, 2)
+    outlook, their_outlook = await world.store.outlook(job.id), await world.store.outlook(theirs.id)
+    assert outlook is not None
+    assert their_outlook is not None
+    assert outlook.models[0].others == ((1.0, their_outlook.models[0].left_units),)
+    newcomer = await world.store.prospect(MODEL, tenant_scope("nobody"), 500)
+    assert sorted(units or 0 for _, units in newcomer.others) == sorted(
+        one.models[0].left_units for one in (outlook, their_outlook)
+    )
+
+
+async def test_a_minute_knows_how_long_there_was_work(world: World) -> None:
+    """Calls that overlap count once, a pause does not count, and the calls' own times are added up."""
+    job, log = await world.running(await world.caller(), 8), await world.log()
+    await world.clock.advance(60_000 - await world.store.now_ms() % 60_000 + 20_000)
+    for number, (later_ms, took_ms) in enumerate([(0, 2_000), (1_000, 3_000), (10_000, 500), (500, 500)]):
+        await world.clock.advance(later_ms)
+        text = [line(job.id, number)]
+        entry = Finished(number, Outcome.ANSWERED, len(text[0]), 0, "", Usage(), 0, MODEL, 5, took_ms=took_ms)
+        await world.record(JobFlush(job.id, answers=[entry], answers_placed=log.append(text)))
+    outlook = await world.store.outlook(job.id)
+    assert outlook is not None
+    (minute,) = outlook.models[0].minutes
+    assert (minute.units, minute.items, minute.call_ms) == (20, 4, 6_000)
+    assert minute.busy_ms == 2_000 + 1_000 + 500 + 500
+
+
+async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: World) -> None:
+    four = Budget(Bound.KEY, "k", (Limit(Period.MINUTE, requests=4),))
+    assert await world.store.calls_take_ms([(four,)], 4) == 0
+    assert await world.store.calls_take_ms([], 1_000) == 0
+    assert (await world.store.debit_budgets([Ask((four,), 4, 0)]))[0].requests == 4
+    taken = await world.store.calls_take_ms([(four,)], 5)
+    assert taken is not None
+    assert 120_000 <= taken <= 125_000
+    total = Budget(Bound.KEY, "total", (Limit(Period.LIFETIME, requests=4),))
+    assert await world.store.calls_take_ms([(total,)], 5) is None
+
+
+async def test_processes_that_are_alive_are_counted(world: World) -> None:
+    assert await world.store.workers_alive() == 1
+    for _ in range(3):
+        await world.worker()
+    assert await world.store.workers_alive() == 3
 
 
 async def test_a_key_stands_for_what_it_made_for_a_day(world: World) -> None:

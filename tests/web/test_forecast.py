@@ -79,7 +79,7 @@ def test_no_batch_is_said_to_be_done_sooner_than_its_limits_let_it(start_web: An
         assert batch["tidegate"]["eta"]["p50"] >= before_s + 120
         assert batch["tidegate"]["eta"]["p95"] >= before_s + 120
         late = create(client, input_of(client, 30), completion_window="3m", limits=four)
-        assert "about 30 requests take 7m at the least" in late["tidegate"]["warnings"][0]
+        assert "about 30 requests take 7m" in late["tidegate"]["warnings"][0]
         fine = create(client, input_of(client, 30), completion_window="8m", limits=four)
         assert fine["tidegate"]["warnings"] == []
 
@@ -164,7 +164,7 @@ def test_a_sample_speaks_for_the_whole() -> None:
     whole = sampled_units([LINE] * 100, (len(LINE) + 1) * 100, rules)
     part = sampled_units([LINE] * 10, (len(LINE) + 1) * 100, rules)
     assert whole == part
-    assert 100 * 1_000 < whole["m"] < 100 * 1_100
+    assert whole["m"] == 100 * 1_001, "what the model may write and read, and not the JSON around it"
     hostile = LINE.replace(b"1000", b"-99999999999")
     assert sampled_units([hostile], len(hostile), rules)["m"] < 100
     assert len(sampled_units([LINE.replace(b'"m"', b'"m%d"' % n) for n in range(99)], 10_000, rules)) == 8

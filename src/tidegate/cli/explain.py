@@ -12,7 +12,8 @@ from tidegate.core import eta, schedule
 from tidegate.core import explain as reasons
 from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, with_limits
 from tidegate.core.deployments import Deployment, Resource
-from tidegate.core.nouns import Job, Outlook
+from tidegate.core.nouns import Job
+from tidegate.core.outlooks import Outlook
 from tidegate.core.window import spoken
 from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
 from tidegate.settings.added import added
@@ -70,7 +71,7 @@ async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[
         places = await _places(parts)
         bound = await _bound(parts, places, job, [one.model for one in outlook.models])
         spent, waits_ms = await _spent(parts, bound)
-        prospects = await _prospects(parts, job, outlook, _least_ms(job, bound, waits_ms))
+        prospects = await _prospects(parts, job, outlook, await _least_ms(parts, job, bound, waits_ms))
         told = await parts.store.tides()
         models = [one.model for one in prospects]
         closed = dict.fromkeys(tides_closed(places, told, models), schedule.Reason.TIDE_CLOSED)
@@ -119,10 +120,11 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
         await router.close()
 
 
-def _least_ms(job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
+async def _least_ms(parts: "Parts", job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
     """How soon the batch can be done with each model at the earliest; how its items divide over several models nobody counts."""
     calls = job.item_count - job.done_count if len(bound) == 1 else 1
-    return {model: max(eta.least_ms(calls, ways), waits_ms.get(model, 0)) for model, ways in bound.items()}
+    taken = {model: await parts.store.calls_take_ms(ways, calls) for model, ways in bound.items()}
+    return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}
 
 
 async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[str, int]]:
@@ -172,7 +174,7 @@ async def _prospects(
 ) -> tuple[schedule.Prospect, ...]:
     """What a worker with room for one slice of each of its models would do now."""
     from tidegate.store.snapshots import Bounds
-    from tidegate.web.forecast import position_of, rates_of
+    from tidegate.web.forecast import end_of
 
     models = [one.model for one in outlook.models]
     slice_items = parts.settings.ingest.slice_count_max
@@ -185,7 +187,7 @@ async def _prospects(
         paces=await parts.store.paces(models),
         bounds=Bounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
     )
-    ends = {one.model: eta.eta(position_of(one), rates_of(one, outlook.now // _MINUTE_MS)) for one in outlook.models}
+    ends = {one.model: end_of(one, outlook, is_limited=least_ms.get(one.model, 0) > 0) for one in outlook.models}
     found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
     return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0)) for one in found)
 

@@ -1,7 +1,7 @@
 """When a job will end, and whether it can end in time: pure arithmetic on measured rates, its place in the queue and its limits.
 
-Rates are a model's work units a second, one sample a minute, of minutes in which it had work to do; an idle minute says nothing about
-what a model can serve. Where nothing was measured there is no answer, and None says so.
+Rates are a model's work units a second while it had work to do, one sample a minute; idle time says nothing about what a model can
+serve. Where nothing was measured there is no answer, and None says so.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median, stdev
 
-from tidegate.core.budgets import Budget, Kind, Period
+from tidegate.core.outlooks import Minute
 
 _ONE_IN_TWENTY = 1.645
 _MINUTE_MS = 60_000
@@ -17,17 +17,12 @@ _MINUTE_MS = 60_000
 _SLOWEST = 0.1
 # With a single sample nothing is known of the spread: half of the rate is a wide guess.
 _SPREAD_UNKNOWN = 0.5
-# Months are as short as they ever are, for what is asked is the least.
-_PERIODS_MS = {
-    Period.MINUTE: _MINUTE_MS,
-    Period.HOUR: 60 * _MINUTE_MS,
-    Period.DAY: 24 * 60 * _MINUTE_MS,
-    Period.WEEK: 7 * 24 * 60 * _MINUTE_MS,
-    Period.MONTH: 28 * 24 * 60 * _MINUTE_MS,
-}
-_SLIDING = frozenset({Period.MINUTE, Period.HOUR})
-# Nobody looks further ahead than this many minutes, about two years.
-_MINUTES_MAX = 1 << 20
+# What was served in less time than this says little.
+_BUSY_MS_MIN = 1_000
+# A job that began more recently has too little to show for a rate of its own.
+_OWN_MS_MIN = 3_000
+# The pace of now is that of the last half minute in which there was work.
+_RECENT_BUSY_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,52 +74,69 @@ def units_before_end(position: Position) -> float:
     return own + theirs
 
 
-def eta(position: Position, rates: Sequence[float], rate_default: float | None = None) -> Eta | None:
-    """When a job in this place ends. A default rate, where one was configured, stands in for a measured one."""
+def busy_rates(minutes: Sequence[Minute]) -> list[float]:
+    """Work units a second of each minute while there was work, the newest last."""
+    return [1_000 * one.units / _busy_ms(one) for one in minutes if one.units]
+
+
+def recent_rate(minutes: Sequence[Minute]) -> float | None:
+    """Work units a second in the last half minute of work; None where nothing was measured."""
+    units = busy_ms = 0
+    for one in reversed(minutes):
+        units += one.units
+        busy_ms += _busy_ms(one)
+        if busy_ms >= _RECENT_BUSY_MS:
+            break
+    return 1_000 * units / busy_ms if units else None
+
+
+def own_rate(position: Position, done_units: int, begun_ms_ago: int, minutes: Sequence[Minute]) -> float | None:
+    """Work units a second that the model serves with requests as this job has them, from its own progress and its share; None while it has
+    little to show. Other jobs' requests may cost more or less for their units."""
+    items = sum(one.items for one in minutes)
+    call_ms = sum(one.call_ms for one in minutes) / items if items else 0.0
+    if done_units <= 0 or begun_ms_ago < max(_OWN_MS_MIN, 2 * call_ms):
+        return None
+    # What is in flight is half done on average.
+    return 1_000 * done_units / (begun_ms_ago - call_ms / 2) / position.share
+
+
+def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | None:
+    """Work units and items a second that a model may reach: the best of each that was measured, and as much more as slots stayed free
+    meanwhile. None where nothing was measured."""
+    found = []
+    for one in minutes:
+        if one.units:
+            at_once = max(1.0, one.call_ms / _busy_ms(one)) if one.call_ms else float(slots)
+            each = 1_000 / _busy_ms(one) * max(1.0, slots / at_once)
+            found.append((each * one.units, each * one.items))
+    return (max(units for units, _ in found), max(items for _, items in found)) if found else None
+
+
+def _busy_ms(minute: Minute) -> int:
+    """How long there was work in a minute; the whole minute where nobody counted."""
+    return max(minute.busy_ms, _BUSY_MS_MIN) if minute.busy_ms else _MINUTE_MS
+
+
+def eta(
+    position: Position, rates: Sequence[float], rate_default: float | None = None, rate_now: float | None = None
+) -> Eta | None:
+    """When a job in this place ends. A default rate, where one was configured, stands in for a measured one; the rate of now, where it is
+    known, says more than those of earlier minutes, and those say how much it may change."""
     measured = [rate for rate in rates if rate > 0]
     if not measured and rate_default is not None and rate_default > 0:
         measured = [rate_default]
     if not measured:
         return None
     units = units_before_end(position)
-    p50_ms = 1_000 * units / median(measured)
+    p50_ms = 1_000 * units / (rate_now or median(measured))
     # The longer it takes, the more minutes good and bad even out; the fewer were measured, the less is known.
     mean = fmean(measured)
     spread = stdev(measured) if len(measured) > 1 else _SPREAD_UNKNOWN * mean
     minutes = max(1.0, p50_ms / _MINUTE_MS)
     slow = mean - _ONE_IN_TWENTY * spread * (1 / minutes + 1 / len(measured)) ** 0.5
-    p95_ms = 1_000 * units / max(slow, _SLOWEST * mean)
+    p95_ms = 1_000 * units / (max(slow, _SLOWEST * mean) * ((rate_now or mean) / mean))
     return Eta(int(p50_ms), int(max(p50_ms, p95_ms)))
-
-
-def least_ms(calls: int, ways: Sequence[Sequence[Budget]]) -> int:
-    """How long so many calls take at the least over ways that are each bound by these budgets, were all of them unused now.
-
-    What is measured in a quiet minute knows nothing of a limit that was not reached yet. A way that nothing binds takes any number at once.
-    """
-    if calls <= 0 or not ways or any(_sent(way, 0) is None for way in ways):
-        return 0
-    soonest, latest = 0, _MINUTES_MAX
-    while soonest < latest:
-        minutes = (soonest + latest) // 2
-        if sum(_sent(way, minutes * _MINUTE_MS) or 0 for way in ways) >= calls:
-            latest = minutes
-        else:
-            soonest = minutes + 1
-    return soonest * _MINUTE_MS
-
-
-def _sent(way: Sequence[Budget], within_ms: int) -> int | None:
-    """How many calls these budgets can let through within this time; None for any number."""
-    counts = [
-        # A sliding period is full once at the beginning; of a calendar's, one may end and the next begin a moment from now.
-        limit.requests * (within_ms // _PERIODS_MS[limit.period] + (1 if limit.period in _SLIDING else 2))
-        for budget in way
-        if budget.kind is Kind.CALLS
-        for limit in budget.limits
-        if limit.enabled and limit.requests is not None and limit.period in _PERIODS_MS
-    ]
-    return min(counts) if counts else None
 
 
 def not_before(expected: Eta, least: int) -> Eta:

@@ -150,6 +150,14 @@ def endpoint_of(rules: LineRules) -> Endpoint:
     return ENDPOINTS.get(rules.endpoint, OTHER_ENDPOINT)
 
 
+def prompt_of(body: Body, rules: LineRules) -> bytes:
+    """What the model is to read of a body, as it was sent; nothing where it is missing."""
+    try:
+        return bytes(_prompt_of(body, endpoint_of(rules))[1])
+    except BodyFault:
+        return b""
+
+
 def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Line:
     """What ingest needs to know of a good line; LineFault for any other, and BodyFault where only a parameter of the body is wrong."""
     try:

@@ -357,7 +357,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
     `units` is its share of its slice's work units. Without a model the store finds both out: so it is with what a dead worker left.
     `cost_nano` is what its input, cached and output tokens cost at the deployment that answered. `crc32` is that of the line: by it the
-    judge knows the line again."""
+    judge knows the line again. `took_ms` is how long its last call took."""
 
     number: int
     outcome: Outcome
@@ -371,6 +371,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     deployment: str = ""
     cost_nano: tuple[int, int, int] = (0, 0, 0)
     crc32: int | None = None
+    took_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,16 +436,6 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Minute:
-    """What all workers together had answered of one model in one minute of the clock: estimated units, and the tokens charged."""
-
-    minute: int
-    units: int
-    tokens: int
-    items: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pace:
     """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
     shares it now. It changes slowly: whoever decides often asks for it seldom."""
@@ -466,33 +457,3 @@ class AwakeFlow:
     tenant: str
     has_spent: bool
     is_active: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutlook:
-    """What stands before one model of a job, in estimated work units, and how fast the model went, minute by minute.
-
-    `ahead_units` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now."""
-
-    model: str
-    total_units: int
-    left_units: int
-    in_flight_units: int
-    ahead_units: int
-    weight: float
-    weights: float
-    flow_count: int
-    minutes: tuple[Minute, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """All that an estimate of a job's end can be made from. No models: it was not ingested yet, or it ended."""
-
-    now: int
-    created_at: int
-    expires_at: int
-    begin_by: int | None
-    begun_at: int | None
-    workers: int
-    models: tuple[ModelOutlook, ...]

@@ -111,10 +111,11 @@ class Recorder:
         units: int = 0,
         deployment: str = "",
         cost_nano: tuple[int, int, int] = (0, 0, 0),
+        took_ms: int = 0,
     ) -> None:
         finished = Finished(
             number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
-            crc32(line),
+            crc32(line), took_ms,
         )  # fmt: skip
         self._add("answers", job_id, line, finished)
 
@@ -130,11 +131,12 @@ class Recorder:
         units: int = 0,
         deployment: str = "",
         cost_nano: tuple[int, int, int] = (0, 0, 0),
+        took_ms: int = 0,
     ) -> None:
         """`usage` is what was paid for an answer that was not let through."""
         finished = Finished(
             number, Outcome.FAILED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
-            crc32(line),
+            crc32(line), took_ms,
         )  # fmt: skip
         self._add("errors", job_id, line, finished)
 

@@ -42,7 +42,7 @@ class Ingests(Table):
             clock = int(row[0]) if row else 0
             waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
             turns = choose_inputs(waiting, clock, count_max)
-            rows = await tx.many_returning("ingest_take", [(token, worker_id, turn.job_id) for turn in turns])
+            rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
             mine = {row[0] for row in rows}
             await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])
             return [turn.job_id for turn in turns if turn.job_id in mine]
@@ -88,8 +88,8 @@ class Ingests(Table):
         Returns the jobs that were closed or taken over meanwhile. LostRace: a work file was collected, and none of them started."""
 
         async def body(tx: Tx) -> set[str]:
-            by_id = {start.job_id: start for start in starts}
-            rows = await tx.many_returning("job_start", [_start_row(start) for start in starts])
+            by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
+            rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
             places = {row[0]: row[1:] for row in rows}
             lost = {
                 job_id

@@ -1,8 +1,13 @@
 """Verbs about a job that is not there yet: what it would stand behind, and whether its Idempotency-Key made one before."""
 
-from tidegate.core.nouns import Minute, ModelOutlook
+from collections.abc import Sequence
+
+from tidegate.core.budgets import Budget
+from tidegate.core.budgets_ahead import calls_take_ms
+from tidegate.core.outlooks import Minute, ModelOutlook
+from tidegate.store.budgets import few_at_a_time
 from tidegate.store.driver import Tx
-from tidegate.store.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES
+from tidegate.store.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES, other_flows
 from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table
 
 
@@ -19,9 +24,31 @@ class Prospects(Table):
                 flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
             recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES)
             minutes = tuple(Minute(*row) for row in recent)
-            return ModelOutlook(
-                model, units, units, 0, ahead_units, weight_milli / 1000, weights_milli / 1000, flow_count, minutes
-            )
+            others = await other_flows(tx, model, scope, flow_count, weights_milli - weight_milli)
+            weight, weights = weight_milli / 1000, weights_milli / 1000
+            return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
+
+        return await self._driver.read(body)
+
+    async def workers_alive(self) -> int:
+        """How many processes are alive, one at the least."""
+
+        async def body(tx: Tx) -> int:
+            row = await tx.one("snapshot_now")
+            return max(1, int(row[1])) if row else 1
+
+        return await self._driver.read(body)
+
+    async def calls_take_ms(self, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
+        """How long until so many calls may all be sent over these ways, if nobody else sends any; None when they never may."""
+
+        async def body(tx: Tx) -> int | None:
+            row = await tx.one("now")
+            assert row is not None
+            packed: dict[str, bytes] = {}
+            for ids in few_at_a_time({budget.id for way in ways for budget in way}):
+                packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+            return calls_take_ms(ways, packed, int(row[0]), calls)
 
         return await self._driver.read(body)
 

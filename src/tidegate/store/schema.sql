@@ -300,7 +300,8 @@ create table model_clocks (
     clock bigint not null
 );
 
--- What each worker had answered, by minute: estimated units, the tokens they really cost, items. Nobody else writes a worker's row.
+-- What each worker had answered, by minute: estimated units, the tokens they really cost, items; for how long any of it was in flight, how
+-- long all calls took together, and when the last one ended. Nobody else writes a worker's row.
 create table rates (
     model text not null,
     minute bigint not null,
@@ -308,6 +309,9 @@ create table rates (
     units bigint not null,
     tokens bigint not null,
     items bigint not null,
+    busy_ms bigint not null default 0,
+    call_ms bigint not null default 0,
+    last_at bigint not null default 0,
     primary key (model, minute, worker_id)
 );
 create index rates_by_age on rates (minute);

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidegate.core.nouns import Minute, ModelOutlook, Outlook, Pace
+from tidegate.core.nouns import Pace
+from tidegate.core.outlooks import Minute, ModelOutlook, Outlook
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Turn, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.slices import SUSPECT_AFTER
@@ -15,6 +16,7 @@ from tidegate.store.table import Table
 
 RATE_MINUTES = 15
 OUTLOOK_JOBS_MAX = 10_000
+OUTLOOK_FLOWS_MAX = 64
 MODELS_MAX = 1_000
 # What separates the parts of a list that comes as text; no name holds one of them.
 _WITHIN, _BETWEEN, _BEHIND = "\x1f", "\n", "\r"
@@ -281,11 +283,12 @@ async def _minutes(tx: Tx, model: str) -> tuple[Minute, ...]:
 
 
 async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
-    model, total, items, done, _, state, weight_milli, ahead_units, in_flight_units = row
+    model, total, items, done, scope, state, weight_milli, ahead_units, in_flight_units = row
     if state != "open":
         return None
     shared = await tx.one("flows_weight", model=model)
     flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
+    changed = await tx.one("flows_changed", model=model, scope=scope)
     left = max(0, total - total * done // max(1, items))
     return ModelOutlook(
         model,
@@ -297,4 +300,20 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
         weights_milli / 1000,
         flow_count,
         await _minutes(tx, model),
+        await other_flows(tx, model, scope, flow_count, weights_milli - weight_milli),
+        changed[0] if changed else 0,
     )
+
+
+async def other_flows(
+    tx: Tx, model: str, scope: str, flow_count: int, weights_milli: int
+) -> tuple[tuple[float, int | None], ...]:
+    """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
+    rows = await tx.all(
+        "flows_backlog", model=model, scope=scope, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
+    )
+    seen: list[tuple[float, int | None]] = [(row[0] / 1000, row[1]) for row in rows]
+    unseen_milli = weights_milli - sum(row[0] for row in rows)
+    if flow_count > len(rows) + 1 and unseen_milli > 0:
+        seen.append((unseen_milli / 1000, None))
+    return tuple(seen)

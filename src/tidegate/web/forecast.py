@@ -8,21 +8,22 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core import estimate, eta
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets import Bound, Limit, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
-from tidegate.core.lines import LineRules, decode_request, endpoint_of
-from tidegate.core.nouns import Caller, File, Job, JobRequest, ModelOutlook
+from tidegate.core.lines import LineRules, decode_request, endpoint_of, prompt_of
+from tidegate.core.nouns import Caller, File, Job, JobRequest
+from tidegate.core.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
 from tidegate.core.window import spoken
 from tidegate.settings.tenants import Tenants
+from tidegate.store.rows import limits_from
 from tidegate.web import content, wire
 from tidegate.web.context import WebContext
 
 SAMPLE_BYTES_MAX = 64 * 1024
 SAMPLE_MODELS_MAX = 8
 CHOICES_MAX = 128
-_MINUTE_S = 60
-_MINUTE_MS = 60_000
+_SHARED_MIN = 0.9
 
 
 class Forecaster:
@@ -30,6 +31,7 @@ class Forecaster:
         self._store = context.store
         self._blobs = context.blobs
         self._scheduler = context.settings.scheduler
+        self._slots_max = context.settings.worker.in_flight_max
         self._tenants = Tenants(context.settings)
         self._router = context.router
 
@@ -41,15 +43,16 @@ class Forecaster:
         if outlook is None or not outlook.models:
             return wire.UNKNOWN
         work_units = sum(one.total_units for one in outlook.models)
-        now_minute = outlook.now // _MINUTE_MS
-        ends = [eta.eta(position_of(one), rates_of(one, now_minute)) for one in outlook.models]
-        known = [end for end in ends if end is not None]
-        if len(known) < len(ends):
-            return wire.Forecast(work_units=work_units)
-        caller = Caller(job.tenant_id, key_id=job.key_id)
+        caller = await self._caller_of(job)
         least_ms = await self._least_ms(
             caller, job.item_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
         )
+        if least_ms is None:
+            return wire.Forecast(work_units=work_units)
+        ends = [end_of(one, outlook, is_limited=least_ms > 0) for one in outlook.models]
+        known = [end for end in ends if end is not None]
+        if len(known) < len(ends):
+            return wire.Forecast(work_units=work_units)
         last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
         return wire.Forecast(
             slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
@@ -57,14 +60,26 @@ class Forecaster:
             work_units=work_units,
         )
 
+    async def _caller_of(self, job: Job) -> Caller:
+        """The caller who made a job, as its key stands now."""
+        key = await self._store.get_key(job.key_id) if job.key_id else None
+        if key is None:
+            return Caller(job.tenant_id, key_id=job.key_id)
+        limits = limits_from(key["limits"])
+        return Caller(job.tenant_id, key_id=job.key_id, team=key["team"], user=key["user_name"], limits=limits)
+
     async def _least_ms(
         self, caller: Caller, calls: int, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
-    ) -> int:
-        """How long so many calls take at the least under the limits of the batch, of whoever sends it and, of one model, of its servers."""
+    ) -> int | None:
+        """How long so many calls take at the least under the limits of the batch, its tenant, team, user and key and, of one model, its
+        servers; None when they can never all be sent."""
         tenant = await self._store.tenant_name(caller.tenant_id) or ""
-        own = self._tenants.of(tenant).budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits)
-        ways = self._router.budgets(models[0]) if len(models) == 1 else []
-        return max(eta.least_ms(calls, [own]), eta.least_ms(calls, ways))
+        policy = self._tenants.of(tenant)
+        own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits, caller.team)
+        if caller.key_id:
+            own = with_limits(own, Bound.KEY, caller.key_id, caller.limits)
+        servers = self._router.budgets(models[0]) if len(models) == 1 else []
+        return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
 
     async def admit(self, caller: Caller, wanted: JobRequest, scope: str, key: str | None) -> tuple[str, ...]:
         """Warnings about a deadline that cannot be met; a refusal where the operator wants one."""
@@ -85,20 +100,29 @@ class Forecaster:
         file = await self._store.get_file(caller.tenant_id, wanted.input_file_id)
         if file is None:
             return None
-        now_minute = await self._store.now_ms() // _MINUTE_MS
+        slots = self._slots_max * await self._store.workers_alive()
         sample = await self._sampled(file)
         units_by_model = sampled_units(sample, file.size_bytes, LineRules(endpoint=wanted.endpoint))
+        calls = sampled_count(sample, file.size_bytes)
         for model, units in units_by_model.items():
             outlook = await self._store.prospect(model, scope, units)
-            rates = rates_of(outlook, now_minute)
-            chance = eta.feasible(wanted.window_ms, position_of(outlook), rates, self._scheduler.urgent_share)
-            if chance is eta.Outlook.IMPOSSIBLE:
+            best = eta.best_rates(outlook.minutes, slots)
+            if best is None:
+                continue
+            chance = eta.feasible(wanted.window_ms, position_of(outlook), [best[0]], self._scheduler.urgent_share)
+            # Whether a call takes as long as its tokens or as long as any other is not known: both must say that it is too much.
+            is_too_many = 1_000 * calls * units > wanted.window_ms * best[1] * max(1, sum(units_by_model.values()))
+            if chance is eta.Outlook.IMPOSSIBLE and is_too_many:
                 return (
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
                     f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."
                 )
-        calls = sampled_count(sample, file.size_bytes)
-        least_ms = await self._least_ms(caller, calls, list(units_by_model), "new", (*wanted.limits, *caller.limits))
+        least_ms = await self._least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
+        if least_ms is None:
+            return (
+                f"Under the limits that bind it, this batch can never be done: they leave fewer than its about {calls:,} requests. "
+                "Split it, or raise the limits."
+            )
         if least_ms <= wanted.window_ms:
             return None
         return (
@@ -142,23 +166,25 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
                 default_tokens=rules.default_output_tokens,
                 tokens_max=rules.max_tokens_max,
             )
-        units[body.model] = units.get(body.model, 0) + estimate.work_units(len(line), output)
+        # As ingest counts: what the model reads, and not the JSON around it.
+        prompt_bytes = sum(len(part) for part in (prompt_of(body, rules), body.tools, body.instructions, body.system))
+        units[body.model] = units.get(body.model, 0) + estimate.work_units(prompt_bytes, output)
         read_bytes += len(line) + 1
     return {model: count * size_bytes // max(1, min(read_bytes, size_bytes)) for model, count in units.items()}
 
 
 def position_of(outlook: ModelOutlook) -> eta.Position:
-    """A job's place on a model; what the other flows have left is not known, so they are taken to have enough."""
-    others = outlook.weights - outlook.weight
-    return eta.Position(
-        left_units=outlook.left_units,
-        ahead_units=outlook.ahead_units,
-        weight=outlook.weight,
-        others=((others, None),) if others > 0 else (),
-    )
+    """A job's place on a model."""
+    return eta.Position(outlook.left_units, outlook.ahead_units, outlook.weight, outlook.others)
 
 
-def rates_of(outlook: ModelOutlook, now_minute: int) -> list[float]:
-    """Work units a second of each whole minute; the one under way only where there is no other."""
-    whole = [one for one in outlook.minutes if one.minute < now_minute]
-    return [one.units / _MINUTE_S for one in whole or outlook.minutes]
+def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Eta | None:
+    """When a job is done with a model, by its own progress, or else by what the model served lately; None where nothing was measured.
+    The progress of a job that waits for its limits says nothing about the model."""
+    position, minutes = position_of(model), model.minutes
+    begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
+    rate = eta.own_rate(position, model.total_units - model.left_units, begun_ms_ago, minutes)
+    # A share that changed in between says nothing about the job's own pace.
+    if rate is None or is_limited or outlook.now - model.shared_since < _SHARED_MIN * begun_ms_ago:
+        rate = eta.recent_rate(minutes)
+    return eta.eta(position, eta.busy_rates(minutes), rate_now=rate)

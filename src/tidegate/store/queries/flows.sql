@@ -100,16 +100,23 @@ where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
     and not exists (select 1 from job_models m where m.model = flows.model and m.scope = flows.scope and m.state = 'open');
 
 -- rate_add --
-insert into rates (model, minute, worker_id, units, tokens, items) values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items)
+-- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
+insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at)
+values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items,
+    case when cast(:since_ms as bigint) < now_ms() % 60000 then cast(:since_ms as bigint) else now_ms() % 60000 end, :call_ms, now_ms())
 on conflict (model, minute, worker_id) do update set
-    units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items;
+    units = rates.units + excluded.units, tokens = rates.tokens + excluded.tokens, items = rates.items + excluded.items,
+    busy_ms = rates.busy_ms + case when excluded.busy_ms < excluded.last_at - rates.last_at then excluded.busy_ms
+        when excluded.last_at > rates.last_at then excluded.last_at - rates.last_at else 0 end,
+    call_ms = rates.call_ms + excluded.call_ms, last_at = excluded.last_at;
 
 -- rates_forget --
 delete from rates where minute < now_ms() / 60000 - :keep_minutes;
 
 -- rates_recent --
 -- What all workers together served of a model lately, a row a minute.
-select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items
+select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items,
+    max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms
 from rates r
 where r.model = :model and r.minute > now_ms() / 60000 - :minutes
 group by r.minute
@@ -118,3 +125,20 @@ order by r.minute;
 -- flows_weight --
 -- How many flows share a model now, and with which weight in all.
 select count(*) as flows, cast(coalesce(sum(weight_milli), 0) as bigint) as weight_milli from flows where model = :model and state = 'awake';
+
+-- flows_changed --
+-- When another flow last began or ended to share a model.
+select coalesce(max(f.changed_at), 0) as changed_at from flows f where f.model = :model and f.scope <> :scope;
+
+-- flows_backlog --
+-- The other flows that share a model now, and what each of them still has of its jobs, as far as those are looked at.
+select f.weight_milli, cast(coalesce((select sum(o.units) from (
+    select m.work_units - m.work_units * m.done_count / m.item_count as units from job_models m
+    where m.model = f.model and m.scope = f.scope and m.state = 'open'
+    order by m.created_at, m.job_id
+    limit :jobs_max
+) o), 0) as bigint) as units
+from flows f
+where f.model = :model and f.state = 'awake' and f.scope <> :scope
+order by f.served, f.scope
+limit :flows_max;

@@ -1,0 +1,51 @@
+"""What forecasts are made from: how fast a model went, minute by minute, and what stands before a job."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What all workers together had answered of one model in one minute of the clock: estimated units, and the tokens charged.
+
+    `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together; both are 0 where nobody counted."""
+
+    minute: int
+    units: int
+    tokens: int
+    items: int
+    busy_ms: int = 0
+    call_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutlook:
+    """What stands before one model of a job, in estimated work units, and how fast the model went, minute by minute.
+
+    `ahead_units` is what its flow still has of older jobs. The flow has `weight` of the `weights` that share the model now. `others`
+    are the other flows: the weight of each, and what it still has; None where that was not looked at. Since `shared_since` the same flows
+    share the model."""
+
+    model: str
+    total_units: int
+    left_units: int
+    in_flight_units: int
+    ahead_units: int
+    weight: float
+    weights: float
+    flow_count: int
+    minutes: tuple[Minute, ...]
+    others: tuple[tuple[float, int | None], ...] = ()
+    shared_since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All that an estimate of a job's end can be made from. No models: it was not ingested yet, or it ended."""
+
+    now: int
+    created_at: int
+    expires_at: int
+    begin_by: int | None
+    begun_at: int | None
+    workers: int
+    models: tuple[ModelOutlook, ...]
