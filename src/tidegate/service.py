@@ -13,7 +13,7 @@ import structlog
 from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
-from tidegate.backends.blobs_s3_client import S3Settings
+from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, S3Settings
 from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.queue_redis import RedisQueue
@@ -99,15 +99,16 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
     if not read_only:
         # What callers send is theirs and the operator's: nobody else on this machine may read it.
         make_directories(settings.data_dir)
+        if not settings.store.is_postgresql:
+            make_directories(local_path(settings.store.location).parent)
     store = Store(_driver(settings, clock, read_only=read_only))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await _ready_schema(store, settings, read_only=read_only)
         await store.look_at_clock()
         if not read_only:
-            watching = asyncio.create_task(clock_tend.watch(store))
-            stack.push_async_callback(_ended, watching)
-        blobs = _blobs(settings)
+            stack.push_async_callback(_ended, asyncio.create_task(clock_tend.watch(store)))
+        blobs = _blobs(settings, read_only=read_only)
         stack.push_async_callback(blobs.close)
         tenant = await store.tenant_by_name(DEFAULT_TENANT)
         if tenant is None and not read_only:
@@ -154,7 +155,7 @@ def _driver(settings: Settings, clock: Clock, *, read_only: bool) -> Driver:
     return SqliteDriver(local_path(settings.store.location), embedded, read_only=read_only)
 
 
-def _blobs(settings: Settings) -> Blobs:
+def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
     if not settings.blobs.is_s3:
         return LocalBlobs(local_path(settings.blobs.url))
     bucket, _, prefix = settings.blobs.url.removeprefix("s3://").partition("/")
@@ -168,6 +169,7 @@ def _blobs(settings: Settings) -> Blobs:
             access_key_id=key.reveal() if key else None,
             secret_access_key=secret.reveal() if secret else None,
             allow_http=settings.blobs.allow_http,
+            missing_after_ms=0 if read_only else MISSING_AFTER_MS,
         ),
         settings.data_dir / "spool",
     )

@@ -53,6 +53,7 @@ def s3_settings(
         secret_access_key=server.secret_key,
         allow_http=True,
         retry_for_ms=retry_for_ms,
+        missing_after_ms=0,
     )
 
 

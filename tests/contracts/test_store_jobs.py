@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,30 @@ async def test_periods_count_per_user_where_there_is_one(world: World) -> None:
     for caller in (ann, bob, await world.caller()):
         with pytest.raises(ApiProblem):
             await world.job(caller, quotas=limit)
+
+
+async def test_pending_jobs_count_for_whose_share_they_are(world: World) -> None:
+    caller = await world.caller()
+    limit = Quotas(pending_jobs_max=1)
+    file = await world.file(caller)
+    for scope in ("user:ann", "user:bob"):
+        await world.job(caller, file, quotas=limit, scope=scope)
+    for scope in ("user:ann", "user:bob"):
+        with pytest.raises(ApiProblem, match="You have 1 batches"):
+            await world.job(caller, file, quotas=limit, scope=scope)
+    await world.job(caller, file, quotas=limit)
+
+
+async def test_pending_jobs_count_for_a_key_where_that_is_set(world: World) -> None:
+    ours = await world.caller()
+    first, second = replace(ours, key_id="k1"), replace(ours, key_id="k2")
+    limit = Quotas(pending_jobs_per_key_max=1)
+    file = await world.file(ours)
+    for caller in (first, second, ours, ours):
+        await world.job(caller, file, quotas=limit)
+    for caller in (first, second):
+        with pytest.raises(ApiProblem, match="Your key has 1 batches"):
+            await world.job(caller, file, quotas=limit)
 
 
 async def test_a_forgotten_input_does_not_hide_a_running_job_from_the_quota(world: World) -> None:

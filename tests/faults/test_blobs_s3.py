@@ -250,6 +250,32 @@ async def test_an_object_that_shrank_or_went_is_missing(patient: S3Blobs, direct
         await patient.read(blob_id, 0, 5)
 
 
+async def test_an_object_that_is_not_there_for_a_moment_is_not_gone(
+    settings: S3Settings, tmp_path: Path, direct: S3Store
+) -> None:
+    """Nothing of a batch fails by it: whoever reads tries again, and believes it only after minutes."""
+    blobs = S3Blobs(dataclasses.replace(settings, missing_after_ms=600_000), tmp_path / "spool")
+    blob_id = await put(blobs, b"0123456789")
+    obstore.delete(direct, blob_id)
+
+    async def streamed() -> bytes:
+        return b"".join([piece async for piece in blobs.stream(blob_id, 0, 10)])
+
+    for ask in (lambda: blobs.read(blob_id, 0, 10), lambda: blobs.local_path(blob_id, tmp_path), streamed):
+        with pytest.raises(BlobUnavailable, match="asked for again"):
+            await ask()
+    obstore.put(direct, blob_id, b"0123456789")
+    assert await blobs.read(blob_id, 0, 10) == b"0123456789"
+    assert await streamed() == b"0123456789"
+    obstore.delete(direct, blob_id)
+    with pytest.raises(BlobUnavailable):
+        await blobs.read(blob_id, 0, 10)
+    blobs._missed[blob_id] -= 601
+    with pytest.raises(BlobMissing):
+        await blobs.read(blob_id, 0, 10)
+    await blobs.close()
+
+
 class Careless(Objects):
     """Sends other bytes than it was given, to a store that keeps them faithfully."""
 

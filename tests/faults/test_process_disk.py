@@ -22,9 +22,14 @@ def test_an_upload_meets_a_full_disk(embedded: Site, shims: Shims) -> None:
     lines = requests(8)
     disk.fail("enospc")
     refused = embedded.upload(lines, key="once")
-    assert refused.status_code in (503, 507), refused.text
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full"), refused.text
     disk.heal()
     assert embedded.get("/v1/files")["data"] == []
+    file_id = embedded.upload(lines).json()["id"]
+    disk.fail("enospc")
+    assert embedded.create(file_id).status_code == 507, "a batch is one row, and needs room too"
+    disk.heal()
+    assert embedded.get("/v1/batches")["data"] == []
     batch_id = embedded.submit(lines)
     embedded.judge(batch_id, lines)
     embedded.end_all()

@@ -342,6 +342,25 @@ JOBS = [
         {"outcomes_without_ingest": sql("insert into outcomes values ($job, 0, 'answered', 0, 1, null)")},
     ),
     *damages(
+        "plain",
+        ["ledger"],
+        {
+            "more_in_the_ledger": sql("update usage set input_tokens = input_tokens + 1 where job_id = $job"),
+            "less_in_the_ledger": sql("delete from usage where job_id = $job"),
+            "another_tenants_usage": sql("update usage set tenant_id = 'other' where job_id = $job"),
+        },
+    ),
+    *damages(
+        "plain",
+        ["database_sound"],
+        {
+            "an_index_that_lost_its_rows": sql(
+                "pragma writable_schema = on; update sqlite_schema set sql = replace(sql, 'created_at, id', 'id, created_at') "
+                "where name = 'files_by_tenant'"
+            )
+        },
+    ),
+    *damages(
         "running",
         ["not_stuck"],
         {

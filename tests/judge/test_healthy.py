@@ -127,6 +127,8 @@ async def test_a_healthy_job_on_postgresql_and_s3(
         # It is the same judge: what is broken here is seen here.
         stored = await records.rows("select blob_id from extents where file_id = $1", (job.output_file_id,))
         await parts.blobs.delete(stored[0]["blob_id"])
-        report = await judge.judge(records, parts.blobs, job.id)
+        # One who only looks believes at once that an object is gone.
+        async with service.opened(chosen, read_only=True) as looking:
+            report = await judge.judge(records, looking.blobs, job.id)
         assert "bytes_kept" in report.violated
         assert "items_once" in report.violated

@@ -17,6 +17,7 @@ from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
 from tidegate import service
+from tidegate.backends import disk
 from tidegate.core.errors import StoreRefused
 from tidegate.settings import load
 from tidegate.store.driver import Driver, Migration
@@ -254,3 +255,14 @@ async def test_a_database_from_before_checksums_gets_them_with_its_next_step(
 def test_a_comment_does_not_change_a_checksum() -> None:
     assert _checksum("create  table a (b text); -- why") == _checksum("-- why not\ncreate table a\n(b text);")
     assert _checksum("create table a (b text)") != _checksum("create table a (c text)")
+
+
+async def test_the_names_of_new_directories_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    real = disk.sync_directory
+    monkeypatch.setattr(disk, "sync_directory", lambda path: (synced.add(path), real(path)))
+    monkeypatch.setenv("TIDEGATE_STORE_URL", f"sqlite:///{tmp_path}/c/d/store.db")
+    async with service.opened(load(None, tmp_path / "a" / "b", {}).settings):
+        assert {tmp_path, tmp_path / "a", tmp_path / "c"} <= synced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
-from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.driver import Tx
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -306,3 +307,29 @@ async def test_the_files_of_the_store_are_this_users_alone(tmp_path: Path) -> No
         os.umask(before)
     assert found.keys() >= {"store.db", "store.db-wal", "store.db-shm"}
     assert set(found.values()) == {0o600}
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_nothing_is_acknowledged_after_the_directory_was_taken_away(tmp_path: Path, how: str) -> None:
+    store = Store(SqliteDriver(tmp_path / "data" / "store.db", lambda: 0))
+    await store.migrate()
+    await store.put_tenant("t1", "acme")
+    shutil.rmtree(tmp_path / "data")
+    if how == "replaced":
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "store.db").touch()
+    with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        await store.put_tenant("t2", "other")
+    await store.close()
+
+
+async def test_a_full_disk_has_a_name_of_its_own(tmp_path: Path) -> None:
+    driver = SqliteDriver(tmp_path / "store.db", lambda: 0)
+    store = Store(driver)
+    await store.migrate()
+    driver._writer.pragma("max_page_count", 1)
+    with pytest.raises(StoreFull, match="Free disk space"):
+        await store.put_tenant("t1", "x" * 100_000)
+    driver._writer.pragma("max_page_count", 1_000_000)
+    assert await store.put_tenant("t", "acme") == "t"
+    await store.close()

@@ -38,14 +38,14 @@ def stamped(shown: dict[str, Any]) -> set[str]:
 def test_a_new_batch(web: WebServer, client: httpx2.Client) -> None:
     rung = web.bell.rung
     file_id = upload(client)
-    made = create(client, file_id, metadata={"k": "v\u0000é"}, completion_window=None)
+    made = create(client, file_id, metadata={"k": "v é"}, completion_window=None)
     assert made["object"] == "batch"
     assert made["status"] == "validating"
     assert made["endpoint"] == "/v1/embeddings"
     assert made["input_file_id"] == file_id
     assert made["completion_window"] == "24h"
     assert made["expires_at"] - made["created_at"] == 86_400
-    assert made["metadata"] == {"k": "v\u0000é"}
+    assert made["metadata"] == {"k": "v é"}
     assert made["errors"] is None
     assert made["output_file_id"] is None
     assert made["request_counts"] == {"total": 0, "completed": 0, "failed": 0, "cancelled": 0, "in_progress": 0}

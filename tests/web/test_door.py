@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxies
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.server import WebServer
+from tests.web.server import Clock, WebServer
 from tidegate.core import window
 from tidegate.flow import accept
+from tidegate.web.health import Check
 
 
 def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
@@ -157,3 +159,41 @@ def test_durations(text: str, duration_ms: int) -> None:
 )
 def test_no_durations(text: str) -> None:
     assert window.parse(text) is None
+
+
+@pytest.mark.anyio
+async def test_a_part_that_is_frozen_is_not_waited_for() -> None:
+    thawed = asyncio.Event()
+    asked = []
+
+    async def ask() -> None:
+        asked.append(1)
+        await thawed.wait()
+
+    clock = Clock()
+    check = Check("the store", ask, clock)
+    said = await asyncio.gather(check.reason(), check.reason())
+    assert said == ["the store did not answer within 0.8 s"] * 2
+    assert asked == [1], "the first question is still open"
+    thawed.set()
+    assert await check.reason() is None
+    assert asked == [1]
+    clock.ahead_ms += 1_001
+    assert await check.reason() is None
+    assert asked == [1, 1]
+
+
+def test_ready_answers_while_the_database_is_frozen(start_web: Any, postgres_url: str, proxies: Proxies) -> None:
+    address = postgres_url.split("@")[1].split("/")[0]
+    proxy = proxies.open(int(address.split(":")[1]))
+    web: WebServer = start_web(postgres_url=postgres_url.replace(address, proxy.address))
+    with web.client() as client:
+        assert client.get("/readyz").status_code == 200
+        proxy.blackhole()
+        web.clock.ahead_ms += 1_001
+        for _ in range(2):
+            ready = client.get("/readyz")
+            assert (ready.status_code, ready.json()["checks"]["blobs"]) == (503, "ok")
+            assert "did not answer within" in ready.json()["checks"]["store"]
+        assert client.get("/healthz").status_code == 200
+        proxy.heal()

@@ -11,8 +11,9 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.backends.blobs_s3_client import Objects, S3Settings
@@ -37,6 +38,7 @@ from tidegate.core.ports import LogIds
 PIECE_BYTES = 131_072
 COPY_BYTES = 262_144
 THREAD_COUNT = 8
+_MISSED_MAX = 1_000
 
 
 class S3Blobs:
@@ -47,6 +49,8 @@ class S3Blobs:
         self._spool = spool.absolute()
         self._checking = asyncio.Lock()
         self._probe = f"probe-{secrets.token_hex(8)}"
+        self._missing_after_s = settings.missing_after_ms / 1_000
+        self._missed: dict[str, float] = {}
         try:
             make_directories(self._spool)
         except OSError as failure:
@@ -78,14 +82,16 @@ class S3Blobs:
         return SpooledLog(self._objects, self._threads, next_blob_id, self._spool_path)
 
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
-        return await self._objects.read(_key(blob_id), at, count)
+        with self._missing_for_a_while(blob_id):
+            return await self._objects.read(_key(blob_id), at, count)
 
     async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         if count == 0:
             await self.read(blob_id, at, 0)
-        async for large in self._objects.pieces(_key(blob_id), at, count):
-            for start in range(0, len(large), PIECE_BYTES):
-                yield large[start : start + PIECE_BYTES]
+        with self._missing_for_a_while(blob_id):
+            async for large in self._objects.pieces(_key(blob_id), at, count):
+                for start in range(0, len(large), PIECE_BYTES):
+                    yield large[start : start + PIECE_BYTES]
 
     async def size(self, blob_id: str) -> int | None:
         held = await self._objects.head(_key(blob_id))
@@ -121,6 +127,25 @@ class S3Blobs:
         return sorted({*objects, *due})[:count_max]
 
     async def local_path(self, blob_id: str, scratch: Path) -> Path:
+        with self._missing_for_a_while(blob_id):
+            return await self._copy(blob_id, scratch)
+
+    @contextmanager
+    def _missing_for_a_while(self, blob_id: str) -> Iterator[None]:
+        """A store or a proxy before it may say 404 for a moment: an object counts as gone only when it stays so."""
+        try:
+            yield
+        except BlobMissing as missing:
+            now_s = asyncio.get_running_loop().time()
+            since_s = self._missed.setdefault(blob_id, now_s)
+            if len(self._missed) > _MISSED_MAX:
+                del self._missed[next(iter(self._missed))]
+            if now_s - since_s < self._missing_after_s:
+                raise BlobUnavailable(f"{missing}. It is asked for again, in case that passes") from missing
+            raise
+        self._missed.pop(blob_id, None)
+
+    async def _copy(self, blob_id: str, scratch: Path) -> Path:
         size = await self.size(blob_id)
         if size is None:
             raise BlobMissing(f"there is no blob {blob_id}")

@@ -46,6 +46,9 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
 
 
+MISSING_AFTER_MS = 600_000
+
+
 @dataclass(frozen=True, slots=True)
 class S3Settings:
     """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own."""
@@ -60,6 +63,7 @@ class S3Settings:
     connect_timeout_ms: int = 5_000
     request_timeout_ms: int = 60_000
     retry_for_ms: int = 30_000
+    missing_after_ms: int = MISSING_AFTER_MS
 
 
 @dataclass(frozen=True, slots=True)

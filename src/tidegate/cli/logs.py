@@ -2,6 +2,9 @@
 
 import logging
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import structlog
@@ -11,6 +14,13 @@ from tidegate.cli.screen import clean
 from tidegate.settings import Settings
 
 FIELD_CHARS_MAX = 2_000
+REPEAT_S = 10.0
+# Of one event about different things, so many lines in that time.
+EVENT_LINES_MAX = 20
+_KNOWN_MAX = 1_000
+_LIMITED_LEVELS = ("warning", "error", "critical")
+# What differs from one time to the next, though it is the same thing that happens again.
+_WORDS = ("error", "problem", "fault", "said", "request_id")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -31,12 +41,47 @@ class _Libraries(logging.Handler):
         structlog.get_logger().log(record.levelno, "library", name=record.name, said=record.getMessage())
 
 
+class Repeats:
+    """Lets a warning or an error through once in a while, however often it is said; the next line that passes says how many did not."""
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._passed_ms: dict[Hashable, float] = {}
+        self._held: Counter[Hashable] = Counter()
+        self._lines: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if event.get("level") not in _LIMITED_LEVELS:
+            return event
+        name, now_ms = str(event.get("event")), self._now_ms()
+        about = (name, *(f"{key}={event[key]}" for key in sorted(event) if key not in _WORDS))
+        if now_ms - self._passed_ms.get(about, -REPEAT_S * 1000) < REPEAT_S * 1000 or self._is_full(name, now_ms):
+            self._held[about if about in self._passed_ms else name] += 1
+            raise structlog.DropEvent
+        held = self._held.pop(about, 0) + self._held.pop(name, 0)
+        self._passed_ms.pop(about, None)
+        self._passed_ms[about] = now_ms
+        if len(self._passed_ms) > _KNOWN_MAX:
+            oldest = next(iter(self._passed_ms))
+            del self._passed_ms[oldest]
+            self._held.pop(oldest, None)
+        return {**event, "repeated": held} if held else event
+
+    def _is_full(self, name: str, now_ms: float) -> bool:
+        began_ms, count = self._lines.get(name, (now_ms, 0))
+        if now_ms - began_ms >= REPEAT_S * 1000:
+            began_ms, count = now_ms, 0
+        self._lines[name] = (began_ms, count + 1)
+        return count >= EVENT_LINES_MAX
+
+
 def configure(settings: Settings, *, quiet: bool = False) -> None:
     """Set up logging once, before any work; `quiet` is for commands whose own words are the story."""
     level = _LEVELS[settings.logging.level]
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        Repeats(lambda: time.monotonic() * 1000),
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         structlog.processors.format_exc_info,
         _capped,

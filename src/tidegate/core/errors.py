@@ -3,6 +3,7 @@
 TidegateError
 ├── StoreError
 │   ├── StoreUnavailable      the database cannot be reached, or it is unknown whether a commit happened: replay later
+│   │   └── StoreFull         its disk is full: nothing was written
 │   └── StoreRefused          the database is there but unsafe to use: wrong version, unsafe settings, a second writer
 ├── LostRace                  a guarded move found its row moved on: someone else was first
 ├── BlobError
@@ -38,6 +39,10 @@ class StoreError(TidegateError):
 
 
 class StoreUnavailable(StoreError):
+    pass
+
+
+class StoreFull(StoreUnavailable):
     pass
 
 

@@ -407,7 +407,7 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one tenant may have waiting and create; 0 switches a limit off. `creation` binds those behind one job."""
+    """What one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the key."""
 
     pending_jobs_max: int = 0
     queued_items_max: int = 0
@@ -416,6 +416,7 @@ class Quotas:
     bytes_per_day_max: int = 0
     queued_units_max: int = 0
     creation: tuple[Budget, ...] = ()
+    pending_jobs_per_key_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

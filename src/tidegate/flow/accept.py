@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from tidegate.core import ids
-from tidegate.core.errors import ApiProblem, StoreUnavailable, TidegateError
+from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
 from tidegate.failpoints import hit
@@ -77,6 +77,9 @@ class Reception:
         while True:
             try:
                 return await call()
+            except StoreFull:
+                # Nothing was written, and a full disk is not empty in a moment.
+                raise
             except StoreUnavailable:
                 pause = pause_s * self._entropy.uniform(0.5, 1.0)
                 if self._clock.monotonic_ms() + pause * 1000 > give_up_at_ms:

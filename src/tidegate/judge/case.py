@@ -22,6 +22,14 @@ END_STAMPS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 NOT_INGESTED = "the job was not ingested"
 _JOB_PART = slice(len("batch_"), len("batch_") + 16)
 _PAGE_COUNT = 20_000
+_LEDGER = """
+select cast(coalesce(sum(input_tokens), 0) as bigint) as input_tokens, cast(coalesce(sum(cached_tokens), 0) as bigint) as cached_tokens,
+    cast(coalesce(sum(output_tokens), 0) as bigint) as output_tokens,
+    cast(coalesce(sum(reasoning_tokens), 0) as bigint) as reasoning_tokens,
+    cast(coalesce(sum(input_nano + cached_nano + output_nano), 0) as bigint) as cost_nano,
+    count(case when tenant_id <> (select j.tenant_id from jobs j where j.id = usage.job_id) then 1 end) as strangers
+from usage where job_id = $1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class Case:
     slices: list[Row]
     attempts: list[Row]
     workers: list[Row]
+    ledger: Row
+    faults: list[str]
     input: Content
     output: Content
     error: Content
@@ -153,6 +163,8 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
         await records.rows(f"select * from slices {by_job} first", (job_id,)),  # noqa: S608 - the text is this module's own
         await records.rows(f"select * from attempts {by_job} number", (job_id,)),  # noqa: S608
         await records.rows("select id, state, started_at, beat_at, alive_until from workers"),
+        (await records.rows(_LEDGER, (job_id,)))[0],
+        await records.faults(),
         content["input"],
         content["output"],
         content["error"],

@@ -22,6 +22,14 @@ Row = dict[str, Any]
 
 _BUSY_TIMEOUT_MS = 10_000
 _TIMEOUT_S = 60.0
+_FAULTS_MAX = 10
+_INVALID_INDEXES = """
+select i.indexrelid::regclass::text as name from pg_index i join pg_class c on c.oid = i.indexrelid
+where c.relnamespace = current_schema()::regnamespace and not i.indisvalid limit 10
+"""
+_CHECKSUM_FAILURES = """
+select checksum_failures as failures from pg_stat_database where datname = current_database() and checksum_failures > 0
+"""
 
 
 class Records(Protocol):
@@ -36,11 +44,15 @@ class Records(Protocol):
     async def now_ms(self) -> int:
         """The store's clock."""
 
+    async def faults(self) -> list[str]:
+        """What the database itself says is wrong with it; it is asked once."""
+
 
 class SqliteRecords:
     def __init__(self, path: Path, connection: apsw.Connection) -> None:
         self._path = path
         self._connection = connection
+        self._faults: list[str] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-judge")
 
     async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
@@ -54,6 +66,12 @@ class SqliteRecords:
             "select max(behind_ms) as behind, max(from_ms) as start, max(since_ms) as since from clock"
         )
         return _store_time(time.time_ns() // 1_000_000, clock)
+
+    async def faults(self) -> list[str]:
+        if self._faults is None:
+            said = await self.rows(f"pragma integrity_check({_FAULTS_MAX})")
+            self._faults = [str(row["integrity_check"]) for row in said if row["integrity_check"] != "ok"]
+        return self._faults
 
     async def close(self) -> None:
         await self._run(self._connection.close)
@@ -87,6 +105,7 @@ class SqliteRecords:
 class PostgresRecords:
     def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
         self._connection = connection
+        self._faults: list[str] | None = None
         self._moment: Any = None
 
     async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
@@ -110,6 +129,14 @@ class PostgresRecords:
     async def now_ms(self) -> int:
         found = await self.rows("select now_ms() as now")
         return int(found[0]["now"])
+
+    async def faults(self) -> list[str]:
+        if self._faults is None:
+            indexes = await self.rows(_INVALID_INDEXES)
+            failures = await self.rows(_CHECKSUM_FAILURES)
+            self._faults = [f"the index {row['name']} is not valid" for row in indexes]
+            self._faults += [f"{row['failures']} pages did not match their checksums" for row in failures]
+        return self._faults
 
 
 def _store_time(wall_ms: int, clock: Row) -> int:

@@ -107,6 +107,19 @@ def cost(case: Case, found: Finding) -> None:
     found.looked(f"{total} billionths")
 
 
+@rule(
+    "ledger",
+    "P3",
+    "The ledger of usage says the same of the job's tokens and cost as the job does, and in its tenant's name",
+)
+def ledger(case: Case, found: Finding) -> None:
+    for column in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_nano"):
+        kept = case.ledger[column]
+        found.need(kept == case.job[column], f"{column} is {kept} in the ledger and {case.job[column]} on the job")
+    found.need(not case.ledger["strangers"], "the ledger has some of it in another tenant's name")
+    found.looked(f"{case.ledger['input_tokens']} + {case.ledger['output_tokens']} tokens")
+
+
 @rule("outcomes_whole", "P2", "Every item of an ended job has exactly one outcome, and there are no others")
 def outcomes_whole(case: Case, found: Finding) -> None:
     count = case.job["item_count"]
@@ -239,4 +252,4 @@ def attempts(case: Case, found: Finding) -> None:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
 
-RULES = (counts, usage, cost, outcomes_whole, outcome_places, lines_unchanged, never_ran, slices, attempts)
+RULES = (counts, usage, cost, ledger, outcomes_whole, outcome_places, lines_unchanged, never_ran, slices, attempts)

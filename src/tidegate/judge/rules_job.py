@@ -55,6 +55,13 @@ def moments(case: Case, found: Finding) -> None:
         found.need(job["closing_at"] >= due, f"the job was closed as expired at {job['closing_at']}, before {due}")
 
 
+@rule("database_sound", "P1", "The database finds nothing wrong with itself")
+def database_sound(case: Case, found: Finding) -> None:
+    for fault in case.faults:
+        found.wrong(shown(fault))
+    found.looked("its pages and indexes")
+
+
 def _check_closing(case: Case, found: Finding) -> None:
     """Where an open job is headed, and since when."""
     job = case.job
@@ -164,4 +171,4 @@ def refusal(case: Case, found: Finding) -> None:
             found.wrong(f"an error names line {line} of an input with {case.input.line_count} lines")
 
 
-RULES = (moments, monotone, not_stuck, refusal)
+RULES = (database_sound, moments, monotone, not_stuck, refusal)

@@ -232,8 +232,16 @@ class Limits(Group, frozen=True):
         1 << 20
     )
     pending_jobs_max: Annotated[
-        int, _int(0, 1_000_000, "Most batches that a tenant may have unfinished; 0 lifts the limit.")
+        int,
+        _int(
+            0,
+            1_000_000,
+            "Most unfinished batches of one share owner (the tenant, or as `scheduler.scope_preference` says); 0 lifts the limit.",
+        ),
     ] = 50
+    pending_jobs_per_key_max: Annotated[
+        int, _int(0, 1_000_000, "Most batches that one key may have unfinished; 0 lifts the limit.")
+    ] = 0
     queued_items_max: Annotated[
         int, _int(0, 1_000_000_000, "Most items that a tenant may have unfinished; 0 lifts the limit.")
     ] = 5_000_000
@@ -255,6 +263,7 @@ class Limits(Group, frozen=True):
         """The part of the limits that the store holds each tenant to."""
         return Quotas(
             pending_jobs_max=self.pending_jobs_max,
+            pending_jobs_per_key_max=self.pending_jobs_per_key_max,
             queued_items_max=self.queued_items_max,
             stored_bytes_max=self.stored_bytes_max,
             jobs_per_hour_max=self.jobs_per_hour_max,

@@ -1,5 +1,7 @@
 """Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
 
+from typing import Any
+
 import msgspec
 
 from tidegate.core.errors import ApiProblem
@@ -43,7 +45,8 @@ class Jobs(Table):
                 return job_from(made[0]) if made else refuse_forgotten()
             files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
             _check_input(files[0]["purpose"] if files else None, request.input_file_id)
-            await _check_quotas(tx, caller, quotas, files[0]["line_count"], files[0]["size_bytes"])
+            share = scope or tenant_scope(caller.tenant_id)
+            await _check_quotas(tx, caller, quotas, share, files[0])
             await tx.all(
                 "job_put",
                 id=job_id,
@@ -60,7 +63,7 @@ class Jobs(Table):
                 ordered=int(request.ordered),
                 prefix_order=int(request.prefix_order),
                 invalid_lines=request.invalid_lines,
-                scope=scope or tenant_scope(caller.tenant_id),
+                scope=share,
                 queue=request.queue,
                 limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
                 ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
@@ -272,12 +275,19 @@ def _check_input(purpose: str | None, file_id: str) -> None:
         )
 
 
-async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, line_count: int, size_bytes: int) -> None:
+async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, file: dict[str, Any]) -> None:
     if quotas is None:
         return
-    jobs, items = _ints(await tx.one("job_pending", tenant_id=caller.tenant_id))
+    line_count, size_bytes = file["line_count"], file["size_bytes"]
+    pending = await tx.one("job_pending", tenant_id=caller.tenant_id, scope=share, key_id=caller.key_id or "")
+    jobs, key_jobs, items = map(int, pending or (0, 0, 0))
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
         raise _over(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)
+    if quotas.pending_jobs_per_key_max and caller.key_id and key_jobs >= quotas.pending_jobs_per_key_max:
+        raise _over(
+            f"Your key has {key_jobs} batches waiting or running, and {quotas.pending_jobs_per_key_max} are allowed.",
+            60,
+        )
     if quotas.queued_items_max and items + line_count > quotas.queued_items_max:
         raise _over(
             f"You have {items:,} requests queued and this file has {line_count:,}; {quotas.queued_items_max:,} are allowed.",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Migration, Row
 from tidegate.store.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
 from tidegate.store.queries import bulk_for_postgres, for_postgres, is_insert, statements
@@ -279,6 +279,8 @@ class PostgresDriver:
                 if attempt == _RETRIES_MAX - 1:
                     raise StoreUnavailable("the database's clock is set again and again: nothing is written") from None
                 await self.look_at_clock()
+            except asyncpg.DiskFullError as error:
+                raise StoreFull(f"PostgreSQL's disk is full ({error}). Free some space there.") from error
             except _PASSING as error:
                 raise StoreUnavailable(
                     f"PostgreSQL cannot be used now ({type(error).__name__}: {error}). Check that it runs and that store.url is right."

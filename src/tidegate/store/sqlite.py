@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from tidegate.core.errors import StoreRefused, StoreUnavailable
+from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Migration, Row, Tx
 from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
 from tidegate.store.schema import STAMPS, version_of
@@ -110,6 +110,7 @@ class SqliteDriver:
         self._wall_ms = now_ms.wall_ms if isinstance(now_ms, EmbeddedClock) else now_ms
         self._read_only = read_only
         self._lock_fd: int | None = None
+        self._file_id: tuple[int, int] | None = None
         self._is_closed = False
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
         if path is None:
@@ -123,6 +124,7 @@ class SqliteDriver:
                 _make_private(path)
             self._writer = self._open(str(path), flags)
             self._reader = self._open(str(path), flags)
+            self._file_id = _file_id(path)
         except StoreRefused:
             self._unlock()
             raise
@@ -198,16 +200,29 @@ class SqliteDriver:
             self._writer.execute("begin immediate")
             try:
                 result = _step_to_end(body(SqliteTx(self._writer)))
+                self._refuse_if_gone()
                 self._writer.execute("commit")
             except BaseException:
                 if self._writer.in_transaction:
                     self._writer.execute("rollback")
                 raise
+        except apsw.FullError as error:
+            raise StoreFull(
+                f"the store at {self._path} cannot be written: {error}. Free disk space; work goes on by itself."
+            ) from error
         except _PASSING as error:
             raise StoreUnavailable(
                 f"the store at {self._path} cannot be written: {error}. Free disk space or check the directory; work goes on by itself."
             ) from error
         return result
+
+    def _refuse_if_gone(self) -> None:
+        """A file that was deleted or replaced under us still takes everything and keeps nothing."""
+        if self._file_id is not None and _file_id(self._path) != self._file_id:
+            raise StoreUnavailable(
+                f"the store at {self._path} was deleted or replaced while it was open: nothing is kept any more. "
+                "Restore the directory from a backup and restart."
+            )
 
     def _read(self, body: Body[T]) -> T:
         try:
@@ -242,7 +257,6 @@ class SqliteDriver:
 _PASSING = (
     apsw.BusyError,
     apsw.LockedError,
-    apsw.FullError,
     apsw.IOError,
     apsw.CantOpenError,
     apsw.ReadOnlyError,
@@ -255,6 +269,14 @@ def _stamps(connection: apsw.Connection) -> Mapping[str, str]:
     if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
         return {}
     return {str(name): str(value) for name, value in connection.execute(STAMPS)}
+
+
+def _file_id(path: Path | None) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _step_to_end(body: Awaitable[T]) -> T:

@@ -213,6 +213,8 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
     if len(metadata) > METADATA_PAIRS_MAX:
         raise _bad("metadata", f"`metadata` has {len(metadata)} pairs; {METADATA_PAIRS_MAX} are allowed.")
     for key, value in metadata.items():
+        if "\0" in key or "\0" in value:
+            raise _bad("metadata", "`metadata` may not contain the character U+0000.")
         if not 1 <= len(key) <= METADATA_KEY_CHARS_MAX:
             raise _bad("metadata", f"A key in `metadata` must have 1 to {METADATA_KEY_CHARS_MAX} characters.")
         if len(value) > METADATA_VALUE_CHARS_MAX:

@@ -157,6 +157,9 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
             continue
         if body.model not in units and len(units) >= SAMPLE_MODELS_MAX:
             continue
+        if not body.model.isprintable():
+            # Such a line is refused when the input is read; not every database could look the name up.
+            continue
         asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
         output = 0
         if endpoint_of(rules).generates:

@@ -1,6 +1,7 @@
 """How this process is: up at all, and fit to be sent work. Nobody needs a key to ask; only this machine is told reasons in full."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -8,19 +9,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.core.errors import TidegateError
+from tidegate.core.ports import Clock
 from tidegate.web.context import WebContext
 from tidegate.web.loopback import is_loopback
 
-CHECK_S = 5.0
+# Whoever asks waits a second at most, whatever is frozen.
+CHECK_S = 0.8
 BELIEVED_MS = 1_000
 
 
 class Health:
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._checked: dict[str, str | None] = {}
-        self._checked_at_ms: float | None = None
-        self._turn = asyncio.Lock()
+        self._store = Check("the store", self._ask_store, context.clock)
+        self._blobs = Check("the blob store", self._ask_blobs, context.clock)
 
     def routes(self) -> list[Route]:
         return [Route("/healthz", self.alive), Route("/readyz", self.ready)]
@@ -37,34 +39,45 @@ class Health:
         fit = all(reason is None for reason in reasons.values())
         return _answer({"status": "ready" if fit else "not_ready", "checks": checks}, 200 if fit else 503)
 
+    async def _ask_store(self) -> None:
+        await self._context.store.require_current()
+
+    async def _ask_blobs(self) -> None:
+        await self._context.blobs.check()
+
     async def _storage(self) -> dict[str, str | None]:
-        """Asking costs a write to the disk, and anyone may ask: so the last answer is good for a second."""
-        async with self._turn:
-            now_ms = self._context.clock.monotonic_ms()
-            if self._checked_at_ms is None or now_ms - self._checked_at_ms >= BELIEVED_MS:
-                store, blobs = await asyncio.gather(self._store_reason(), self._blobs_reason())
-                self._checked = {"store": store, "blobs": blobs}
-                self._checked_at_ms = self._context.clock.monotonic_ms()
-            return self._checked
+        store, blobs = await asyncio.gather(self._store.reason(), self._blobs.reason())
+        return {"store": store, "blobs": blobs}
 
-    async def _store_reason(self) -> str | None:
+
+class Check:
+    """One part of the process, asked at most once at a time and once a second: asking costs a write to the disk, and anyone may ask.
+
+    A part that is frozen is not waited for: the answer says so, and the question stays open for the next one that asks."""
+
+    def __init__(self, what: str, ask: Callable[[], Awaitable[None]], clock: Clock) -> None:
+        self._what = what
+        self._ask = ask
+        self._clock = clock
+        self._asking: asyncio.Task[str | None] | None = None
+        self._believed_until_ms = 0.0
+
+    async def reason(self) -> str | None:
+        """Why this part is not fit for work; None while it is."""
+        if self._asking is None or (self._asking.done() and self._clock.monotonic_ms() >= self._believed_until_ms):
+            self._asking = asyncio.create_task(self._answer())
+        await asyncio.wait([self._asking], timeout=CHECK_S)
+        if not self._asking.done():
+            return f"{self._what} did not answer within {CHECK_S:g} s"
+        return self._asking.result()
+
+    async def _answer(self) -> str | None:
         try:
-            async with asyncio.timeout(CHECK_S):
-                await self._context.store.require_current()
+            await self._ask()
         except TidegateError as error:
             return str(error)
-        except TimeoutError:
-            return f"the store did not answer within {CHECK_S:g} s"
-        return None
-
-    async def _blobs_reason(self) -> str | None:
-        try:
-            async with asyncio.timeout(CHECK_S):
-                await self._context.blobs.check()
-        except TidegateError as error:
-            return str(error)
-        except TimeoutError:
-            return f"the blob store did not answer within {CHECK_S:g} s"
+        finally:
+            self._believed_until_ms = self._clock.monotonic_ms() + BELIEVED_MS
         return None
 
 

@@ -10,7 +10,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError
+from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError, StoreFull
 from tidegate.core.hooks import Code as HookCode
 from tidegate.core.translate import error_to_anthropic
 
@@ -54,7 +54,7 @@ def problem_of(error: Exception, request_id: str) -> ApiProblem:
                 "bytes_missing",
                 f"The bytes of this file are gone. Tell your operator the request id {request_id}.",
             )
-        case BlobError() if _is_full(error):
+        case BlobError() | StoreFull() if _is_full(error):
             log.error("storage_full", request_id=request_id, problem=str(error))
             return ApiProblem(507, "storage_full", "The server has no room for these bytes. Tell your operator.")
         case StoreError() | BlobError() | LostRace():
@@ -106,4 +106,4 @@ def unknown_url(method: str, path: str) -> ApiProblem:
 
 def _is_full(error: BaseException) -> bool:
     cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _FULL
+    return isinstance(error, StoreFull) or (isinstance(cause, OSError) and cause.errno in _FULL)

@@ -30,8 +30,10 @@ order by created_at desc, id desc
 limit :count_max;
 
 -- job_pending --
--- What a tenant has waiting or running, for its limits: jobs, and items not yet done (an input that was not ingested counts its lines).
-select count(*) as jobs,
+-- What is waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
+-- done (an input that was not ingested counts its lines).
+select coalesce(sum(case when j.scope = :scope then 1 else 0 end), 0) as jobs,
+    coalesce(sum(case when j.key_id = :key_id then 1 else 0 end), 0) as key_jobs,
     coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0)
         else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
 from jobs j
