@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from tests.contracts.limits_world import LimitsWorld, budget, limits_world, minute, until_sent
 from tests.contracts.store_world import World
@@ -50,6 +51,27 @@ async def used_redis(server: RedisServer, world: LimitsWorld, process: Limits, n
     """Whether an ask now leaves a trace in this Redis."""
     await process.debit([Ask((budget(name, minute(1_000_000)),), 1, 0)])
     return server.command("DBSIZE") != ":0"
+
+
+async def test_a_clock_of_redis_that_went_back_keeps_nobody_waiting(redis_url: str) -> None:
+    """What was written an hour later than it is now counts for nothing: the store is asked anew."""
+    line = RedisLine(redis_url, ("take", "deposit"), 20.0)
+    run_id = await line.run_id()
+    key = f"t-clock:{run_id}:{id(line)}"
+    [kind, server_ms, _] = await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id)
+    assert kind == b"lend"
+    assert await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id) == [b"busy"]
+    server = redis.asyncio.from_url(redis_url)
+    hour_ms = 3_600_000
+    await server.hset(key, mapping={"lender_till": server_ms + hour_ms, "at": server_ms + hour_ms})
+    assert (await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id))[0] == b"lend"
+    resting = (0, 0, server_ms, server_ms, "1", 200_000, 0, FOREVER, "deployment:gpu")
+    await line.call("deposit", key, *resting, run_id=run_id)
+    assert (await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id))[0] == b"resting"
+    await server.hset(key, mapping={"rest_till": server_ms + hour_ms, "at": server_ms + hour_ms})
+    assert (await line.call("take", key, 1, 0, 1, 600_000, run_id=run_id))[0] == b"lend"
+    await server.aclose()
+    await line.close()
 
 
 async def test_a_block_is_dealt_out_once_and_what_is_left_goes_back(redis_url: str) -> None:

@@ -19,7 +19,7 @@ if left > 0 then
 end
 -- One that came too late is put down all the same: nobody takes from it, and whoever comes next gives it back to the store.
 redis.call('HSET', KEYS[1], 'requests', ARGV[1], 'tokens', ARGV[2], 'from', ARGV[3], 'till', ARGV[4], 'grant', ARGV[5],
-    'rest_till', string.format('%.0f', rest_till), 'rest_each', ARGV[7], 'wait_till', string.format('%.0f', wait_till), 'spent', ARGV[9])
+    'rest_till', string.format('%.0f', rest_till), 'rest_each', ARGV[7], 'wait_till', string.format('%.0f', wait_till), 'spent', ARGV[9], 'at', now)
 if tonumber(ARGV[6]) > 0 then
     redis.call('HSET', KEYS[1], 'tight_till', now + TIGHT_MS)
 end

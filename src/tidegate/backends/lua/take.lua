@@ -12,11 +12,16 @@ local KEEP_MS = 120000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local asked, each = tonumber(ARGV[1]), tonumber(ARGV[2])
-local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till', 'tight_till')
+local block = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'from', 'till', 'grant', 'rest_till', 'rest_each', 'wait_till', 'spent', 'lender_till', 'tight_till', 'at')
 local function number(place) return tonumber(block[place] or '0') or 0 end
 -- Lua would write a large number with an exponent.
 local function whole(value) return string.format('%.0f', value) end
 
+-- This server's clock went back: what was written before it did would be waited for until it has caught up.
+if number(12) > now then
+    redis.call('DEL', KEYS[1])
+    block = {}
+end
 redis.call('HINCRBY', KEYS[1], 'asked', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], KEEP_MS)
 
@@ -41,5 +46,5 @@ local demand = 0
 if number(11) <= now then
     demand = tonumber(redis.call('HGET', KEYS[1], 'asked'))
 end
-redis.call('HSET', KEYS[1], 'lender_till', now + tonumber(ARGV[4]), 'asked', 0)
+redis.call('HSET', KEYS[1], 'lender_till', now + tonumber(ARGV[4]), 'asked', 0, 'at', now)
 return {'lend', now, demand}

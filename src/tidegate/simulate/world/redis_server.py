@@ -97,6 +97,8 @@ class RedisServer:
         def number(name: str) -> int:
             return int(block.get(name) or 0)
 
+        if number("at") > now:
+            block.clear()
         block["asked"] = number("asked") + fresh
         if number("requests") > 0 and number("from") <= now < number("till"):
             count = min(asked, number("requests"))
@@ -111,7 +113,7 @@ class RedisServer:
         if number("lender_till") > now:
             return [b"busy"]
         demand = number("asked") if number("tight_till") <= now else 0
-        block["lender_till"], block["asked"] = now + lender_ms, 0
+        block["lender_till"], block["asked"], block["at"] = now + lender_ms, 0, now
         return [b"lend", now, demand]
 
     def _deposit(self, key: str, words: Sequence[Any]) -> list[Any]:
@@ -120,7 +122,7 @@ class RedisServer:
         left, now, rest_ms = int(old[1] or 0), self._now(), int(words[5])
         names = ("requests", "tokens", "from", "till", "grant", "rest_till", "rest_each", "wait_till", "spent")
         block.update(zip(names, words, strict=True))
-        block["rest_till"] = now + rest_ms
+        block["rest_till"], block["at"] = now + rest_ms, now
         if left > 0:
             block["wait_till"] = min(int(words[7]), now + rest_ms)
         if rest_ms > 0:
