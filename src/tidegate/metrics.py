@@ -216,6 +216,9 @@ group_isolations = _counters(
 
 # ---- queues of asynchronous deployments
 
+worker_broken = _gauge(
+    "worker_broken", "1 while this process's worker ends, or waits to be started again, after an internal error."
+)
 queue_awaited = _gauge("queue_awaited", "Requests in queues that this process waits for.")
 queue_results = _counters(
     "queue_results_total",

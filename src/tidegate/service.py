@@ -23,16 +23,17 @@ from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot
 from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret, reached_names
-from tidegate.core.errors import SettingsError, StoreError, StoreUnavailable
+from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.ingest_turns import IngestLimits
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
-from tidegate.flow.incarnation import Incarnation
+from tidegate.flow.incarnation import Incarnation, beat_until
 from tidegate.flow.ingest_file import InputPasses
 from tidegate.flow.interactive_book import InteractiveBook
+from tidegate.flow.kept_worker import KeptWorker, RunsItems
 from tidegate.flow.record import FlushLimits
 from tidegate.flow.roster import Roster
 from tidegate.flow.tend import clock as clock_tend
@@ -58,6 +59,7 @@ from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
+from tidegate.web.health import Health
 from tidegate.web.loopback import require_loopback
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
@@ -196,27 +198,36 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         router, roster = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
-        worker = build_worker(parts, me, router, roster) if roles.worker else None
+        worker = _worker(parts, me, router, roster, is_kept=roles.api) if roles.worker else None
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
         address = me.id
+        token = Secret(parts.entropy.token_bytes(32).hex())
+        checks = functools.partial(unleased.checks, worker.trouble if worker else None)
+        context = replace(_web_context(parts, me, router, token), readiness=checks)
         if roles.api:
-            token = Secret(parts.entropy.token_bytes(32).hex())
             book = InteractiveBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
-            context = _web_context(parts, me, router, token)
-            checks = functools.partial(unleased.checks, worker.trouble if worker else None)
-            app = build_app(replace(context, roster=roster, book=book, readiness=checks))
+            app = build_app(replace(context, roster=roster, book=book))
             address = await stack.enter_async_context(
                 listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
             )
             stack.enter_context(control_file(settings.data_dir, address, token))
-        await stack.enter_async_context(scraped(settings))
+        await stack.enter_async_context(scraped(settings, Health(context).routes()))
         on_ready(address)
         if worker is not None:
             await worker.run(stop)
         else:
-            await _beat_until(stop, me, settings.worker.heartbeat_ms)
+            await beat_until(stop, me, settings.worker.heartbeat_ms)
+
+
+def _worker(parts: Parts, me: Incarnation, router: Router, roster: Roster, *, is_kept: bool) -> RunsItems:
+    """A worker that ends with its process after an internal error, or one that is made anew: a process that has callers goes on."""
+
+    def make() -> Worker:
+        return build_worker(parts, me, router, roster)
+
+    return KeptWorker(make, me, parts.settings.worker.heartbeat_ms) if is_kept else make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +236,7 @@ class Working:
 
     parts: Parts
     incarnation: Incarnation
-    worker: Worker
+    worker: RunsItems
     router: Router
 
 
@@ -239,7 +250,7 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await me.begin()
         async with _router(parts, me) as (router, roster):
             stop = asyncio.Event()
-            worker = build_worker(parts, me, router, roster)
+            worker = _worker(parts, me, router, roster, is_kept=True)
             task = asyncio.create_task(worker.run(stop))
             try:
                 yield Working(parts, me, worker, router)
@@ -461,27 +472,6 @@ def line_rules(settings: Settings, job: Job) -> LineRules:
         slice_bytes_max=settings.ingest.slice_bytes_max,
         slice_units_max=settings.ingest.slice_units_max,
     )
-
-
-async def _beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -> None:
-    """A process without a worker still owns the blobs that it receives."""
-    while not stop.is_set():
-        try:
-            if await me.beat() is None:
-                await me.begin()
-        except StoreUnavailable as error:
-            log.warning("heartbeat_failed", error=str(error))
-        try:
-            async with asyncio.timeout(heartbeat_ms / 1000):
-                await stop.wait()
-        except TimeoutError:
-            pass
-    try:
-        await me.leave()
-    except StoreUnavailable as error:
-        log.warning(
-            "left_in_a_hurry", error=str(error), advice="what was being uploaded is collected when the lease runs out"
-        )
 
 
 def _web_context(parts: Parts, me: Incarnation, router: Router, token: Secret) -> WebContext:

@@ -5,6 +5,7 @@
     keys      hear how the keys stand whose items we hold
     runners   send, and pass every verdict on to record
     record    make results durable and commit them
+    trial     run alone what may kill its worker
     ingest    small inputs some at a time, large ones a few at once
     close     let jobs expire, and close those of which nothing is out any more
     ship      publish closed jobs
@@ -19,8 +20,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from tidegate import metrics
 from tidegate.core.budgets import Bound, Budget, with_limits
-from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld
+from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld, WorkerBroken
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
 from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
@@ -33,6 +35,7 @@ from tidegate.flow.guard import Guards
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.ingest import Ingest, RunPass
+from tidegate.flow.kept_worker import until_any
 from tidegate.flow.key_state import ASKED_EVERY_MS, KeyStates
 from tidegate.flow.perform import Again, Answered, Failed, perform
 from tidegate.flow.record import Recorder
@@ -40,6 +43,7 @@ from tidegate.flow.ship import Ship
 from tidegate.flow.tend import crowded_files, deadlines, lost_workers, retention
 from tidegate.flow.tend.flows import Flows
 from tidegate.flow.tend.garbage import Garbage
+from tidegate.flow.trial import Trial
 from tidegate.flow.worker_options import WorkerOptions
 from tidegate.store.store import Store
 
@@ -82,6 +86,8 @@ class Worker:
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded, upstream.recorded)
         self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
+        self._lease_ear = wake.listen()
+        self._trial = Trial(store, self._hand, self._recorder, incarnation, self._lease_ear.hear)
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.reached_by)
         self._ingest = Ingest(
@@ -113,17 +119,15 @@ class Worker:
             self._keys,
             lambda: not self._stopping and not self._recorder.full,
             self._settle,
+            self._trial,
         )
-        self._lease_ear = wake.listen()
         upstream.on_room(self._room_came)
-        self._ship_news = asyncio.Event()
-        self._stopping = False
-        self._left = False
+        self._ship_news, self._broke = asyncio.Event(), asyncio.Event()
+        self._stopping = self._left = False
         self._tasks: list[asyncio.Task[None]] = []
         self._runner_count = 0
         self.broken: str | None = None
-        self.recorded_count = 0
-        self.unused_count = 0
+        self.recorded_count = self.unused_count = 0
 
     @property
     def in_flight(self) -> int:
@@ -136,7 +140,7 @@ class Worker:
     def trouble(self) -> str | None:
         """Why this worker takes no new work, in words; None while all is well."""
         if self.broken:
-            return f"stopped taking work after an internal error: {self.broken}"
+            return f"ends after an internal error: {self.broken}"
         if self._recorder.failing:
             return "finished results cannot be stored now; they are kept and tried again"
         if self._clock.monotonic_ms() >= self._me.safe_until_ms:
@@ -144,13 +148,16 @@ class Worker:
         return None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to stop, then hand back what was not sent and finish what was."""
+        """Work until told to stop or until an internal error, then hand back what was not sent and finish what was. Raises WorkerBroken
+        after an internal error."""
+        metrics.worker_broken.set(0)
         self._hand.extend_lease(self._me.safe_until_ms)
         loops = [
             self._beat_loop,
             self._lease_loop,
             self._key_loop,
             self._recorder.run,
+            self._trial.run,
             *[self._small_ingest_loop] * _SMALL_INGESTS,
             *[self._large_ingest_loop] * self._options.ingest.passes_max,
             self._close_loop,
@@ -161,13 +168,15 @@ class Worker:
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         self._hire()
         try:
-            await stop.wait()
+            await until_any(stop, self._broke)
             await self._hand_back()
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._guards.close()
+        if self.broken:
+            raise WorkerBroken(self.broken)
 
     def _hire(self) -> None:
         """One runner for each item that may be out: as many as calls, or more where several items share one."""
@@ -178,7 +187,7 @@ class Worker:
             self._tasks.append(asyncio.create_task(self._guarded(self._runner)))
 
     async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """A loop that fails in a way nobody foresaw stops new work, loudly; what runs goes on to its end."""
+        """A loop that fails in a way nobody foresaw ends this worker, loudly; what runs goes on to its end."""
         while True:
             try:
                 await loop()
@@ -186,7 +195,10 @@ class Worker:
             except (StoreUnavailable, BlobError, LostRace) as error:
                 log.warning("loop_waits", loop=loop.__name__, error=str(error))
             except Exception as error:
-                self.broken = f"{type(error).__name__} in {loop.__name__}"
+                if not self.broken:
+                    metrics.worker_broken.set(1)
+                    self.broken = f"{type(error).__name__} in {loop.__name__}"
+                    self._broke.set()
                 log.exception("worker_broken", loop=loop.__name__)
             await asyncio.sleep(_RETRY_S)
 
@@ -210,6 +222,7 @@ class Worker:
         if holdings is None:
             self._hand.lose_lease()
             self._settle_all()
+            self._trial.begin_anew()
             self._recorder.renew()
             await self._me.begin()
             # What came into our hands while we began was leased to the life that ended.
@@ -233,11 +246,13 @@ class Worker:
         """The job closes: nothing more of it is sent; what is out gets the grace and is then aborted."""
         for held in self._hand.close_job(holding.job_id):
             if holding.closing_for_ms >= self._options.grace_ms:
-                _abort(held)
+                held.abort()
 
     # ---- lease
 
     async def _lease_loop(self) -> None:
+        # What this host's spool holds is paid for: it is recorded before any of it could be leased and sent again.
+        await lost_workers.deliver_spool(self._store, self._blobs)
         while True:
             if self._stopping or self.broken or not await self._filler.fill():
                 if not self._hand.in_flight:
@@ -357,6 +372,8 @@ class Worker:
         """Say so when a slice has nothing more to do here: it is done, or it goes back."""
         if not self._hand.settle(held):
             return
+        if self._trial.end_slice(held):
+            self._lease_ear.hear()
         piece = held.slice
         if held.left == 0:
             self._recorder.finish_slice(piece.job_id, piece.first, piece.token)
@@ -412,11 +429,13 @@ class Worker:
 
     async def _tend_loop(self) -> None:
         while True:
-            reclaimed = await lost_workers.tend(self._store, self._blobs)
+            reclaimed = await lost_workers.tend(self._store, self._blobs, self._options.sweep_ms)
             woken = await self._flows.tend()
             if reclaimed or woken:
                 self._lease_ear.hear()
-            await asyncio.sleep(self._options.sweep_ms / 1000)
+            # A log that another host may still deliver is left alone for one sweep, and not for two.
+            is_waiting = bool(await self._store.stranded_workers(1))
+            await asyncio.sleep(self._options.sweep_ms / (10_000 if is_waiting else 1_000))
 
     async def _upkeep_loop(self) -> None:
         """Apart from lost workers: nobody's slices wait for a blob store that takes its time to delete."""
@@ -445,13 +464,16 @@ class Worker:
             await asyncio.sleep(0.05)
         self._drop_all()
         for held in self._hand.held():
-            _abort(held)
+            held.abort()
         while self._hand.in_flight:  # noqa: ASYNC110 - the aborted calls end within this very loop's next turns
             await asyncio.sleep(0)
         self._settle_all()
         try:
             async with asyncio.timeout(max(5.0, end_s - loop.time())):
                 await self._recorder.drain()
+            for left in await self._me.beat() or []:
+                # An internal error may have lost a slice on its way into the hand.
+                await self._store.release_slice(left.job_id, left.first, left.token, 0)
             await self._recorder.close()
             self._left = True
             await self._me.leave()
@@ -475,10 +497,3 @@ class Worker:
         for held in self._hand.held():
             self._hand.drop(held)
         self._settle_all()
-
-
-def _abort(held: Held) -> None:
-    """End the calls of a slice in the air: their connections are closed."""
-    held.aborted = True
-    for task in list(held.calls):
-        task.cancel()

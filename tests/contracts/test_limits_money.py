@@ -126,7 +126,7 @@ async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slice
     assert await world.store.declare_gone(lost)
     for _ in range(3):
         assert (await take(ours, budgets, 90)).left_nano == 100, "nobody has looked at what it had sent"
-    assert await world.store.reclaim_slices(lost, 2) == 1
+    assert await world.store.reclaim_slices(lost) == 1
     await take(ours, budgets, 90)
     spent = await take(ours, budgets, 90)
     assert (spent.requests, spent.left_nano, spent.renews_ms) == (0, 50, NEVER_MS)

@@ -333,3 +333,15 @@ async def test_bytes_that_no_log_holds_go_soon(world: World) -> None:
     assert await world.store.condemn_unused_blobs(1_000, 99, 10) == 1
     await world.clock.advance(100)
     assert len(await world.store.condemned_blobs(1_000, 99, 10)) == 1
+
+
+async def test_only_an_answer_log_that_is_not_collected_says_how_far_it_was_recorded(world: World) -> None:
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 2)
+    await world.answer(log, job, 0)
+    size_bytes = await world.store.answers_recorded_to(log.blob_id)
+    assert size_bytes
+    other = world.id("blob")
+    await world.store.begin_blob(other, "errors", worker)
+    assert await world.store.answers_recorded_to(other) is None
+    assert await world.store.answers_recorded_to(world.id("blob")) is None

@@ -336,7 +336,7 @@ async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
     assert (await flows(world))[scope].in_flight_units == 300
     await world.clock.advance(LEASE_MS + 1)
     await world.store.declare_gone(worker)
-    await world.store.reclaim_slices(worker, 2)
+    await world.store.reclaim_slices(worker)
     look = await world.store.snapshot("nobody", {MODEL: 9}, slice_items=64, slices_max=8)
     assert look.models[MODEL].in_flight_units == 0
     assert look.flows[0].in_flight_units == 0

@@ -307,11 +307,11 @@ async def test_a_late_owner_and_the_sweep_that_frees_its_slices(world: World) ->
         done = [(piece.job_id, piece.first, piece.token) for piece in held[::2]]
         calls = [
             late.record_outcomes(flushes, done, []),
-            sweep.reclaim_slices(owner, 2),
+            sweep.reclaim_slices(owner),
             next_one.lease_slices(heir, jobs[turn % 2].id, MODEL, 9, f"t{turn}"),
         ]
         await asyncio.gather(*calls[turn % 3 :], *calls[: turn % 3])
-        await sweep.reclaim_slices(owner, 2)
+        await sweep.reclaim_slices(owner)
         for job in jobs:
             await world.judge(job)
             failed, open_at = (

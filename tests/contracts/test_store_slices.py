@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
-from tidegate.core.nouns import IngestPlan, JobFlush, LeasedSlice, LineError
+from tidegate.core.nouns import IngestPlan, Job, JobFlush, LeasedSlice, LineError
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.states import JobState
 
@@ -16,11 +16,11 @@ def spans(leased: list[LeasedSlice]) -> list[tuple[int, int]]:
     return [(piece.first, piece.count) for piece in leased]
 
 
-async def lose(world: World, worker_id: str, split_after: int = 2) -> int:
+async def lose(world: World, worker_id: str) -> int:
     """Let a worker miss its heartbeat, and free what it held."""
     await world.clock.advance(LEASE_MS + 1)
     assert await world.store.declare_gone(worker_id)
-    return await world.store.reclaim_slices(worker_id, split_after)
+    return await world.store.reclaim_slices(worker_id)
 
 
 async def ready_jobs(world: World) -> list[str]:
@@ -181,7 +181,7 @@ async def test_the_slices_of_the_living_are_not_reclaimed(world: World) -> None:
     worker = await world.worker()
     job = await world.running(await world.caller(), 1, 1)
     await world.lease(worker, job)
-    assert await world.store.reclaim_slices(worker, 2) == 0
+    assert await world.store.reclaim_slices(worker) == 0
     assert await world.store.stranded_workers(10) == []
     assert await world.store.slice_counts(job.id) == {"leased": 2}
 
@@ -193,61 +193,117 @@ async def test_the_slices_of_a_lost_worker_are_ready_for_others(world: World) ->
     await world.clock.advance(LEASE_MS + 1)
     assert await world.store.declare_gone(worker)
     assert await world.store.stranded_workers(10) == [worker]
-    assert await world.store.reclaim_slices(worker, 2) == 2
-    assert await world.store.reclaim_slices(worker, 2) == 0
+    assert await world.store.reclaim_slices(worker) == 2
+    assert await world.store.reclaim_slices(worker) == 0
     assert await world.store.stranded_workers(10) == []
     taken = await world.lease(await world.worker(), job)
     assert spans(taken) == spans(held)
     assert {piece.lost_count for piece in taken} == {1}
 
 
-async def test_a_slice_that_lost_two_owners_becomes_single_items(world: World) -> None:
-    log = await world.log()
-    job = await world.running(await world.caller(), 2, 4)
-    first = await world.worker()
-    await world.lease(first, job)
-    await lose(world, first)
-    second = await world.worker()
-    [_, held] = await world.lease(second, job)
-    await world.record(world.answers(log, job, 3, token=held.token))
-    await world.record(JobFlush(job.id, attempts=[(held.token, tries(4, 1, 10))]))
-    assert await lose(world, second) == 2
-    others = [await world.worker() for _ in range(5)]
-    singles = [single for other in others for single in await world.lease(other, job)]
-    assert spans(singles) == [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1)], "one for each item without an outcome"
-    assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first >= 2} == {(2, 200, 400)}
-    assert {(s.read_first, s.work_at, s.work_bytes) for s in singles if s.first < 2} == {(0, 0, 200)}
-    assert {s.lost_count for s in singles} == {2}
-    assert {s.work_units for s in singles} == {50}
-    assert singles[3].attempts[4].count == 1
-    assert sum([await lose(world, other) for other in others]) == 5
-    again = [single for _ in others for single in await world.lease(await world.worker(), job)]
-    assert spans(again) == spans(singles), "a single item is not split again"
-    assert {s.lost_count for s in again} == {3}
-
-
-async def test_a_worker_holds_one_suspect_at_a_time(world: World) -> None:
-    job = await world.running(await world.caller(), 2, 2)
-    for _ in range(2):
+async def lost_before(world: World, job: Job, count: int, slice_count: int = 100) -> None:
+    """Let so many workers be lost one after the other, each of which held the first slices of this job."""
+    for _ in range(count):
         worker = await world.worker()
-        await world.lease(worker, job, 1)
+        await world.lease(worker, job, slice_count)
         await lose(world, worker)
-    careful = await world.worker()
-    held = await world.lease(careful, job)
-    assert spans(held) == [(0, 1), (2, 2)], "one suspect, and beside it what is above suspicion"
-    assert await world.lease(careful, job) == []
-    assert spans(await world.lease(await world.worker(), job)) == [(1, 1)], "another worker takes the next"
-    await world.store.release_slice(job.id, 0, held[0].token, 0)
-    assert spans(await world.lease(careful, job)) == [(0, 1)]
 
 
-async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_split(world: World) -> None:
-    worker, log = await world.worker(), await world.log()
+def held_by(leased: list[LeasedSlice]) -> dict[tuple[int, int], int]:
+    return {(piece.first, piece.count): piece.lost_count for piece in leased}
+
+
+async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: World) -> None:
+    log = await world.log()
+    job = await world.running(await world.caller(), 6)
+    await lost_before(world, job, 1)
+    worker = await world.worker()
+    [held] = await world.lease(worker, job)
+    assert held.lost_count == 1
+    await world.record(world.answers(log, job, 1, token=held.token))
+    await world.record(JobFlush(job.id, attempts=[(held.token, tries(4, 1, 10))]))
+    assert await lose(world, worker) == 1
+    halves = await world.lease(await world.worker(), job)
+    assert held_by(halves) == {(0, 3): 2, (3, 3): 2}, "its five open items, as two slices"
+    assert {(half.read_first, half.work_at, half.work_bytes) for half in halves} == {(0, 0, 600)}
+    assert [half.work_units for half in halves] == [150, 150]
+    assert (halves[0].done, halves[1].attempts[4].count) == ({1}, 1)
+
+
+async def test_suspects_that_were_lost_together_stay_one_group(world: World) -> None:
+    """Only when a group is a single slice there is anything to cut; what is not suspected yet loses its first owner beside them."""
+    job = await world.running(await world.caller(), 2, 2, 2)
+    await lost_before(world, job, 2, slice_count=2)
+    worker = await world.worker()
+    assert held_by(await world.lease(worker, job)) == {(0, 2): 2, (2, 2): 2, (4, 2): 0}
+    await lose(world, worker)
+    other = await world.worker()
+    assert held_by(await world.store.lease_picks(other, [(Pick(job.id, MODEL, 9, Why.FAIR), "t")], 1)) == {
+        (0, 2): 3,
+        (4, 2): 1,
+    }
+    await lose(world, other)
+    assert held_by(await world.lease(await world.worker(), job)) == {(0, 1): 4, (1, 1): 4, (2, 2): 3, (4, 2): 2}
+
+
+async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_first(world: World) -> None:
     job = await world.running(await world.caller(), 2, 2)
+    await lost_before(world, job, 2, slice_count=1)
+    await lost_before(world, job, 1, slice_count=1)
+    careful = await world.worker()
+    pick = Pick(job.id, MODEL, 9, Why.FAIR)
+    assert held_by(await world.store.lease_picks(careful, [(pick, "none")], 0)) == {(2, 2): 0}, "no suspect at all"
+    [held] = await world.store.lease_picks(careful, [(pick, "one")], 1)
+    assert (held.first, held.count, held.lost_count) == (0, 1, 3)
+    assert await world.store.lease_picks(careful, [(pick, "no more")], 1) == []
+    assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 2}
+
+
+async def test_what_a_worker_ran_alone_bears_its_loss_alone(world: World) -> None:
+    worker, job = await world.worker(), await world.running(await world.caller(), 3, 2)
+    await world.lease(worker, job)
+    assert await world.store.run_alone(worker, (job.id, 1))
+    assert await lose(world, worker) == 2
+    again = await world.lease(await world.worker(), job)
+    assert held_by(again) == {(0, 1): 0, (1, 1): 2, (2, 1): 0, (3, 2): 0}
+    assert {number: one.alone_losses for piece in again for number, one in piece.attempts.items()} == {1: 1}
+
+
+async def test_losses_alone_count_when_another_item_survived_in_between(world: World) -> None:
+    job = await world.running(await world.caller(), 1)
+    counts = []
+    for is_checked in (False, False, True, True):
+        worker = await world.worker()
+        await world.lease(worker, job)
+        assert await world.store.run_alone(worker, (job.id, 0), is_checked=is_checked)
+        await lose(world, worker)
+        [piece] = await world.lease(heir := await world.worker(), job)
+        counts.append(piece.attempts[0].alone_losses)
+        await world.store.release_slice(job.id, 0, piece.token, 0)
+        assert await world.store.run_alone(heir, None)
+    assert counts == [1, 1, 2, 3]
+
+
+async def test_an_item_that_ended_before_its_worker_was_lost_is_not_blamed(world: World) -> None:
+    worker, log = await world.worker(), await world.log()
+    job = await world.running(await world.caller(), 2)
+    await world.lease(worker, job)
+    await world.store.run_alone(worker, (job.id, 0))
+    await world.answer(log, job, 0)
+    await lose(world, worker)
+    assert held_by(await world.lease(await world.worker(), job)) == {(0, 2): 0}
+    assert not await world.store.run_alone(worker, (job.id, 1)), "a worker that is gone runs nothing"
+
+
+async def test_a_slice_whose_items_are_all_done_vanishes_when_it_is_cut(world: World) -> None:
+    log = await world.log()
+    job = await world.running(await world.caller(), 2, 2)
+    await lost_before(world, job, 1, slice_count=1)
+    worker = await world.worker()
     await world.lease(worker, job, 1)
     await world.answer(log, job, 0, 1)
-    await lose(world, worker, split_after=1)
-    assert await world.store.slice_counts(job.id) == {"ready": 1}
+    await lose(world, worker)
+    assert await world.store.slice_counts(job.id) == {"ready": 1}, "nothing of the first one is open"
     assert [span[0] for span in await world.store.unfinished_slices(job.id)] == [2]
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.nouns import IngestPlan, Job, Usage
-from tidegate.core.schedule.snapshot import Snapshot, Turn, Why
+from tidegate.core.schedule.snapshot import Pick, Snapshot, Suspects, Turn, Why
 from tidegate.core.scope import tenant_scope
 from tidegate.store.snapshots import Bounds
 
@@ -192,19 +192,46 @@ async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: Worl
     assert urgent.id in ids(await look(world, bounds=bounds))
 
 
-async def test_suspects_are_shown_to_those_who_hold_none(world: World) -> None:
+async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world: World) -> None:
     job = await world.running(await world.caller(), 2)
+    assert (await look(world)).suspects == Suspects()
     for _ in range(2):
         worker = await world.worker()
         await world.lease(worker, job, 1)
         await world.clock.advance(LEASE_MS + 1)
         await world.store.declare_gone(worker)
-        await world.store.reclaim_slices(worker, 2)
-    careful, other = await world.worker(), await world.worker()
-    assert ids(await look(world, careful)) == [job.id]
-    assert len(await world.lease(careful, job)) == 1
-    assert ids(await look(world, careful)) == [], "it holds one suspect and gets no second"
-    assert ids(await look(world, other)) == [job.id]
+        await world.store.reclaim_slices(worker)
+    assert (await look(world)).suspects == Suspects(0, 2, 2, True)
+    assert ids(await look(world)) == [job.id]
+    assert ids(await look(world, hides_suspects=True)) == []
+    holder = await world.worker()
+    await world.lease(holder, job, 1)
+    assert (await look(world, holder)).suspects == Suspects(0, 2, 1, True)
+    assert (await look(world, "another")).suspects == Suspects(2, 2, 1, True)
+
+
+async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_searched_for_in_it(world: World) -> None:
+    caller = await world.caller()
+    job, other = await world.running(caller, 1, 1, 1, 1), await world.running(caller, 1)
+    worker = await world.worker()
+    await world.lease(worker, job, 1)
+    await world.clock.advance(LEASE_MS + 1)
+    await world.store.declare_gone(worker)
+    await world.store.reclaim_slices(worker)
+    heir, third = await world.worker(), await world.worker()
+
+    async def take(taker: str, token: str, *, keeps_rest: bool = True) -> list[int]:
+        picks = [(Pick(one.id, MODEL, 9, Why.FAIR), f"{token}-{one.id}") for one in (job, other)]
+        leased = await world.store.lease_picks(taker, picks, keeps_rest=keeps_rest)
+        return [piece.first for piece in leased if piece.job_id == job.id]
+
+    assert ids(await look(world)) == [job.id, other.id]
+    assert await take(heir, "a") == [0, 1], "what lost its owner, and all but the last two"
+    assert await world.store.slice_counts(other.id) == {"leased": 1}, "another job keeps nothing back"
+    assert ids(await look(world, third)) == []
+    assert await take(third, "b") == []
+    assert ids(await look(world, third, wants_check=True)) == [job.id]
+    assert await take(third, "c", keeps_rest=False) == [2, 3]
 
 
 async def test_models_of_one_job_are_shown_apart(world: World) -> None:

@@ -58,7 +58,7 @@ async def test_a_lost_owner_is_a_reason_to_wait(world: World) -> None:
     job = await world.running(caller, 2)
     await world.store.lease_slices(worker, job.id, MODEL, 1, "t")
     await world.store.declare_gone(worker, leaving=True)
-    await world.store.reclaim_slices(worker, 2)
+    await world.store.reclaim_slices(worker)
     assert "2 items were tried and wait to be tried again: owner_lost" in await said(world, job.id)
 
 

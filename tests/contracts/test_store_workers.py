@@ -59,7 +59,7 @@ async def test_a_worker_may_leave_before_its_time(world: World) -> None:
     assert await world.store.declare_gone(worker, leaving=True)
     assert not await world.store.declare_gone(worker, leaving=True)
     assert await world.store.stranded_workers(10) == [worker]
-    assert await world.store.reclaim_slices(worker, 2) == 1
+    assert await world.store.reclaim_slices(worker) == 1
 
 
 async def test_enlisting_may_be_replayed(world: World) -> None:

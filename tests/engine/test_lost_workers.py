@@ -15,6 +15,8 @@ from tidegate.flow.tend import lost_workers
 
 pytestmark = pytest.mark.anyio
 
+SWEEP_MS = 5_000
+
 
 class Victim:
     """A worker that holds a slice, wrote an answer, and died before it was committed."""
@@ -52,6 +54,61 @@ class Unreadable:
 
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
         return await self._inner.read(blob_id, at, count)
+
+
+class OfAnotherHost(Unreadable):
+    """Blobs of which one ends in the spool of another host; nothing of it is sealed."""
+
+    async def holds_end(self, blob_id: str) -> bool:
+        return blob_id != self._blob_id
+
+    async def recover(self, blob_id: str) -> int | None:
+        return None if blob_id == self._blob_id else await self._inner.recover(blob_id)
+
+
+async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    world.clock.passed_ms += LEASE_MS + 1
+    blobs: Any = OfAnotherHost(world, victim.blob_id)
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    assert await world.store.slice_counts(victim.job.id) == {"leased": 1}
+    assert await lost_workers.tend(world.store, world.blobs, SWEEP_MS) == 1, "the host that has it waits for nothing"
+    assert (await world.look(victim.job)).answered_count == 1
+
+
+async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    blobs: Any = OfAnotherHost(world, victim.blob_id)
+    world.clock.passed_ms += LEASE_MS + 1
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    world.clock.passed_ms += SWEEP_MS
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 1
+    assert await world.store.slice_counts(victim.job.id) == {"ready": 1}
+
+
+async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_after_it_was_given_up(
+    world: World,
+) -> None:
+    for is_given_up in (False, True):
+        victim = Victim(world, await world.started(chat_lines(2)))
+        await victim.dies()
+        if is_given_up:
+            await world.store.settle_blob(victim.blob_id)
+
+        class Spool(Unreadable):
+            async def left_logs(self) -> list[str]:
+                return [self._blob_id, world.id("blob")]
+
+            async def recover(self, blob_id: str) -> int | None:
+                return await self._inner.recover(blob_id)
+
+        blobs: Any = Spool(world, victim.blob_id)
+        assert await lost_workers.deliver_spool(world.store, blobs) == 1
+        assert (await world.look(victim.job)).answered_count == 1
+        assert await lost_workers.deliver_spool(world.store, blobs) == 0, "what has an outcome keeps it"
+        assert (await world.look(victim.job)).unused_count == 0
 
 
 async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_for_ever(world: World) -> None:

@@ -103,6 +103,11 @@ class Bench:
         self.stop = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
 
+    async def over(self) -> None:
+        """Wait until the worker has ended by itself."""
+        assert self.running is not None
+        await asyncio.wait([self.running], timeout=DEADLINE_S)
+
     async def leave(self) -> None:
         self.stop.set()
         assert self.running is not None

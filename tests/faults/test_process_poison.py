@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.processes import Proc, wait_until
-from tests.support.tidegate import ASK_S, END_S, ENDED, Site, chat_line, requests
+from tests.support.tidegate import ASK_S, END_S, ENDED, IN_FLIGHT, Site, behaving, chat_line, requests
 
 POISON = "before_send@poison=kill"
-DEATHS_MAX = 6
+# Two losses without suspicion, one for each halving of what was in the hand, and three alone.
+DEATHS_MAX = 2 + 3 + 3
+KILLS = 6
 
 
 def test_a_poison_item_fails_alone(site: Site) -> None:
@@ -18,11 +22,26 @@ def test_a_poison_item_fails_alone(site: Site) -> None:
         deaths += 1
         assert deaths <= DEATHS_MAX
         proc = site.relieve(more={"TIDEGATE_FAILPOINTS": POISON})
-    results = site.judge(batch_id, lines, repeats_max=len(lines))
+    results = site.judge(batch_id, lines, repeats_max=2 * len(lines))
     assert [line["custom_id"] for line in results.errors] == ["poison"]
     assert results.error_codes() == {"worker_lost": 1}
     assert not any("poison" in call.get("custom", "") for call in site.calls())
-    assert deaths == 3
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_workers_that_are_killed_from_outside_fail_no_item(embedded: Site, count: int) -> None:
+    """Each is killed while everything that is left is in flight: nothing tells that from an item that kills its worker."""
+    lines = requests(count, lambda number: behaving("latency=2000"))
+    proc = embedded.begin()
+    batch_id = embedded.submit(lines)
+    for _ in range(KILLS):
+        seen = len(embedded.calls())
+        embedded.until_called(seen + 1)
+        proc.kill()
+        proc.wait()
+        proc = embedded.relieve()
+    results = embedded.judge(batch_id, lines, repeats_max=KILLS * IN_FLIGHT)
+    assert results.errors == []
 
 
 def _ended_or_dead(site: Site, batch_id: str, proc: Proc) -> bool:

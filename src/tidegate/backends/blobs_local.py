@@ -117,6 +117,13 @@ class LocalBlobs:
             return await hop(self._threads, self._recover, path)
         return None
 
+    async def holds_end(self, blob_id: str) -> bool:
+        """There is no spool: a log is where all of its lines are."""
+        return True
+
+    async def left_logs(self) -> list[str]:
+        return []
+
     async def delete(self, blob_id: str) -> None:
         await hop(self._threads, self._delete, self._path(blob_id))
 

@@ -109,6 +109,15 @@ class S3Blobs:
             await hop(self._threads, self._drop_spool, key)
         return size
 
+    async def holds_end(self, blob_id: str) -> bool:
+        return await hop(self._threads, self._read_spool, _key(blob_id)) is not None
+
+    async def left_logs(self) -> list[str]:
+        """An empty spool file may belong to a process that is about to lock it."""
+        names = sorted(await hop(self._threads, self._list_spool, ""))
+        found = [(name, await hop(self._threads, self._read_spool, name)) for name in names]
+        return [name for name, spool in found if spool is not None and spool[0] and spool[1]]
+
     async def delete(self, blob_id: str) -> None:
         key = _key(blob_id)
         await self._objects.delete(key)

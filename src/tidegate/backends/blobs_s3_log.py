@@ -3,8 +3,8 @@
 The spool file bears the id of the object it will become, so whoever finds it after a crash knows where it belongs. Its
 owner holds a lock on it; the lock ends with the process, which is how `recover` tells a dead owner from a slow one.
 
-A sealed file is kept until the next seal succeeds or the log is closed. Removing it is safe from the moment that `seal`
-returned, because the store then holds a verified object with the same bytes: the spool is only a second copy.
+A sealed file is kept, and stays locked, until the next seal succeeds or the log is closed. Removing it is safe from the moment that
+`seal` returned, because the store then holds a verified object with the same bytes: the spool is only a second copy.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class SpooledLog:
         self._next_blob_id = next_blob_id
         self._path_of = path_of
         self._file: SpoolFile | None = None
-        self._sealed: Path | None = None
+        self._sealed: SpoolFile | None = None
         self._void = False
         self._turn = asyncio.Lock()
 
@@ -104,9 +104,8 @@ class SpooledLog:
             if await self._objects.grow(key, data) != len(data):
                 self._void = True
                 raise BlobVoid(f"the object {key} is longer than this log: someone else writes under its id")
-            self._file.close()
             await self._forget_sealed()
-            self._sealed, self._file = self._file.path, None
+            self._sealed, self._file = self._file, None
             return Placed(key, 0, len(data))
 
     async def close(self) -> None:
@@ -119,7 +118,8 @@ class SpooledLog:
     async def _forget_sealed(self) -> None:
         if self._sealed is not None:
             with contextlib.suppress(OSError):
-                await hop(self._threads, self._sealed.unlink, missing_ok=True)
+                await hop(self._threads, self._sealed.path.unlink, missing_ok=True)
+            await hop(self._threads, self._sealed.close)
             self._sealed = None
 
     def _begin(self, blob_id: str) -> SpoolFile:

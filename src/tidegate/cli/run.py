@@ -12,7 +12,7 @@ import uvloop
 from tidegate.cli import beside, intake, logs, options, progress, results, screen, summary
 from tidegate.cli.serve import require_upstream
 from tidegate.cli.stopping import Stopping
-from tidegate.core.errors import SettingsError, StoreUnavailable, TidegateError
+from tidegate.core.errors import SettingsError, StoreUnavailable
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.queues import QueueState
 from tidegate.core.states import JOB_ENDED, JobState
@@ -258,10 +258,6 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
             if job.state in JOB_ENDED:
                 return job
             display.show(progress.snapshot(job, time.monotonic(), trouble))
-            if working.worker.broken:
-                raise TidegateError(
-                    f"The work stopped: {working.worker.broken}. Nothing is lost; run the same command again to go on."
-                )
             if await stopping.wait(LOOK_EVERY_S):
                 return job
     finally:

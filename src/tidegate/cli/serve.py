@@ -8,8 +8,11 @@ import uvloop
 
 from tidegate.cli import logs, options, screen
 from tidegate.cli.stopping import Stopping
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import SettingsError, WorkerBroken
 from tidegate.settings import Settings, deployments
+
+# What sysexits.h calls EX_SOFTWARE: an internal error, so that a supervisor can tell it from a setting that is wrong.
+BROKEN = 70
 
 Host = Annotated[
     str | None, typer.Option("--host", metavar="H", help="Address to listen on.", show_default="127.0.0.1")
@@ -89,7 +92,11 @@ def _be(
         upstream__api_key=api_key,
     ).settings
     logs.configure(settings)
-    uvloop.run(_serve(settings, api=api, worker=worker))
+    try:
+        uvloop.run(_serve(settings, api=api, worker=worker))
+    except WorkerBroken as error:
+        screen.say(f"The worker ended after an internal error ({error}). Nothing is lost; start it again.")
+        raise typer.Exit(BROKEN) from None
 
 
 def require_upstream(settings: Settings) -> None:

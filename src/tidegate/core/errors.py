@@ -34,6 +34,10 @@ class TidegateError(Exception):
     """The root of everything that this program raises on purpose."""
 
 
+class WorkerBroken(TidegateError):
+    """A worker met an internal error. It has finished or aborted its calls and handed back what it held."""
+
+
 class StoreError(TidegateError):
     pass
 

@@ -242,6 +242,7 @@ class Attempts:
     wait_ms: int
     reason: str
     hand_backs: int = 0
+    alone_losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,7 @@ class Item:
     attempt_count: int = 0
     wait_ms: int = 0
     hand_backs: int = 0
+    alone_losses: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):

@@ -99,6 +99,12 @@ class Blobs(Protocol):
 
         None: nothing of it can be reached from here."""
 
+    async def holds_end(self, blob_id: str) -> bool:
+        """Whether what a dead process made durable at the end of its log can be read here. False: it may lie in another host's spool."""
+
+    async def left_logs(self) -> list[str]:
+        """The logs with lines in this host's spool whose process is dead."""
+
     async def delete(self, blob_id: str) -> None:
         """Remove it, and what is left of it in any spool; removing what is absent is fine."""
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
 
+# An item fails when so many workers were lost while each ran only this item (`alone_losses`).
+ALONE_LOSSES_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:

@@ -15,6 +15,7 @@ from tidegate.core.nouns import Pace
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import deadline, fair
 from tidegate.core.schedule.switch import Switch
+from tidegate.flow.trial import Trial
 from tidegate.store.snapshots import Bounds
 from tidegate.store.store import Store
 
@@ -117,7 +118,7 @@ class Chooser:
             by_id = {tenant_id: self._caps[name] for name, tenant_id in ids.items()}
             self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
 
-    async def choose(self, worker_id: str, room: Room, slices_max: int) -> schedule.Choice:
+    async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial) -> schedule.Choice:
         """One decision. Models without room are passed over unread, so that they never hide one that has some."""
         begun_ms = self._clock.monotonic_ms()
         if begun_ms >= self._wake_at_ms:
@@ -131,18 +132,18 @@ class Chooser:
             return self._nothing(rooms)
         await self._refresh_paces(rooms)
         policy = self._policy
-        snapshot = await self._look(worker_id, rooms, slices_max)
+        snapshot = await self._look(worker_id, rooms, slices_max, trial)
         news = [model for model in snapshot.awake if model not in rooms]
         if news:
             # Those that were awake at the last look are nearly always those of now; only where they are not, a decision looks twice.
             rooms |= {model: room(model) for model in news}
-            snapshot = await self._look(worker_id, rooms, slices_max)
+            snapshot = await self._look(worker_id, rooms, slices_max, trial)
         self._models = snapshot.awake
         if asleep := rooms.keys() - set(self._models):
             awake = {model: view for model, view in snapshot.models.items() if model not in asleep}
             snapshot = replace(snapshot, models=awake)
         choice = schedule.choose(snapshot, policy)
-        choice = replace(choice, picks=within_sight(snapshot, choice.picks))
+        choice = replace(choice, picks=within_sight(snapshot, choice.picks), suspects=snapshot.suspects)
         turns = self._turns | dict(choice.turns)
         self._turns = {model: turn for model, turn in turns.items() if model in snapshot.models}
         self._say(snapshot, choice, begun_ms)
@@ -150,7 +151,7 @@ class Chooser:
             self._shadow(snapshot, choice, policy.shadow_mode)
         return choice
 
-    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int) -> schedule.Snapshot:
+    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial) -> schedule.Snapshot:
         policy = self._policy
         return await self._store.snapshot(
             worker_id,
@@ -162,6 +163,8 @@ class Chooser:
             turns=self._turns,
             bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
             models_max=MODELS_MAX,
+            hides_suspects=trial.hides_suspects,
+            wants_check=trial.wants_check,
         )
 
     @staticmethod

@@ -20,6 +20,7 @@ from tidegate.flow.choose import Chooser
 from tidegate.flow.hand import SHORT_WAIT_MS, Hand, Held
 from tidegate.flow.incarnation import Incarnation
 from tidegate.flow.key_state import KeyStates
+from tidegate.flow.trial import Trial
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -49,6 +50,7 @@ class Filler:
         keys: KeyStates,
         may_take: Callable[[], bool],
         settle: Callable[[Held], None],
+        trial: Trial,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -63,6 +65,7 @@ class Filler:
         self._keys = keys
         self._may_take = may_take
         self._settle = settle
+        self._trial = trial
         self._job_rests: dict[tuple[str, str], float] = {}
         self.pending: set[str] = set()
         self.busy = False
@@ -82,24 +85,29 @@ class Filler:
     async def _fill(self) -> bool:
         self._hand.wake()
         self._give_back_resting()
-        slices_max = self._limits.slice_count_max - self._hand.slice_count
+        slices_max = max(self._limits.slice_count_max - self._hand.slice_count, int(self._trial.wants_check))
         if slices_max <= 0 or not self._may_take() or self._clock.monotonic_ms() >= self._me.safe_until_ms:
             return False
         worker_id = self._me.id
         await self._rest_jobs()
-        choice = await self._chooser.choose(worker_id, self._room, slices_max)
+        choice = await self._chooser.choose(worker_id, self._room, slices_max, self._trial)
         if not choice.picks or not self._may_take():
             return False
         picks = [(pick, self._entropy.token_bytes(16).hex()) for pick in choice.picks]
         tokens = {token for _, token in picks}
         self.pending |= tokens
         try:
-            leased = await lease.take(self._store, self._clock, worker_id, picks)
+            bounds = lease.SuspectBounds(
+                self._trial.suspects_max(choice.suspects),
+                keeps_rest=choice.suspects.is_searching and not self._trial.wants_check,
+            )
+            leased = await lease.take(self._store, self._clock, worker_id, picks, bounds)
             if worker_id != self._me.id:
                 return False
             for held in leased:
                 held.budgets = self._budgets_of(held.slice)
                 self._hand.expect(held)
+            self._trial.begin_group(leased)
         finally:
             self.pending -= tokens
         await self._learn_keys(leased)
@@ -124,18 +132,18 @@ class Filler:
         try:
             items = await lease.read_items(self._blobs, piece)
         except BlobMissing as error:
-            self._hand.forget(held)
+            self._forget(held)
             log.error("work_file_gone", job=piece.job_id, error=str(error))
             await self._store.fail_job(
                 piece.job_id, LineError("work_file_gone", "The batch's stored requests are gone.")
             )
             await self._store.release_slice(piece.job_id, piece.first, piece.token, 0)
         except BlobError as error:
-            self._hand.forget(held)
+            self._forget(held)
             log.warning("work_file_waits", job=piece.job_id, error=str(error))
             await self._store.release_slice(piece.job_id, piece.first, piece.token, SHORT_WAIT_MS)
         except BaseException:
-            self._hand.forget(held)
+            self._forget(held)
             raise
         else:
             self._hand.add(held, items)
@@ -147,6 +155,10 @@ class Filler:
         """Whether items of this model would be taken now."""
         return self._may_take() and self._room(model)[0] > 0
 
+    def _forget(self, held: Held) -> None:
+        self._hand.forget(held)
+        self._trial.end_slice(held)
+
     def _room(self, model: str) -> tuple[int, str | None]:
         """How many more items of a model are worth holding, and why, when none: as many as can be in flight, beside those that are, or
         as go out in a moment where calls are quick."""
@@ -157,6 +169,8 @@ class Filler:
         in_flight_max = self._limits.in_flight_max * self._upstream.items_per_call(model)
         can_fly = min(in_flight_max, self._upstream.free_slots(model) + self._hand.calls(model))
         unsent = self._hand.unsent(model)
+        if self._trial.wants_check:
+            return max(1, can_fly - unsent), None
         if not can_fly:
             return 0, self._upstream.closed(model) or Reason.NO_AVAILABLE_SLOTS
         wanted = max(can_fly, self._hand.ahead(model))

@@ -41,6 +41,12 @@ class Held:
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
 
+    def abort(self) -> None:
+        """End the calls of this slice in the air: their connections are closed."""
+        self.aborted = True
+        for task in list(self.calls):
+            task.cancel()
+
 
 class _Stock:
     """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
@@ -79,6 +85,8 @@ class Hand:
         self._held: dict[tuple[str, int, str], Held] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
         self._is_inviting = False
+        self._is_shut = False
+        self.admitted: tuple[Held, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
 
@@ -163,6 +171,8 @@ class Hand:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self._may_send_at_all():
             return None
+        if self._is_shut:
+            return self._take_admitted(now_ms)
         for model, stock in self._stocks.items():
             queue = stock.queue
             while queue and self._may_send(model):
@@ -172,15 +182,52 @@ class Hand:
                 if now_ms >= held.deadline_ms:
                     self._defer(held, held.deadline_ms)
                     continue
-                held.in_flight += 1
-                if item.number >= held.sent_to:
-                    held.sent_to = item.number + 1
-                self.in_flight += 1
-                stock.goes(now_ms)
+                self._goes(stock, held, item, now_ms)
                 if len(self._stocks) > 1:
                     self._stocks[model] = self._stocks.pop(model)
                 return held, item
         return None
+
+    def _goes(self, stock: _Stock, held: Held, item: Item, now_ms: float) -> None:
+        held.in_flight += 1
+        if item.number >= held.sent_to:
+            held.sent_to = item.number + 1
+        self.in_flight += 1
+        stock.goes(now_ms)
+
+    # ---- one item at a time
+
+    def shut(self) -> None:
+        """Send nothing but what is admitted, one item at a time, until `reopen`."""
+        self._is_shut = True
+
+    def reopen(self) -> None:
+        self._is_shut = False
+        self.admitted = None
+        self.wake()
+
+    def admit(self, entry: tuple[Held, Item] | None) -> None:
+        """Let this one item go out while nothing else may; None takes that back."""
+        self.admitted = entry
+        if entry is not None:
+            self.wake_one()
+
+    def queued(self) -> list[tuple[Held, Item]]:
+        """Every item that waits here to be sent, of slices that are not dropped."""
+        return [entry for stock in self._stocks.values() for entry in stock.queue if not entry[0].dropped]
+
+    def _take_admitted(self, now_ms: float) -> tuple[Held, Item] | None:
+        entry = self.admitted
+        if entry is None or self.in_flight or entry[0].dropped or now_ms >= entry[0].deadline_ms:
+            return None
+        held, item = entry
+        stock = self._stock(held.slice.model)
+        if entry not in stock.queue or not self._may_send(held.slice.model):
+            return None
+        stock.queue.remove(entry)
+        self.admitted = None
+        self._goes(stock, held, item, now_ms)
+        return entry
 
     def _stock(self, model: str) -> _Stock:
         stock = self._stocks.get(model)

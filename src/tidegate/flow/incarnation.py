@@ -1,8 +1,11 @@
 """A process's one row in the store, and the heartbeat that keeps it and everything that hangs on it alive."""
 
+import asyncio
+
 import structlog
 
 from tidegate.core import ids
+from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding
 from tidegate.core.ports import Clock, Entropy
 from tidegate.store.store import Store
@@ -50,3 +53,24 @@ class Incarnation:
     def _safe_from(self, asked_ms: float) -> float:
         # Counted from before the question, and a sixth short: no call starts that the lease might not cover.
         return asked_ms + self._lease_ms * 5 / 6
+
+
+async def beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -> None:
+    """A process without a worker still owns the blobs that it receives."""
+    while not stop.is_set():
+        try:
+            if await me.beat() is None:
+                await me.begin()
+        except StoreUnavailable as error:
+            log.warning("heartbeat_failed", error=str(error))
+        try:
+            async with asyncio.timeout(heartbeat_ms / 1000):
+                await stop.wait()
+        except TimeoutError:
+            pass
+    try:
+        await me.leave()
+    except StoreUnavailable as error:
+        log.warning(
+            "left_in_a_hurry", error=str(error), advice="what was being uploaded is collected when the lease runs out"
+        )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,10 +26,20 @@ class _WorkLine(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_WorkLine)
 
 
-async def take(store: Store, clock: Clock, worker_id: str, picks: Sequence[tuple[schedule.Pick, str]]) -> list[Held]:
+@dataclass(frozen=True, slots=True)
+class SuspectBounds:
+    """How many suspect slices the worker may hold, and whether slices that never lost an owner are left alone."""
+
+    suspects_max: int
+    keeps_rest: bool = False
+
+
+async def take(
+    store: Store, clock: Clock, worker_id: str, picks: Sequence[tuple[schedule.Pick, str]], bounds: SuspectBounds
+) -> list[Held]:
     """Lease the slices of these picks, each under its token. The deadline is counted from before the question, so it never lies late."""
     asked_ms = clock.monotonic_ms()
-    slices = await store.lease_picks(worker_id, picks)
+    slices = await store.lease_picks(worker_id, picks, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
     metrics.work_lease_seconds.observe((clock.monotonic_ms() - asked_ms) / 1000)
     taken = Counter(piece.token for piece in slices)
     for pick, token in picks:
@@ -62,5 +73,6 @@ async def read_items(blobs: Blobs, piece: LeasedSlice) -> list[Item]:
         if attempts is not None:
             item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs
             item.wait_ms = max(0, attempts.wait_ms)
+            item.alone_losses = attempts.alone_losses
         items.append(item)
     return items

@@ -21,8 +21,6 @@ from tidegate.flow.guard import Guard
 
 log = structlog.get_logger()
 
-OWNERS_LOST_MAX = 3
-
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
     line: bytes
@@ -152,8 +150,11 @@ def _never_sent(
             return Failed(results.error_line(job_id, number, custom_id, wrong.code, message), wrong.code)
         body = results.refused_body(message, wrong.code, wrong.param)
         return Failed(results.response_line(item_id(job_id, number), custom_id, wrong.status, body), wrong.code)
-    if piece.lost_count >= OWNERS_LOST_MAX and piece.count == 1:
-        message = f"Every worker that ran this request was lost ({piece.lost_count} times), so it was given up."
+    if item.alone_losses >= retry.ALONE_LOSSES_MAX:
+        message = (
+            f"{item.alone_losses} workers were lost while each ran only this request, and other requests that were run in the same "
+            "way survived, so it was given up."
+        )
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
     if (denied := denial(piece)) is not None:
         return _stopped(clock, piece, deadline_ms, item, denied)

@@ -33,7 +33,7 @@ _Line = tuple[str, int, bytes, Finished]
 _PLACE = itemgetter(0, 1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     """What was finished between two flushes; lines are kept until they are committed."""
 
@@ -197,19 +197,41 @@ class Recorder:
             self._news.clear()
             await self._wait_until_due()
             part, self._part = self._part, _Part()
-            if self._renewed and not self._appended:
-                self._leave_logs()
-                self._renewed = False
-            if not part.is_empty():
-                if self._appended and self._seal_is_due(part.size_bytes):
-                    # A log bears only so much that is not sealed, and what it refuses once it would refuse again.
-                    await self._until_done(self._seal_and_commit)
-                await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
-                self._appended.append(part)
-            if self._appended and self._seal_is_due():
-                await self._until_done(self._seal_and_commit)
+            try:
+                await self._flush(part)
+            except Exception:
+                self._put_back(part)
+                raise
             if self._part.is_empty() and not self._appended:
                 self._idle.set()
+
+    async def _flush(self, part: _Part) -> None:
+        if self._renewed and not self._appended:
+            self._leave_logs()
+            self._renewed = False
+        if not part.is_empty():
+            if self._appended and self._seal_is_due(part.size_bytes):
+                # A log bears only so much that is not sealed, and what it refuses once it would refuse again.
+                await self._until_done(self._seal_and_commit)
+            await self._until_done(lambda: self._append(part))
+            self._appended.append(part)
+        if self._appended and self._seal_is_due():
+            await self._until_done(self._seal_and_commit)
+
+    def _put_back(self, part: _Part) -> None:
+        """An error that nobody foresaw: everything that is not committed is kept, and goes to new logs when this runs again."""
+        whole = _Part()
+        taken = self._appended if part in self._appended else [*self._appended, part]
+        for one in [*taken, self._part]:
+            for kind in _KINDS:
+                whole.lines[kind] += one.lines[kind]
+            whole.attempts += one.attempts
+            whole.finished_slices += one.finished_slices
+            whole.released_slices += one.released_slices
+            whole.size_bytes += one.size_bytes
+            whole.line_count += one.line_count
+        self._part, self._appended = whole, []
+        self._leave_logs()
 
     def _seal_is_due(self, more_bytes: int = 0) -> bool:
         """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""

@@ -213,6 +213,17 @@ class Files(Table):
 
         return await self._driver.read(body)
 
+    async def answers_recorded_to(self, blob_id: str) -> int | None:
+        """How far an answer log was recorded; None when this is none, or it is being collected."""
+
+        async def body(tx: Tx) -> int | None:
+            rows = await tx.dicts("blob_get", id=blob_id)
+            if not rows or rows[0]["kind"] != "answers" or rows[0]["state"] == "condemned":
+                return None
+            return int(rows[0]["recorded_to"])
+
+        return await self._driver.read(body)
+
     async def settle_blob(self, blob_id: str) -> None:
         """Nothing more will be recorded from it by its owner: from now on its uses alone keep it."""
 

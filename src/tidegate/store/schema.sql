@@ -66,7 +66,10 @@ create table workers (
     state text not null check (state in ('alive', 'gone')),
     started_at bigint not null,
     beat_at bigint not null,
-    alive_until bigint not null
+    alive_until bigint not null,
+    alone_job_id text,
+    alone_number bigint,
+    alone_checked bigint
 );
 create index workers_alive on workers (alive_until) where state = 'alive';
 
@@ -241,6 +244,7 @@ create table slices (
 create index slices_ready on slices (job_id, model, first) where state = 'ready';
 create index slices_leased on slices (worker_id) where state = 'leased';
 create index slices_out on slices (job_id, model) where state = 'leased';
+create index slices_suspect on slices (job_id, model, lost_count, first) where state = 'ready' and lost_count > 0;
 
 -- What became of an item: written once, never changed. `at` is the line's place in the job's output file (answered) or error file.
 create table outcomes (
@@ -261,6 +265,7 @@ create table attempts (
     not_before bigint not null,
     reason text not null,
     hand_backs bigint not null default 0,
+    alone_losses bigint not null default 0,
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 

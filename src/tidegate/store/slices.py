@@ -11,8 +11,13 @@ from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import limits_from
 from tidegate.store.table import SLICE_COLUMNS, Table
 
-# A slice that lost so many owners is taken apart into single items, each of which is then suspected of having killed them.
+# Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
 SUSPECT_AFTER = 2
+ALL_SUSPECTS = 1 << 40
+# So many of a job's slices that never lost an owner are left while a culprit is searched for in it: an item that is run alone needs others
+# to be compared with. A culprit that is not found after so many losses keeps nothing waiting.
+KEPT_FOR_CHECKS = 2
+SEARCH_LOSSES_MAX = 16
 
 
 class Slices(Table):
@@ -23,15 +28,23 @@ class Slices(Table):
 
         return await self.lease_picks(worker_id, [(Pick(job_id, model, count_max, why), token)])
 
-    async def lease_picks(self, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> list[LeasedSlice]:
+    async def lease_picks(
+        self,
+        worker_id: str,
+        picks: Sequence[tuple[Pick, str]],
+        suspects_max: int = ALL_SUSPECTS,
+        *,
+        keeps_rest: bool = False,
+    ) -> list[LeasedSlice]:
         """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
-        sooner a choice is a lease, the fewer others choose the same."""
+        sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
+        with `keeps_rest` it leaves a few others for checks."""
 
         async def body(tx: Tx) -> list[LeasedSlice]:
             # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
             doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
             fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
-            taken = await _lease(tx, worker_id, fresh)
+            taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
             held: list[LeasedSlice] = []
             stamps: set[tuple[str, str]] = set()
             begun: set[str] = set()
@@ -99,17 +112,31 @@ class Slices(Table):
 
         return await self._driver.write(body)
 
-    async def reclaim_slices(self, worker_id: str, split_after: int) -> int:
-        """Free the slices of a worker that is gone. One that lost `split_after` owners becomes single items, so that a poison item
-        fails alone."""
+    async def reclaim_slices(self, worker_id: str) -> int:
+        """Free the slices of a worker that is gone, and charge the loss to what it may have had in flight: the one item that it ran
+        alone, or else every open item that it held. Says how many slices were freed."""
 
         async def body(tx: Tx) -> int:
-            freed = await tx.all("slices_reclaim", worker_id=worker_id)
-            for job_id, first, count, lost_count in freed:
-                await _remember_loss(tx, job_id, first, count)
-                if lost_count >= split_after and count > 1:
-                    await _split(tx, job_id, first, count)
+            alone = await tx.one("worker_ran_alone", id=worker_id)
+            freed = [_Freed(*row) for row in await tx.all("slices_reclaim", worker_id=worker_id)]
+            if alone is not None:
+                await _blame_one(tx, freed, *alone)
+            else:
+                await _blame_all(tx, freed)
             return len(freed)
+
+        return await self._driver.write(body)
+
+    async def run_alone(self, worker_id: str, item: tuple[str, int] | None, *, is_checked: bool = False) -> bool:
+        """Say which item, by job and number, is about to be the only one in flight from this worker; None: several may be. `is_checked`:
+        another item was run alone before it and survived. False: the worker is gone."""
+        job_id, number = item or (None, None)
+
+        async def body(tx: Tx) -> bool:
+            row = await tx.one(
+                "worker_runs_alone", id=worker_id, job_id=job_id, number=number, is_checked=int(is_checked)
+            )
+            return row is not None
 
         return await self._driver.write(body)
 
@@ -162,10 +189,22 @@ async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> di
     return doors
 
 
-async def _lease(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, list[Row]]:
+async def _lease(
+    tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]], suspects_max: int, kept: int
+) -> dict[str, list[Row]]:
     """What was taken, by token, in order of number."""
     asked = [
-        (pick.job_id, pick.model, SUSPECT_AFTER, worker_id, pick.slice_count, token, pick.why.value)
+        (
+            pick.job_id,
+            pick.model,
+            suspects_max,
+            worker_id,
+            kept,
+            SEARCH_LOSSES_MAX,
+            pick.slice_count,
+            token,
+            pick.why.value,
+        )
         for pick, token in picks
     ]
     taken: dict[str, list[Row]] = {}
@@ -220,26 +259,75 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     )
 
 
-async def _remember_loss(tx: Tx, job_id: str, first: int, count: int) -> None:
-    """Each open item of a slice that lost its owner may have been called: that is the reason of a repeat."""
-    done = {row[0] for row in await tx.all("slice_outcomes", job_id=job_id, first=first, count=count)}
-    await tx.many("attempt_lost", [(job_id, number) for number in range(first, first + count) if number not in done])
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    """A slice that lost its owner; `lost_count` does not count that owner yet."""
+
+    job_id: str
+    first: int
+    count: int
+    lost_count: int
 
 
-async def _split(tx: Tx, job_id: str, first: int, count: int) -> None:
-    """Replace a slice by one slice per item that has no outcome yet; all of them read the old byte range."""
-    old = await tx.one("slice_get", job_id=job_id, first=first)
-    done = {row[0] for row in await tx.all("slice_outcomes", job_id=job_id, first=first, count=count)}
-    if old is None or await tx.one("slice_drop", job_id=job_id, first=first) is None:
-        raise LostRace(f"slice {first} of {job_id} moved while it was split")
+async def _blame_all(tx: Tx, freed: list[_Freed]) -> None:
+    """Nothing says which of the worker's items were in flight, so all of its open items may have been. Suspects that were lost together
+    lost the same number of owners from then on, so that the next worker sees them as one group. A suspect that was lost without other
+    suspects of its level is cut in two."""
+    worst = max((one.lost_count for one in freed), default=0)
+    levels = [worst + 1 if one.lost_count >= SUSPECT_AFTER else one.lost_count + 1 for one in freed]
+    top = max(levels, default=0)
+    for one, level in zip(freed, levels, strict=True):
+        open_items = await _remember_loss(tx, one)
+        await tx.all("slice_blame", job_id=one.job_id, first=one.first, lost_count=level)
+        if level == top >= SUSPECT_AFTER:
+            half = len(open_items) // 2
+            is_single = levels.count(top) == 1
+            parts = [open_items[:half], open_items[half:]] if is_single else [open_items]
+            await _cut(tx, one, [part for part in parts if part])
+
+
+async def _blame_one(tx: Tx, freed: list[_Freed], job_id: str, number: int, is_checked: int) -> None:
+    """The worker ran this item alone: nothing else was in flight."""
+    for one in freed:
+        if one.job_id != job_id or not one.first <= number < one.first + one.count:
+            continue
+        open_items = await _open_items(tx, one)
+        if number in open_items:
+            await tx.many("attempt_lost", [(job_id, number)])
+            await tx.all("attempt_lost_alone", job_id=job_id, number=number, is_checked=is_checked)
+            at = open_items.index(number)
+            parts = [open_items[:at], [number], open_items[at + 1 :]]
+            await _cut(tx, one, [part for part in parts if part])
+            lost_count = max(SUSPECT_AFTER, one.lost_count + 1)
+            await tx.all("slice_blame", job_id=job_id, first=number, lost_count=lost_count)
+
+
+async def _open_items(tx: Tx, one: _Freed) -> list[int]:
+    """The numbers of its items that have no outcome."""
+    rows = await tx.all("slice_outcomes", job_id=one.job_id, first=one.first, count=one.count)
+    done = {row[0] for row in rows}
+    return [number for number in range(one.first, one.first + one.count) if number not in done]
+
+
+async def _remember_loss(tx: Tx, one: _Freed) -> list[int]:
+    """Each open item of a slice that lost its owner may have been called: that is the reason of a repeat. Returns these items."""
+    open_items = await _open_items(tx, one)
+    await tx.many("attempt_lost", [(one.job_id, number) for number in open_items])
+    return open_items
+
+
+async def _cut(tx: Tx, one: _Freed, parts: list[list[int]]) -> None:
+    """Replace a slice by one slice per part of its open items; all of them read the old byte range."""
+    spans = [(part[0], part[-1] - part[0] + 1) for part in parts]
+    if spans == [(one.first, one.count)]:
+        return
+    old = await tx.one("slice_get", job_id=one.job_id, first=one.first)
+    if old is None or await tx.one("slice_drop", job_id=one.job_id, first=one.first) is None:
+        raise LostRace(f"slice {one.first} of {one.job_id} moved while it was cut")
     _, _, model, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
-    share = max(1, work_units // count)
-    singles = [
-        (number, 1, lost_count, read_first, work_at, work_bytes, share)
-        for number in range(first, first + count)
-        if number not in done
-    ]
-    await _put_ready(tx, job_id, model, singles)
+    share = max(1, work_units // one.count)
+    pieces = [(first, count, lost_count, read_first, work_at, work_bytes, share * count) for first, count in spans]
+    await _put_ready(tx, one.job_id, model, pieces)
 
 
 async def _put_ready(tx: Tx, job_id: str, model: str, pieces: list[tuple[int, int, int, int, int, int, int]]) -> None:

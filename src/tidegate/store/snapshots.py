@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from tidegate.core.nouns import Pace
 from tidegate.core.outlooks import Minute, ModelOutlook, Outlook
-from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Turn, Why
+from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Suspects, Turn, Why
 from tidegate.store.driver import Row, Tx
-from tidegate.store.slices import SUSPECT_AFTER
+from tidegate.store.slices import KEPT_FOR_CHECKS, SEARCH_LOSSES_MAX, SUSPECT_AFTER
 from tidegate.store.table import Table
 
 RATE_MINUTES = 15
@@ -52,25 +52,28 @@ BOUNDS = Bounds()
 
 @dataclass(slots=True)
 class _Out:
-    """What is in flight, summed up: by model and rule, by scope, by flow and by job and model."""
+    """What is in flight, summed up: by model and rule, by scope, by flow and by job and model. `lost_level` is how many owners the worst
+    slice lost, and `others_level` how many the worst that another worker holds."""
 
     rules: dict[tuple[str, str], int] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
     flows: dict[tuple[str, str], int] = field(default_factory=dict)
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
-    holds_suspect: bool = False
+    lost_level: int = 0
+    others_level: int = 0
 
     def add(self, rows: list[Row]) -> None:
         # As many rows as workers hold slices, at every look.
         rules, scopes, flows, jobs = self.rules, self.scopes, self.flows, self.jobs
-        for job_id, model, why, scope, units, lost_count in rows:
+        for job_id, model, why, scope, units, lost_count, is_mine in rows:
             rule, flow, job = (model, why), (model, scope), (job_id, model)
             rules[rule] = rules.get(rule, 0) + units
             scopes[scope] = scopes.get(scope, 0) + units
             flows[flow] = flows.get(flow, 0) + units
             jobs[job] = jobs.get(job, 0) + units
-            if lost_count >= SUSPECT_AFTER:
-                self.holds_suspect = True
+            if lost_count:
+                self.lost_level = max(self.lost_level, lost_count)
+                self.others_level = max(self.others_level, 0 if is_mine else lost_count)
 
     def by_rule(self, model: str) -> dict[Why, int]:
         return {rule: units for why, rule in _WHY.items() if (units := self.rules.get((model, why)))}
@@ -121,22 +124,31 @@ class Snapshots(Table):
         turns: Mapping[str, Turn] | None = None,
         bounds: Bounds = BOUNDS,
         models_max: int = MODELS_MAX,
+        hides_suspects: bool = False,
+        wants_check: bool = False,
     ) -> Snapshot:
         """A bounded look at what could run now. `room` says how many items of each model the worker could take; a model without room is
         shown with the reason in `closed`, and nothing of it is read, so it hides nothing. Awake models that `room` does not name are named
-        in the answer, up to `models_max` in all."""
+        in the answer, up to `models_max` in all. `hides_suspects` leaves out jobs that have only suspect slices
+        ready; `wants_check` shows also what is kept for checks."""
         wanted = [model for model, items in sorted(room.items()) if items > 0]
         closed, paces, turns = closed or {}, paces or {}, turns or {}
 
-        async def body(tx: Tx) -> tuple[int, int, _Out, int, list[Row]]:
-            row = await tx.one("snapshot_now")
-            now, workers = (row[0], row[1]) if row else (0, 0)
+        lost_below = SUSPECT_AFTER if hides_suspects else _NOBODY_IS_SUSPECT
+
+        async def body(tx: Tx) -> tuple[Row, _Out, bool, int, list[Row]]:
+            moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
+            assert moment is not None, "it always gives a row"
             out = _Out()
             out.add(await tx.all("snapshot_in_flight", worker_id=worker_id))
+            is_searching = moment[4] > 0 or 0 < out.lost_level <= SEARCH_LOSSES_MAX
             flows_max = bounds.flows_of_each(len(wanted) or 1, out.most_flows())
-            return now, workers, out, flows_max, await _look(tx, now, wanted, out, flows_max, bounds, models_max)
+            lost = (int(is_searching and not wants_check), lost_below)
+            looked = await _look(tx, moment[0], wanted, lost, flows_max, bounds, models_max)
+            return moment, out, is_searching, flows_max, looked
 
-        now, workers, out, flows_max, rows = await self._driver.read(body)
+        moment, out, is_searching, flows_max, rows = await self._driver.read(body)
+        now, workers, level, suspect_count, _ = moment
         seen = _Seen(now, out)
         hiding = set()
         for model, flows_text, due_text in rows:
@@ -149,14 +161,25 @@ class Snapshots(Table):
         }
         flows, jobs = list(seen.flows.values()), list(seen.jobs.values())
         awake = [row[0] for row in rows]
-        return Snapshot(now, models, flows, jobs, out.scopes, slice_items, slices_max, max(1, workers), awake)
+        return Snapshot(
+            now,
+            models,
+            flows,
+            jobs,
+            out.scopes,
+            slice_items,
+            slices_max,
+            max(1, workers),
+            awake,
+            Suspects(out.others_level, level, suspect_count, is_searching),
+        )
 
     async def outlook(self, job_id: str) -> Outlook | None:
         """What an estimate of a job's end can be made from; None when there is no such job."""
 
         async def body(tx: Tx) -> Outlook | None:
             rows = await tx.dicts("job_any", id=job_id)
-            row = await tx.one("snapshot_now")
+            row = await tx.one("snapshot_now", search_max=0)
             if not rows or row is None:
                 return None
             job = rows[0]
@@ -172,7 +195,7 @@ class Snapshots(Table):
 
 
 async def _look(
-    tx: Tx, now: int, wanted: list[str], out: _Out, flows_max: int, bounds: Bounds, models_max: int
+    tx: Tx, now: int, wanted: list[str], lost: tuple[int, int], flows_max: int, bounds: Bounds, models_max: int
 ) -> list[Row]:
     return await tx.all(
         "snapshot_models",
@@ -181,7 +204,10 @@ async def _look(
         within=_WITHIN,
         between=_BETWEEN,
         behind=_BEHIND,
-        lost_below=SUSPECT_AFTER if out.holds_suspect else _NOBODY_IS_SUSPECT,
+        is_searching=lost[0],
+        search_max=SEARCH_LOSSES_MAX,
+        kept=KEPT_FOR_CHECKS,
+        lost_below=lost[1],
         flows_max=flows_max,
         jobs_max=bounds.jobs_of_each(),
         due_max=bounds.due_of_each(len(wanted) or 1),

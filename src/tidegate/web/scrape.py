@@ -3,7 +3,7 @@
 Whoever may scrape learns how much is done, never by whom: see what labels may be in `metrics.py`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -30,12 +30,12 @@ def local_route() -> Route:
 
 
 @asynccontextmanager
-async def scraped(settings: Settings) -> AsyncIterator[str]:
-    """Listen on `metrics.port` and show metrics there; gives the address, or nothing where the port is off."""
+async def scraped(settings: Settings, health: Sequence[Route] = ()) -> AsyncIterator[str]:
+    """Listen on `metrics.port` and show metrics and health there; gives the address, or nothing where the port is off."""
     if not settings.metrics.port:
         yield ""
         return
-    app = Starlette(routes=[Route(PATH, _shown_to_scrapers)], middleware=[Middleware(HostChecked)])
+    app = Starlette(routes=[Route(PATH, _shown_to_scrapers), *health], middleware=[Middleware(HostChecked)])
     async with listening(app, settings.metrics.host, settings.metrics.port) as address:
         yield address
 

@@ -88,6 +88,20 @@ class ModelView(msgspec.Struct, frozen=True):
     hides_flows: bool = False
 
 
+class Suspects(msgspec.Struct, frozen=True, gc=False):
+    """The ready slices that lost the most owners: how many owners that is (`level`), and how many slices lost so many (`count`).
+    `out_level` is how many owners the worst slice lost that another worker holds. `is_searching`: slices that lost owners are out, or were
+    freed a moment ago."""
+
+    out_level: int = 0
+    level: int = 0
+    count: int = 0
+    is_searching: bool = False
+
+
+NO_SUSPECTS = Suspects()
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a choice may know. `workers` choose at the same time on looks like this one, so each sets right its part of a gap. `awake`
@@ -102,6 +116,7 @@ class Snapshot:
     slices_max: int
     workers: int = 1
     awake: Sequence[str] = ()
+    suspects: Suspects = NO_SUSPECTS
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
@@ -124,9 +139,11 @@ class Skip(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to take, in order. `turns` go into the next look's models; `faults` say what a plugged-in order did wrong, to be logged."""
+    """What to take, in order. `turns` go into the next look's models; `faults` say what a plugged-in order did wrong, to be logged.
+    `suspects` are those of the look."""
 
     picks: list[Pick]
     skips: list[Skip]
     turns: Mapping[str, Turn] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    suspects: Suspects = NO_SUSPECTS

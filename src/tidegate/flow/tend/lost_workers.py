@@ -2,6 +2,9 @@
 
 The order matters: an adopted answer is an outcome, so its item is not run again. A worker whose log cannot be read now keeps its slices
 until it can, or until that has taken too long; nobody else's work waits for it.
+
+A log may end in the spool of the host that wrote it. A process that starts there delivers it before it leases anything. Other processes
+leave such a log alone until the lease and one sweep are over.
 """
 
 from zlib import crc32
@@ -16,7 +19,6 @@ from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed
 from tidegate.core.ports import Blobs
 from tidegate.core.prices import nano_of
 from tidegate.core.states import Outcome
-from tidegate.store.slices import SUSPECT_AFTER
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -47,22 +49,39 @@ class _LogLine(msgspec.Struct):
 _line = msgspec.json.Decoder(_LogLine)
 
 
-async def tend(store: Store, blobs: Blobs) -> int:
-    """Declare overdue workers gone, adopt what they left, free what they held. Says how many slices were freed."""
+async def tend(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> int:
+    """Declare overdue workers gone, adopt what they left, free what they held. Says how many slices were freed. For `spool_wait_ms` after
+    its lease a log is left to those who can read its end."""
     for worker_id in await store.overdue_workers(_PASS_MAX):
         if await store.declare_gone(worker_id):
             log.warning("worker_lost", worker=worker_id)
     # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
     stranded = await store.stranded_workers(_STRANDED_MAX)
-    unread = await adopt_logs(store, blobs)
+    unread = await adopt_logs(store, blobs, spool_wait_ms)
     freed = 0
     for worker_id in stranded:
         if worker_id not in unread:
-            freed += await store.reclaim_slices(worker_id, SUSPECT_AFTER)
+            freed += await store.reclaim_slices(worker_id)
     return freed
 
 
-async def adopt_logs(store: Store, blobs: Blobs) -> set[str]:
+async def deliver_spool(store: Store, blobs: Blobs) -> int:
+    """Record the answers that dead processes left in this host's spool, also when others have given them up: what has no outcome yet gets
+    this one. Says how many were new."""
+    delivered = 0
+    for blob_id in await blobs.left_logs():
+        recorded_to = await store.answers_recorded_to(blob_id)
+        if recorded_to is None:
+            continue
+        try:
+            delivered += await _adopt(store, blobs, blob_id, recorded_to)
+            await store.settle_blob(blob_id)
+        except LostRace as error:
+            log.info("log_collected", blob=blob_id, error=str(error))
+    return delivered
+
+
+async def adopt_logs(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> set[str]:
     """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
 
     Says which workers' logs could not be read and are to be tried again."""
@@ -73,7 +92,7 @@ async def adopt_logs(store: Store, blobs: Blobs) -> set[str]:
         for blob in abandoned:
             if blob.id in unread:
                 continue
-            if blob.kind == "answers" and not await _adopt_or_wait(store, blobs, blob):
+            if blob.kind == "answers" and not await _adopt_or_wait(store, blobs, blob, spool_wait_ms):
                 unread[blob.id] = blob.worker_id
             elif blob.kind in ("answers", "errors"):
                 await store.settle_blob(blob.id)
@@ -83,9 +102,11 @@ async def adopt_logs(store: Store, blobs: Blobs) -> set[str]:
             return set(unread.values())
 
 
-async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob) -> bool:
+async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob, spool_wait_ms: int) -> bool:
     """False: what lies in the log cannot be had now, and it is worth waiting for."""
     try:
+        if blob.gone_for_ms < spool_wait_ms and not await blobs.holds_end(blob.id):
+            return False
         await _adopt(store, blobs, blob.id, blob.recorded_to)
     except BlobError as error:
         waits = blob.gone_for_ms < ADOPT_FOR_MS and not isinstance(error, BlobMissing)

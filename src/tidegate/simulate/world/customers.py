@@ -22,6 +22,8 @@ from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"
 LONG_WINDOW_MS = 3_600_000
+POISON_WINDOW_MS = 120_000
+COMPANY_AFTER_S = 25.0
 _USER_COUNT = 2
 _KEY_COUNT = 2
 
@@ -88,6 +90,16 @@ class Customers:
         tags = [tag for order in self.orders for tag in order.tags]
         self._dice.shuffle(tags)
         self.poison = set(tags[: int(self._plan.strength("poison"))])
+        self._give_company()
+
+    def _give_company(self) -> None:
+        """A poison item that is the last of all has nothing to be compared with, so it runs until its deadline, which comes soon here.
+        Where there is a job without poison, it comes while the culprit is searched for."""
+        for order in self.orders:
+            if self.poison.intersection(order.tags):
+                order.window_ms = min(order.window_ms, POISON_WINDOW_MS)
+            elif self.poison and order.cancel_s is None and self._plan.shape is Shape.ANY:
+                order.begin_s += COMPANY_AFTER_S
 
     def _id(self, kind: str) -> str:
         return ids.make(kind, self._dice.randbytes(16))

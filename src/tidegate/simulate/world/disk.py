@@ -156,6 +156,14 @@ class ProcessBlobs:
 
         return await self._read(act)
 
+    async def holds_end(self, blob_id: str) -> bool:
+        blob = self._disk.blobs.get(blob_id)
+        return blob is None or not blob.spool or self._disk.weather.plan.spool_reachable
+
+    async def left_logs(self) -> list[str]:
+        """No process here comes back to the disk of another one."""
+        return []
+
     async def delete(self, blob_id: str) -> None:
         await self._read(lambda: self._disk.blobs.pop(blob_id, None))
 

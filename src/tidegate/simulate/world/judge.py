@@ -9,7 +9,7 @@ import apsw
 import msgspec
 
 from tidegate.core.ids import split_item_id
-from tidegate.flow.perform import OWNERS_LOST_MAX
+from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.simulate.world.customers import Order
 from tidegate.simulate.world.disk import Disk
 from tidegate.simulate.world.estate import UNKNOWN_MODEL
@@ -22,6 +22,9 @@ _BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
 _UNBILLED = ("throttle", "away")
 _DEATHS = frozenset({"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away"})
 _DELAYS = _DEATHS | {"disk_append", "disk_full", "disk_read", "disk_slow"}
+
+# How many workers a poison item may kill before it fails: its group is halved with each, then it is run alone.
+DEADLY_MAX = 12
 
 Line = dict[str, Any]
 
@@ -209,15 +212,25 @@ class Judge:
                 "upstream_ambiguous": billed >= 3,
                 "upstream_refused": moods["refuse"] > 0 or billed >= 2,
                 "invalid_upstream_response": billed >= 2,
-                "worker_lost": self._rules.losses[order.job_id, number] >= OWNERS_LOST_MAX,
+                "worker_lost": sum(map(self._was_lost_alone, same)) >= ALONE_LOSSES_MAX,
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
                 "invalid_json_line": order.invalid_lines == "error_file",
             }
             if not expected.get(code, False):
                 self._broken(f"P5: item {number} of {order.name} failed with {code} after {dict(moods)}")
-            sure = code == "worker_lost" and len(self._poison) == 1 and not _DEATHS & set(self._plan.kinds)
+            sure = code == "worker_lost" and not _DEATHS & set(self._plan.kinds)
             if sure and not (same and same[0].tag in self._poison):
                 self._broken(f"poison: item {number} of {order.name} failed for another one's poison")
+
+    def _was_lost_alone(self, call: Witnessed) -> bool:
+        """Whether a call's worker was lost while nothing else was in flight from it."""
+        lost_s = next((lost_s for lost_s in call.process.lost_at_s if lost_s >= call.sent_s), None)
+        if lost_s is None or not _is_open_at(call, lost_s):
+            return False
+        return not any(
+            other is not call and other.incarnation == call.incarnation and _is_open_at(other, lost_s)
+            for other in self._calls
+        )
 
     # ---- repeated calls
 
@@ -225,7 +238,7 @@ class Judge:
         if len({call.key for call in calls}) > 1:
             self._broken(f"P5: item {calls[0].number} of {job['id']} was sent under several idempotency keys")
         deadly = sum(1 for call in calls if call.mood == "poison" and not call.aborted)
-        if deadly > OWNERS_LOST_MAX:
+        if deadly > DEADLY_MAX and job["state"] == "completed":
             self._broken(f"poison: item {calls[0].number} of {job['id']} killed {deadly} workers")
         for earlier, later in combinations(calls, 2):
             if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
@@ -280,6 +293,10 @@ class Judge:
                 )
         if set(rows) != set(self._disk.blobs):
             self._broken(f"garbage: rows and bytes differ: {set(rows) ^ set(self._disk.blobs)}")
+
+
+def _is_open_at(call: Witnessed, at_s: float) -> bool:
+    return call.sent_s <= at_s and not call.aborted and (call.heard_s is None or call.heard_s > at_s)
 
 
 def _margin_s(plan: Plan) -> float:

@@ -35,8 +35,8 @@ async def _forget_unknown(self: record.Recorder, flushes: Any, finished: Any, re
 _lease_picks = slices.Slices.lease_picks
 
 
-async def _lease_and_forget(self: Any, worker_id: str, picks: Any) -> Any:
-    taken = await _lease_picks(self, worker_id, picks)
+async def _lease_and_forget(self: Any, worker_id: str, picks: Any, *bounds: Any, **more: Any) -> Any:
+    taken = await _lease_picks(self, worker_id, picks, *bounds, **more)
     for piece in taken:
         await self.release_slice(piece.job_id, piece.first, piece.token, 0)
     return taken
@@ -47,7 +47,7 @@ async def _reclaim_first(store: Any, blobs: Any) -> int:
         await store.declare_gone(worker_id)
     freed = 0
     for worker_id in await store.stranded_workers(20):
-        freed += await store.reclaim_slices(worker_id, slices.SUSPECT_AFTER)
+        freed += await store.reclaim_slices(worker_id)
     await lost_workers.adopt_logs(store, blobs)
     return freed
 
@@ -127,7 +127,7 @@ MUTANTS: dict[str, tuple[str, Planting]] = {
     "waits_forgotten": ("a deferral does not outlive its worker", patch(lease, "read_items", _read_without_waits)),
     "losses_uncounted": (
         "a lost owner is not counted",
-        sql("slices_reclaim", "lost_count = lost_count + 1", "lost_count = 0"),
+        sql("slice_blame", "lost_count = :lost_count", "lost_count = 0 * :lost_count"),
     ),
     "reclaim_before_adopt": ("slices are freed before logs are adopted", patch(lost_workers, "tend", _reclaim_first)),
     "heartbeat_ignored": (
@@ -155,7 +155,19 @@ MUTANTS: dict[str, tuple[str, Planting]] = {
     ),
     "suspects_together": (
         "suspects are leased together",
-        sql("slices_lease", "s.lost_count < :suspect_after", "1 = 1"),
+        sql("slices_lease", "s.lost_count < 2 and", "1 = 1 and"),
+    ),
+    "alone_in_company": (
+        "an item is called alone while others are in flight",
+        patch(hand.Hand, "shut", lambda self: None),
+    ),
+    "losses_unchecked": (
+        "three losses of an item alone are enough, whatever became of others",
+        sql(
+            "attempt_lost_alone",
+            "(alone_losses = 0 or cast(:is_checked as bigint) = 1)",
+            "cast(:is_checked as bigint) >= 0",
+        ),
     ),
     "start_twice": (
         "ingest does not ask for its step",

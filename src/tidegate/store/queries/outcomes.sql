@@ -64,6 +64,12 @@ insert into attempts (job_id, number, count, not_before, reason)
 values (:job_id, :number, 0, now_ms(), 'owner_lost')
 on conflict (job_id, number) do update set reason = excluded.reason;
 
+-- attempt_lost_alone --
+-- The item was the only one in flight when its worker was lost. The first such loss always counts; a later one counts only if another
+-- item, run alone in between, survived.
+update attempts set alone_losses = alone_losses + 1
+where job_id = :job_id and number = :number and (alone_losses = 0 or cast(:is_checked as bigint) = 1);
+
 -- outcomes_page --
 -- The outcomes of a job in order of number, for everyone who must see all of them.
 select number, outcome, at, size_bytes from outcomes where job_id = :job_id and number >= :from_number order by number limit :count_max;

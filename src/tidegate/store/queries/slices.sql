@@ -74,20 +74,32 @@ where j.id = :job_id;
 
 -- slices_lease --
 -- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
--- goes out. A worker that is gone gets nothing. Single items that lost owners before are suspects: a worker holds one of them at a
--- time, so that the next loss tells the poison from its neighbours.
+-- goes out. A worker that is gone gets nothing. Slices that lost two owners or more are suspects: a worker holds at most
+-- :suspects_max of them at a time, and takes those that lost the most owners first. While slices of the job that
+-- lost owners are out or were freed a moment ago, its last :kept slices that lost none are left for checks.
 -- moves: slices: ready -> leased
-with picked as (
+with suspects as (
+    select q.first as suspect_first from slices q
+    where q.job_id = :job_id and q.model = :model and q.state = 'ready' and q.ready_at <= now_ms()
+        and q.lost_count > 0 and q.lost_count >= 2
+    order by q.lost_count desc, q.first
+    limit (
+        select case when count(*) < cast(:suspects_max as bigint) then cast(:suspects_max as bigint) - count(*) else 0 end
+        from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= 2
+    )
+), picked as (
     select s.job_id as picked_job, s.first as picked_first from slices s
     where s.job_id = :job_id and s.model = :model and s.state = 'ready' and s.ready_at <= now_ms()
-        and (s.lost_count < :suspect_after
-            or s.first = (
-                select min(q.first) from slices q
-                where q.job_id = :job_id and q.model = :model and q.state = 'ready' and q.ready_at <= now_ms()
-                    and q.lost_count >= :suspect_after
-            ) and not exists (
-                select 1 from slices h where h.worker_id = :worker_id and h.state = 'leased' and h.lost_count >= :suspect_after
-            ))
+        and (s.lost_count < 2 or s.first in (select suspect_first from suspects))
+        and (s.lost_count > 0 or cast(:kept as bigint) = 0 or not (
+            exists (select 1 from slices z where z.job_id = :job_id and z.model = :model and z.state = 'leased'
+                and z.lost_count between 1 and :search_max)
+            or exists (select 1 from slices y where y.job_id = :job_id and y.model = :model and y.state = 'ready' and y.lost_count > 0
+                and y.lost_count <= :search_max and y.ready_at > now_ms() - 10000)
+        ) or s.first < (
+            select r.first from slices r where r.job_id = :job_id and r.model = :model and r.state = 'ready' and r.lost_count = 0
+            order by r.first desc limit 1 offset cast(:kept as bigint) - 1
+        ))
     order by s.first
     limit :count_max /*! for update skip locked */
 )
@@ -111,7 +123,7 @@ update jobs set begun_at = now_ms() where id = :job_id and begun_at is null;
 select number from outcomes where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_attempts --
-select number, count, not_before - now_ms() as wait_ms, reason, hand_backs from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
+select number, count, not_before - now_ms() as wait_ms, reason, hand_backs, alone_losses from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_finish --
 -- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and whoever publishes must
@@ -133,18 +145,22 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
 returning first;
 
 -- slices_reclaim --
--- The owner is gone: its slices may be run by someone else, and each remembers that it lost an owner. The living keep theirs. What a late
--- owner is recording at this moment is left for the next sweep.
+-- The owner is gone: its slices may be run by someone else. The living keep theirs. What a late owner is recording at this moment is left
+-- for the next sweep.
 -- moves: slices: leased -> ready
 with picked as (
     select s.job_id as picked_job, s.first as picked_first from slices s
     where s.state = 'leased' and s.worker_id = :worker_id
         and not exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive') /*! for update skip locked */
 )
-update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms(), lost_count = lost_count + 1
+update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms()
 from picked
 where job_id = picked_job and first = picked_first and state = 'leased'
 returning job_id, first, count, lost_count;
+
+-- slice_blame --
+-- A slice that lost its owner remembers how many it has lost.
+update slices set lost_count = :lost_count where job_id = :job_id and first = :first and state = 'ready';
 
 -- slices_stranded --
 -- Leased to an incarnation that is gone: a lease that committed while its worker was being declared gone.
@@ -161,8 +177,8 @@ select first, count, model, read_first, work_at, work_bytes, work_units, lost_co
 from slices where job_id = :job_id and first = :first;
 
 -- slice_drop --
--- A slice that lost two owners gives way to single items.
-delete from slices where job_id = :job_id and first = :first and state = 'ready' and count > 1 returning first;
+-- A suspect slice gives way to smaller ones.
+delete from slices where job_id = :job_id and first = :first and state = 'ready' returning first;
 
 -- slice_shorten --
 -- Its owner will send nothing from this item on: the slice ends before it, and the rest becomes a slice of its own.

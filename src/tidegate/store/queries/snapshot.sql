@@ -1,8 +1,15 @@
 -- The scheduler's look: bounded, from indexes alone, the same work with a thousand and with ten million items queued.
 
 -- snapshot_now --
--- The moment of the look, and how many workers choose.
-select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers;
+-- The moment of the look and how many workers choose. Of ready slices: how many owners the worst suspects lost, how many slices lost so
+-- many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
+-- nothing waiting.
+select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers,
+    coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2), 0) as level,
+    (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 2
+        and s.lost_count = (select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0)) as suspect_count,
+    (select count(*) from slices f where f.state = 'ready' and f.lost_count > 0 and f.lost_count <= :search_max
+        and f.ready_at > now_ms() - 10000) as recent_count;
 
 -- awake_models --
 -- The models that have anything to do, each found by one step in an index.
@@ -31,10 +38,11 @@ where a.model is not null
 limit :count_max;
 
 -- snapshot_in_flight --
--- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too whether this worker holds a suspect.
+-- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too how many owners
+-- each lost, and whether this worker holds it.
 select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
     coalesce((select m.scope from job_models m where m.job_id = s.job_id and m.model = s.model), '') as scope, s.work_units,
-    case when s.worker_id = :worker_id then s.lost_count else 0 end as lost_count
+    s.lost_count, case when s.worker_id = :worker_id then 1 else 0 end as is_mine
 from slices s
 where s.state = 'leased';
 
@@ -43,6 +51,8 @@ where s.state = 'leased';
 -- for this worker, each with its oldest and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets
 -- an index give the first few of each: :within, :between and :behind are characters that no name contains. The models asked for each stand
 -- between :between and :behind.
+-- While a culprit is searched for (:is_searching), a job of which another slice is out that lost owners shows the last :kept slices that
+-- lost none to nobody: they are kept for checks.
 -- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables; the limit that
 -- bounds nothing lets each flow's jobs be read once.
 with recursive awake (model) as (
@@ -63,7 +73,11 @@ select a.model,
                     from job_models o
                     where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                         and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                            and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
+                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
                     order by o.created_at, o.job_id
                     limit :jobs_max
                 ) oldest
@@ -78,7 +92,11 @@ select a.model,
                     from job_models o
                     where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                         and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                            and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
+                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
                     order by o.work_units, o.job_id
                     limit :jobs_max
                 ) smallest
@@ -102,7 +120,11 @@ select a.model,
         from job_models o
         where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                and s.ready_at <= :now and s.lost_count < :lost_below order by s.first limit 1) is not null
+                and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
+                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
         order by o.due_at, o.job_id
         limit :due_max
     ) m) end as due

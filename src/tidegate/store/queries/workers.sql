@@ -23,6 +23,16 @@ from slices s
 join jobs j on j.id = s.job_id
 where s.worker_id = :id and s.state = 'leased';
 
+-- worker_runs_alone --
+-- Which item is about to be the only one in flight from this worker; none when several may be. Written before the item is sent.
+update workers set alone_job_id = :job_id, alone_number = :number, alone_checked = :is_checked
+where id = :id and state = 'alive'
+returning id;
+
+-- worker_ran_alone --
+-- The item that a lost worker ran alone, if it said so.
+select alone_job_id, alone_number, alone_checked from workers where id = :id and alone_job_id is not null;
+
 -- workers_overdue --
 select id from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
 
