@@ -36,6 +36,8 @@ ENGINES = {
     "calibrated": CALIBRATED,
     "4 times as slow": Costs(4.0, 4.0, 4.0),
     "base 2": Costs(base=2.0),
+    "base 0.5": Costs(base=0.5),
+    "sequence 2.5": Costs(sequence=2.5),
     "sequence 1.5": Costs(sequence=1.5),
     "sequence 0.4": Costs(sequence=0.4),
     "prompt 2": Costs(prompt=2.0),
