@@ -54,6 +54,7 @@ from tidegate.store.store import Store
 from tidegate.upstream.connections import make_room_for_connections
 from tidegate.upstream.lane import LanePolicy
 from tidegate.upstream.probe import Probe
+from tidegate.upstream.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.router import Router, open_router
 from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app
@@ -387,6 +388,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def lane_policy(settings: Settings) -> LanePolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
     return LanePolicy(
+        retry_budget=RetryBudgetPolicy(settings.retry.budget_share, settings.retry.budget_min),
         retry_after_ms_max=settings.retry.retry_after_ms_max,
         attempts_grouped=max(1, settings.retry.attempts_max - 1),
         model_rest_ms_min=settings.redis.model_rest_ms_min,

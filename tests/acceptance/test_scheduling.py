@@ -153,8 +153,10 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
                 "tight": deployment(url, limits=per_minute(5)),
                 "own": deployment(url),
                 "told": deployment(url),
+                "failing": deployment(url),
                 "busy": deployment(url),
-            }
+            },
+            "retry": {"budget_share": 0, "budget_min": 0},
         },
         latency_ms=20,
     )
@@ -171,6 +173,11 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     told = crew.site.submit(requests(40, lambda number: behaving("429:ra=600"), "told"))
     _until_said(crew, told, "their upstream asked for a pause (upstream_throttled)")
     _until_said(crew, told, "told: it waits, because its upstreams asked for a pause (resting)")
+
+    # Too few to shut the deployment: only the retry budget keeps them waiting.
+    failing = crew.site.submit(requests(3, lambda number: behaving("500"), "failing"))
+    _until_said(crew, failing, "the retry budget of their deployment is used up (retry.budget_share, retry.budget_min)")
+    _until_said(crew, failing, "failing: it waits, because its retries wait for the retry budget")
 
     # Nothing of these ends, so that it stays the turn of one of them.
     large, small = crew.caller("large"), crew.caller("small")

@@ -101,13 +101,13 @@ def test_three_retries_are_always_allowed_and_a_tenth_of_first_attempts_besides(
     budget = RetryBudget(RetryBudgetPolicy())
     taken = 0
     while budget.allows_retry(500):
-        budget.retry(500)
+        budget.count(500, is_retry=True)
         taken += 1
     assert taken == 3
     for _ in range(100):
-        budget.first_attempt(600)
+        budget.count(600, is_retry=False)
     while budget.allows_retry(700):
-        budget.retry(700)
+        budget.count(700, is_retry=True)
         taken += 1
     assert taken == 13
     assert not budget.allows_retry(59_999)
@@ -116,14 +116,14 @@ def test_three_retries_are_always_allowed_and_a_tenth_of_first_attempts_besides(
 
 def test_what_was_no_attempt_is_given_back() -> None:
     budget = RetryBudget(RetryBudgetPolicy(share=1.0, retries_min=0))
-    bucket = budget.first_attempt(0)
+    first = budget.count(0, is_retry=False)
     assert budget.allows_retry(0)
-    budget.undo_first(bucket)
+    budget.undo(first)
     assert not budget.allows_retry(0)
-    budget.first_attempt(0)
-    retry = budget.retry(0)
+    budget.count(0, is_retry=False)
+    retry = budget.count(0, is_retry=True)
     assert not budget.allows_retry(0)
-    budget.undo_retry(retry)
+    budget.undo(retry)
     assert budget.allows_retry(0)
 
 
@@ -137,10 +137,10 @@ def test_no_minute_before_a_retry_holds_more_than_its_share(steps: list[tuple[in
     for step_ms, is_retry in steps:
         now += step_ms
         if not is_retry:
-            budget.first_attempt(now)
+            budget.count(now, is_retry=False)
             firsts.append(now)
         elif budget.allows_retry(now):
-            budget.retry(now)
+            budget.count(now, is_retry=True)
             retries.append(now)
             recent_firsts = sum(at > now - 60_000 for at in firsts)
             recent_retries = sum(at > now - 60_000 for at in retries)

@@ -17,10 +17,11 @@ from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
 from tests.upstream.world import World, deployment
 from tidegate.core import retry
 from tidegate.core.budgets import Limit, Period
-from tidegate.core.deployments import HttpLimits
+from tidegate.core.deployments import HttpLimits, Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.router import Router
 from tidegate.upstream.slots import Capacity
 
@@ -222,3 +223,63 @@ async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(
     assert well.open_count_highest <= 3
     fullest = max(sum(at <= other < at + MINUTE_MS for other in sent) for at in sent)
     assert fullest <= per_minute
+
+
+STANDBYS = {
+    "beside it": (({"weight": 100.0}, {}), ()),
+    "of a later order": (({}, {"order": 2}), ()),
+    "of a fallback": (({"models": ("m",)}, {"models": ("other",)}), (Resource("m", "m", fallbacks=("other",)),)),
+}
+
+
+@pytest.mark.parametrize("standby", STANDBYS)
+async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_budget(
+    world: World, standby: str
+) -> None:
+    terms, resources = STANDBYS[standby]
+    policy = LanePolicy(retry_budget=RetryBudgetPolicy(share=0.0, retries_min=0))
+    async with RawServer(_says(503)) as ill, RawServer() as well:
+        places = (
+            deployment(ill.url, "ill", max_in_flight=AT_ONCE, **terms[0]),
+            deployment(well.url, "well", max_in_flight=AT_ONCE, **terms[1]),
+        )
+        began_ms = world.clock.monotonic
+        async with world.router(*places, policy=policy, resources=resources) as router:
+            answers = await until_answered(router, world, [world.call(left_ms=1e9) for _ in range(100)])
+        took_ms = world.clock.monotonic - began_ms
+    assert [answer.deployment for answer in answers] == ["well"] * 100
+    # No item waits for a budget: only for the backoff of its one failed try.
+    assert took_ms < 2_000
+    assert len(ill.posts) <= AT_ONCE + 1, "the breaker shut it after the first calls"
+    assert len(well.posts) == 100
+
+
+@pytest.mark.parametrize("standby", STANDBYS)
+async def test_a_retry_goes_to_a_deployment_that_has_not_failed_it_however_few_calls_there_are(
+    world: World, standby: str
+) -> None:
+    """Too few failures to shut the ill one, and budget enough to try it three times: the item would fail beside a healthy server."""
+    terms, resources = STANDBYS[standby]
+    async with RawServer(_says(500)) as ill, RawServer() as well:
+        places = (deployment(ill.url, "ill", **terms[0]), deployment(well.url, "well", **terms[1]))
+        async with world.router(*places, resources=resources) as router:
+            answers = await until_answered(router, world, [world.call(left_ms=1e9) for _ in range(2)])
+    assert [answer.deployment for answer in answers] == ["well"] * 2
+    assert len(ill.posts) == 2
+
+
+async def test_a_retry_that_another_process_left_is_charged_where_calls_failed_lately(world: World) -> None:
+    """Nobody here knows which deployment failed it: the one that fails others too is likely to be the one."""
+
+    async def fails(request: Request, peer: Peer) -> None:
+        await peer.answer(500, b"{}")
+
+    policy = LanePolicy(retry_budget=RetryBudgetPolicy(retries_min=0))
+    async with RawServer(fails) as ill, RawServer() as well:
+        places = (deployment(ill.url, "ill", weight=100.0), deployment(well.url, "well"))
+        async with world.router(*places, policy=policy) as router:
+            with pytest.raises(UpstreamError):
+                await router.send(world.call())
+            for _ in range(30):
+                assert (await router.send(world.call(attempt_count=1))).deployment == "well"
+    assert len(ill.posts) == 1

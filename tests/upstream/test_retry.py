@@ -15,6 +15,7 @@ from tidegate.core.errors import (
     Overspent,
     PoolExhausted,
     Refused,
+    RetryBudgetSpent,
     Throttled,
     Unavailable,
     Unbounded,
@@ -24,7 +25,7 @@ from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
 
 POLICY = RetryPolicy()
 COUNTED = (Ambiguous, BrokenAnswer)
-UNCOUNTED = (Throttled, Withheld, Unavailable, KeyRejected, PoolExhausted, HandedBack)
+UNCOUNTED = (Throttled, Withheld, RetryBudgetSpent, Unavailable, KeyRejected, PoolExhausted, HandedBack)
 
 moments = st.integers(0, 2**42)
 counts = st.integers(0, 100)

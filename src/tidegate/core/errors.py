@@ -152,6 +152,12 @@ class Withheld(Throttled):
         self.spent = spent
 
 
+class RetryBudgetSpent(Throttled):
+    """A retry that would go to a deployment which has had as many retries as its budget allows."""
+
+    reason = "retry_budget_spent"
+
+
 class Unavailable(UpstreamError):
     reason = "upstream_unavailable"
 

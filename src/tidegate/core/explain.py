@@ -42,6 +42,9 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         Reason.RESTING: "its upstreams asked for a pause",
         Reason.TIDE_CLOSED: "interactive calls need all of it now",
         Reason.UNHEALTHY: "no upstream of it is healthy; see `tidegate doctor`",
+        Reason.RETRY_BUDGET_SPENT: (
+            "its retries wait for the retry budget of the deployment that failed them (retry.budget_share, retry.budget_min)"
+        ),
         Reason.WORKER_FULL: "the workers hold as many slices as they may (worker.slice_count_max)",
         Reason.TENANT_IN_FLIGHT_MAX: "its tenant has as much in flight as it may (scheduler.in_flight_units_max)",
         Reason.FAIR_SHARE: "other tenants were served less so far and go first",
@@ -54,6 +57,10 @@ _PUT_OFF: Mapping[str, tuple[str, Reason]] = MappingProxyType(
     {
         "budget_spent": ("a budget of theirs is used up", Reason.BUDGET_SPENT),
         "upstream_throttled": ("their upstream asked for a pause", Reason.RESTING),
+        "retry_budget_spent": (
+            "the retry budget of their deployment is used up (retry.budget_share, retry.budget_min)",
+            Reason.RETRY_BUDGET_SPENT,
+        ),
         "upstream_unavailable": ("their upstream was away", Reason.UNHEALTHY),
     }
 )

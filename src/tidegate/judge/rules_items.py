@@ -15,6 +15,7 @@ BILLED_REASONS = frozenset({"upstream_ambiguous", "invalid_upstream_response"})
 FREE_REASONS = frozenset(
     {
         "upstream_throttled",
+        "retry_budget_spent",
         "upstream_unavailable",
         "upstream_key_rejected",
         "upstream_pool_timeout",

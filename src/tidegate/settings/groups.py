@@ -282,10 +282,22 @@ class Retry(Group, frozen=True):
     retry_after_ms_max: Annotated[
         int, _int(0, 7 * DAY_S * 1_000, "Longest wait that an upstream may ask for with Retry-After.")
     ] = 86_400_000
+    budget_share: Annotated[
+        float,
+        _num(
+            0,
+            1,
+            "Most retries on the deployment that failed, as a share of its first attempts in the last 60 s; further retries wait.",
+        ),
+    ] = 0.1
+    budget_min: Annotated[
+        int, _int(0, 1_000_000, "Retries that a deployment gets in any 60 s beside that share, per process.")
+    ] = 3
 
     def policy(self) -> RetryPolicy:
         """The same values as the retry decision takes them."""
-        return RetryPolicy(**msgspec.structs.asdict(self))
+        said = msgspec.structs.asdict(self)
+        return RetryPolicy(**{name: value for name, value in said.items() if not name.startswith("budget_")})
 
 
 class Retention(Group, frozen=True):

@@ -36,6 +36,7 @@ from tidegate.upstream.passage import Closed, Passage, Place
 from tidegate.upstream.probe import knock
 from tidegate.upstream.purse import FREE, LeaveDied, Purse
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
+from tidegate.upstream.retry_budget import Attempt
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
 from tidegate.upstream.tab import Heard, Tab
@@ -78,7 +79,7 @@ class BatchSide:
 
     choose: Callable[[Route, Call, Collection[Lane], float], Lane | None]
     wait_for_lane: Callable[[Route, Call, float], Awaitable[Lane]]
-    learn: Callable[[Lane, Call, UpstreamError, int], UpstreamError]
+    learn: Callable[[Lane, Call, UpstreamError, Attempt], UpstreamError]
     count: Callable[[str, int], None]
     wake: Callable[[], None]
 
@@ -247,7 +248,7 @@ class Interactive:
         is_probe = lane.breaker.is_open
         if is_probe:
             lane.breaker.begin_probe(now_ms)
-        bucket = lane.budget.first_attempt(now_ms)
+        attempt = lane.budget.count(now_ms, is_retry=False)
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(ask.call.model)
         place = Place(
@@ -267,7 +268,7 @@ class Interactive:
                 lane.breaker.end_probe()
             learned = None
             if error is not None:
-                learned = self._batch.learn(lane, ask.call, error, bucket)
+                learned = self._batch.learn(lane, ask.call, error, attempt)
             elif came_whole and lane.succeeded():
                 log.info("upstream_recovered", deployment=lane.deployment.name)
             self._wake()

@@ -112,6 +112,7 @@ class Lane:
         self._forbidden_in_a_row = 0
         self._forbidden: OrderedDict[str, int] = OrderedDict()
         self._failed_calls: OrderedDict[str, None] = OrderedDict()
+        self._failed_at_ms = -math.inf
         self.become(deployment, line, control)
 
     def become(self, deployment: Deployment, line: Line, control: Line) -> None:
@@ -269,6 +270,7 @@ class Lane:
             case Ambiguous() | Unavailable() | BrokenAnswer():
                 if error.billed:
                     self._remember(self._failed_calls, idempotency_key, None)
+                    self._failed_at_ms = now_ms
                 if error.retry_after_ms is not None:
                     self._rest(error.retry_after_ms, now_ms)
                 return self.breaker.failed(now_ms)
@@ -283,6 +285,10 @@ class Lane:
     def has_failed(self, idempotency_key: str) -> bool:
         """Whether this same call was tried here and may have been billed: another deployment may answer what this one could not."""
         return idempotency_key in self._failed_calls
+
+    def has_failed_lately(self, now_ms: float) -> bool:
+        """Whether any call failed here within the window of the retry budget."""
+        return now_ms - self._failed_at_ms < self._policy.retry_budget.window_s * 1000
 
     def blames_the_request(self, idempotency_key: str) -> bool:
         """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""

@@ -26,6 +26,7 @@ from tidegate.core.ports import Clock, Entropy, Rests
 from tidegate.upstream.backpressure import Backpressure
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import EXCEEDS_LIMIT
+from tidegate.upstream.retry_budget import Attempt
 from tidegate.upstream.room import Room
 from tidegate.upstream.routes import Route
 
@@ -55,13 +56,13 @@ class Lessons:
         if self._backpressure is not None:
             self._backpressure.answered(lane)
 
-    def failed(self, lane: Lane, call: Call, error: UpstreamError, bucket: int) -> UpstreamError:
+    def failed(self, lane: Lane, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
         was_withheld = isinstance(error, Withheld | Overspent | Unbounded) or error.code == EXCEEDS_LIMIT
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
-            (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
+            lane.budget.undo(attempt)
         if was_withheld:
             return error
         if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):

@@ -1,7 +1,8 @@
-"""How many retries a deployment bears: a share of its first attempts over the last minute, and a few in any case.
+"""How many retries a deployment allows: a share of its first attempts over the last minute, and a few in any case.
 
-A failing server is not helped by everyone asking again. A retry without budget is not failed, only put off. Time is an
-argument; the window moves in whole seconds, rounded so that it never allows more than the exact one would.
+A failing server is not helped by everyone asking again. Only a call that this same deployment failed before is a retry here: one that
+comes from another deployment is a first attempt. A retry without budget is not failed, only put off. Time is an argument; the window
+moves in whole seconds, rounded so that it never allows more than the exact one would.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ class RetryBudgetPolicy:
     share: float = 0.1
     retries_min: int = 3
     window_s: int = 60
+
+
+# A call that was counted: in which second, and whether as a retry. It is what takes the call back.
+Attempt = tuple[int, bool]
 
 
 class RetryBudget:
@@ -25,22 +30,6 @@ class RetryBudget:
         self._retry_sum = 0
         self._second = 0
 
-    def first_attempt(self, now_ms: float) -> int:
-        """Count a first attempt; gives the bucket for `undo_first`."""
-        second = int(now_ms // 1000)
-        if second != self._second:
-            self._move_to(second)
-        bucket = second % self._length
-        self._firsts[bucket] += 1
-        self._first_sum += 1
-        return bucket
-
-    def undo_first(self, bucket: int) -> None:
-        """That call never was an attempt: the upstream did not take it."""
-        if self._firsts[bucket]:
-            self._firsts[bucket] -= 1
-            self._first_sum -= 1
-
     def allows_retry(self, now_ms: float) -> bool:
         second = int(now_ms // 1000)
         if second != self._second:
@@ -49,17 +38,29 @@ class RetryBudget:
         firsts = self._first_sum - self._firsts[(second + 1) % self._length]
         return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
 
-    def retry(self, now_ms: float) -> int:
-        """Count a retry that `allows_retry` allowed; gives the bucket for `undo_retry`."""
-        bucket = int(now_ms // 1000) % self._length
-        self._retries[bucket] += 1
-        self._retry_sum += 1
-        return bucket
+    def count(self, now_ms: float, *, is_retry: bool) -> Attempt:
+        """Count a call that is about to be sent; a retry only after `allows_retry` allowed it."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        bucket = second % self._length
+        if is_retry:
+            self._retries[bucket] += 1
+            self._retry_sum += 1
+        else:
+            self._firsts[bucket] += 1
+            self._first_sum += 1
+        return bucket, is_retry
 
-    def undo_retry(self, bucket: int) -> None:
-        if self._retries[bucket]:
+    def undo(self, attempt: Attempt) -> None:
+        """That call never was an attempt: the upstream did not take it."""
+        bucket, is_retry = attempt
+        if is_retry and self._retries[bucket]:
             self._retries[bucket] -= 1
             self._retry_sum -= 1
+        elif not is_retry and self._firsts[bucket]:
+            self._firsts[bucket] -= 1
+            self._first_sum -= 1
 
     def _move_to(self, second: int) -> None:
         for passed in range(self._second + 1, min(second, self._second + self._length) + 1):

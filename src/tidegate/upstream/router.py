@@ -85,7 +85,7 @@ class Router:
         self._groups = self._room.groups = Groups(
             self._find, self._send_from, self._bears, clock, policy.attempts_grouped
         )
-        missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms)
+        missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms, self._routes.may_try)
         self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
         self._put_off = PutOff(self._purse, clock, self._patience_ms, self._choose, self._waiters)
         self._room_heard: list[Callable[[], None]] = []
@@ -260,9 +260,15 @@ class Router:
         return None
 
     async def _along(self, route: Route, call: Call, go: Callable[[Route], Awaitable[T]]) -> T:
-        """The name's own deployments, then the fallbacks that its key allows, if those before can neither have done nor billed it."""
+        """The name's own deployments, then the fallbacks that its key allows, if those before can neither have done nor billed it.
+
+        A retry goes first to those that did not fail this call, or all its tries could go to the one deployment that is ill.
+        """
         failed: UpstreamError | None = None
-        for one in route.ways(call.models):
+        ways = route.ways(call.models)
+        if call.attempt_count:
+            ways = tuple(sorted(ways, key=lambda one: one.has_failed(call)))
+        for one in ways:
             try:
                 return await go(one)
             except (Throttled, Unavailable, KeyRejected, PoolExhausted) as error:
@@ -336,7 +342,7 @@ class Router:
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
-            if call.attempt_count and not lane.budget.allows_retry(now_ms):
+            if call.attempt_count and not self._routes.may_try(lane, call, now_ms):
                 continue
             if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
                 continue
@@ -382,7 +388,7 @@ class Router:
         is_probe = lane.breaker.is_open
         if is_probe:
             lane.breaker.begin_probe(now_ms)
-        bucket = lane.budget.retry(now_ms) if call.attempt_count else lane.budget.first_attempt(now_ms)
+        attempt = lane.budget.count(now_ms, is_retry=self._routes.is_retry(lane, call, now_ms))
         lane.in_flight += 1
         if lane.in_flight > lane.highest:
             lane.highest = lane.in_flight
@@ -410,16 +416,16 @@ class Router:
             else:
                 status, line, usage = await self._delivery.send(route, lane, call, total_s, flight)
         except UpstreamError as error:
-            failed = self._lessons.failed(lane, call, error, bucket)
+            failed = self._lessons.failed(lane, call, error, attempt)
             refused = error.status in (429, 503)
         except LeaveDied:
             late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
             late.until_ms = self._clock.monotonic_ms()
-            failed = self._lessons.failed(lane, call, late, bucket)
+            failed = self._lessons.failed(lane, call, late, attempt)
         except asyncio.CancelledError:
             if flight is None or not flight.handed_back or _is_cancelled_twice():
                 raise
-            (lane.budget.undo_retry if call.attempt_count else lane.budget.undo_first)(bucket)
+            lane.budget.undo(attempt)
             failed = HandedBack("an interactive call needed the engine, and this one had no first token yet")
         else:
             answered = usage.output_tokens

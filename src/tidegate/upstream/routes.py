@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 from tidegate.core.budgets import Bound, Budget
 from tidegate.core.deployments import Resource, fallbacks
+from tidegate.core.nouns import Call
 from tidegate.upstream.hints import renamed
 from tidegate.upstream.lane import Lane
 
@@ -80,6 +81,10 @@ class Route:
             return (self, *self.fallbacks)
         return (self, *(one for one in self.fallbacks if not one._model or one._model in models))
 
+    def has_failed(self, call: Call) -> bool:
+        """Whether every deployment of this route failed this call before."""
+        return bool(self.lanes) and all(lane.has_failed(call.idempotency_key) for lane in self.lanes)
+
     def model_of(self, model: str) -> str:
         """The model itself, when this name is a resource's."""
         return self._model or model
@@ -121,6 +126,25 @@ class Routes:
 
     def of(self, name: str) -> Route:
         return self._by_name.get(name) or self._any
+
+    def is_retry(self, lane: Lane, call: Call, now_ms: float) -> bool:
+        """Whether this deployment failed this call before. A failover from another deployment is a first attempt here.
+
+        A call whose failures another process saw counts as a retry where it has no other deployment, or where calls failed lately.
+        """
+        if not call.attempt_count:
+            return False
+        if lane.has_failed(call.idempotency_key):
+            return True
+        route = self.of(call.model)
+        others = [one for way in (route, *route.fallbacks) for one in way.lanes if one is not lane]
+        if any(one.has_failed(call.idempotency_key) for one in others):
+            return False
+        return not others or lane.has_failed_lately(now_ms)
+
+    def may_try(self, lane: Lane, call: Call, now_ms: float) -> bool:
+        """Whether the retry budget of this deployment allows this call now."""
+        return lane.budget.allows_retry(now_ms) or not self.is_retry(lane, call, now_ms)
 
     def all(self) -> Iterable[Route]:
         return (*self._by_name.values(), self._any)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from tidegate.core.errors import PoolExhausted, Throttled, Unavailable, Withheld
+from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.upstream.lane import Lane
@@ -21,12 +21,14 @@ RETRY_BUDGET_WAIT_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Says what a call lacks when it is not a slot. `ready_at_ms` is when a lane takes calls of a route; `wait_ms`, until any does."""
+    """Says what a call lacks when it is not a slot. `ready_at_ms` is when a lane takes calls of a route; `wait_ms`, until any does;
+    `may_try`, whether a lane's retry budget allows a call there."""
 
     purse: Purse
     clock: Clock
     ready_at_ms: Callable[[Route, Lane], float]
     wait_ms: Callable[[Route, float, frozenset[str]], int | None]
+    may_try: Callable[[Lane, Call, float], bool]
 
     def refuse(self, route: Route, call: Call) -> None:
         lanes = route.lanes
@@ -48,10 +50,9 @@ class Missing:
             resting = any(not lane.breaker.is_open for lane in lanes)
             kind = Throttled if resting else Unavailable
             raise kind(f"every deployment of model {call.model!r} rests or is shut", retry_after_ms=wait_ms)
-        if call.attempt_count and not any(lane.budget.allows_retry(now_ms) for lane in fit):
-            raise Throttled(
-                "this retry waits: its deployment has had as many retries as it bears for now",
-                code="retry_budget_spent",
+        if call.attempt_count and not any(self.may_try(lane, call, now_ms) for lane in fit):
+            raise RetryBudgetSpent(
+                "this retry waits: its deployment has had as many retries as its retry budget allows",
                 retry_after_ms=RETRY_BUDGET_WAIT_MS,
             )
 

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     RESTING = "resting"
     TIDE_CLOSED = "tide_closed"
     UNHEALTHY = "unhealthy"
+    RETRY_BUDGET_SPENT = "retry_budget_spent"
     # Of a worker: it holds as many slices as it may.
     WORKER_FULL = "worker_full"
     # Of a flow or a job: it may run, and others went first.
