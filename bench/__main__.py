@@ -6,7 +6,7 @@ import importlib
 
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
-    "limits", "throughput", "grouping", "cluster", "publish", "memory",
+    "limits", "capacity", "throughput", "grouping", "cluster", "publish", "memory",
 )  # fmt: skip
 
 

@@ -1,83 +1,156 @@
-"""Learning what an upstream takes: it starts safe, grows while it is quick, halves when refused, and is never stuck."""
+"""Learning what an upstream takes: it starts safe, keeps the calls that get more work done, obeys refusals, and is never stuck."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.tide.learner import SAFE_CALLS, Learner
-from tidegate.core.tide.signals import Ended
+from bench.capacity import CEILING, learned_share
+from bench.capacity_world import Item, SteadyServer, run
+from tidegate.core.deployments import Deployment
+from tidegate.core.tide.learner import ROUND_CALLS_MAX, SAFE_CALLS, Learner
+from tidegate.core.tide.signals import Ended, Kind
+from tidegate.simulate.engine.model import EngineLimits
+
+CHATS: Kind = ("m", "/v1/chat/completions")
+EMBEDDINGS: Kind = ("e", "/v1/embeddings")
 
 
-def rounds(learner: Learner, count: int, pace_ms: float, *, now_ms: float = 0.0, share: float = 1.0) -> None:
-    """So many rounds in which the limit is used to a share and an answer token takes so long."""
-    ended = [Ended(400, 50 + place % 100, (56.0 + place % 100) * pace_ms) for place in range(64)]
-    for number in range(count):
-        used = max(1, int(learner.calls * share))
-        learner.observe(now_ms + number, used, ended, 0)
+class Upstream:
+    """An upstream whose milliseconds per token depend on how many calls it has."""
+
+    def __init__(self, learner: Learner, pace_ms: Callable[[int], float] = lambda calls: 10.0) -> None:
+        self.learner = learner
+        self.pace_ms = pace_ms
+        self.now_ms = 0.0
+
+    def rounds(self, count: int, kind: Kind = CHATS, *, share: float = 1.0, refused: int = 0, tokens: int = 50) -> None:
+        """So many rounds in which the limit is used to a share, and of each hundred calls so many are refused."""
+        for _ in range(count):
+            used = max(1, int(self.learner.calls * share))
+            pace_ms = self.pace_ms(used)
+            lengths = [tokens + place % tokens for place in range(4 * ROUND_CALLS_MAX)]
+            ended = [Ended(400, length, (6.0 + length) * pace_ms, kind) for length in lengths]
+            latencies_ms = [call.latency_ms for call in ended]
+            self.now_ms += max(sum(latencies_ms) / used, max(latencies_ms) + 1.0)
+            self.learner.observe(self.now_ms, used, ended, round(refused * len(ended) / (100 - refused)))
 
 
-def test_it_starts_safe_and_grows_to_its_ceiling_while_calls_stay_quick() -> None:
+def test_it_starts_safe_and_grows_to_its_ceiling_while_more_calls_get_more_done() -> None:
     learner = Learner(200)
     assert learner.calls == SAFE_CALLS
-    rounds(learner, 20, 10.0)
+    Upstream(learner).rounds(6)
     assert learner.calls == 200
     assert Learner(4).calls == 4
 
 
-def test_it_shrinks_when_calls_become_slow_and_comes_back() -> None:
+def test_calls_that_only_wait_behind_one_another_are_not_kept() -> None:
+    """Eight seats: with more calls each takes longer, and no more is done."""
     learner = Learner(200)
-    rounds(learner, 5, 10.0)
-    before = learner.calls
-    rounds(learner, 5, 30.0)
-    assert learner.calls < before
-    rounds(learner, 30, 12.0)
-    assert learner.calls == 200
+    upstream = Upstream(learner, lambda calls: 10.0 * max(1.0, calls / 8))
+    upstream.rounds(60)
+    assert learner.calls <= 2 * SAFE_CALLS
+    upstream.pace_ms = lambda calls: 10.0 * max(1.0, calls / 150)
+    upstream.rounds(60)
+    assert learner.calls >= 100, "a step up is tried again and again"
+
+
+def test_too_many_calls_from_the_beginning_are_given_up() -> None:
+    learner = Learner(64)
+    Upstream(learner, lambda calls: 10.0 * max(1.0, (calls / 4) ** 2)).rounds(60)
+    assert learner.calls <= 9
 
 
 def test_an_upstream_that_became_slow_for_good_is_not_held_to_its_youth() -> None:
     learner = Learner(64)
-    rounds(learner, 5, 10.0)
-    rounds(learner, 100, 40.0)
+    upstream = Upstream(learner)
+    upstream.rounds(5)
+    upstream.pace_ms = lambda calls: 40.0
+    upstream.rounds(100)
     assert learner.calls == 64
 
 
 def test_long_answers_are_not_slow_ones() -> None:
     learner = Learner(200)
-    for number in range(40):
-        tokens = 10 if number % 2 else 1_000
-        learner.observe(float(number), learner.calls, [Ended(100, tokens, (4.5 + tokens) * 10.0)] * 64, 0)
+    upstream = Upstream(learner)
+    for number in range(20):
+        upstream.rounds(1, tokens=10 if number % 2 else 1_000)
     assert learner.calls == 200
+
+
+def test_one_kind_of_call_is_no_yardstick_for_another() -> None:
+    """Quick embeddings that eight calls serve as well as more, then chats: those begin at a safe number at least, and grow."""
+    learner = Learner(64)
+    upstream = Upstream(learner, lambda calls: 0.1 * max(1.0, calls / 4))
+    upstream.rounds(60, EMBEDDINGS)
+    upstream.pace_ms = lambda calls: 40.0
+    upstream.rounds(2)
+    assert learner.calls >= SAFE_CALLS
+    upstream.rounds(6)
+    assert learner.calls == 64
 
 
 def test_a_limit_that_is_not_used_does_not_grow() -> None:
     learner = Learner(200)
-    rounds(learner, 20, 10.0, share=0.3)
+    Upstream(learner).rounds(20, share=0.3)
     assert learner.calls == SAFE_CALLS
 
 
-def test_refusals_of_one_round_trip_halve_once() -> None:
-    learner = Learner(64, start=64)
-    learner.observe(0.0, 64, [], 20)
-    learner.observe(500.0, 40, [], 20)
-    assert learner.calls == 32
-    learner.observe(2_000.0, 32, [], 1)
-    assert learner.calls == 16
+def test_few_refusals_lower_it_by_their_share_and_it_returns_to_where_it_was() -> None:
+    learner = Learner(100, start=100)
+    upstream = Upstream(learner)
+    upstream.rounds(20, refused=2)
+    assert 97 <= learner.calls <= 99
+    upstream.rounds(20)
+    assert learner.calls == 100
 
 
-@settings(max_examples=40, deadline=None)
+def test_many_refusals_lower_it_until_more_calls_are_taken_again() -> None:
+    for by_pace in (True, False):
+        learner = Learner(64, start=64, by_pace=by_pace)
+        upstream = Upstream(learner)
+        upstream.rounds(1, refused=40)
+        assert 24 <= learner.calls <= 40
+        upstream.rounds(10, refused=60)
+        assert learner.calls <= 2
+        upstream.rounds(60)
+        assert learner.calls == 64
+
+
+@settings(max_examples=15, deadline=None)
 @given(
-    st.integers(1, 500),
+    st.integers(1, 100),
     st.lists(st.tuples(st.floats(0.0, 1e4), st.integers(0, 1000), st.integers(0, 9), st.floats(0.0, 1e7)), max_size=60),
 )
 def test_it_is_never_stuck_and_never_beyond_its_ceiling(
     ceiling: int, history: list[tuple[float, int, int, float]]
 ) -> None:
-    learner, now_ms = Learner(ceiling), 0.0
+    learner = Learner(ceiling)
+    upstream = Upstream(learner)
     for elapsed_ms, in_flight, refusals, latency_ms in history:
-        now_ms += elapsed_ms
-        learner.observe(now_ms, in_flight, [Ended(100, 10, latency_ms)] * 9, refusals)
+        upstream.now_ms += elapsed_ms
+        learner.observe(upstream.now_ms, in_flight, [Ended(100, 10, latency_ms)] * 9, refusals)
         assert 1 <= learner.calls <= ceiling
     # The pace it has learned may be absurd; steady answers bring it back all the same.
-    rounds(learner, 400, 10.0, now_ms=now_ms)
-    assert learner.calls == ceiling
+    for _ in range(100):
+        upstream.rounds(1)
+        if learner.calls == ceiling:
+            return
+    raise AssertionError(f"stuck at {learner.calls} of {ceiling}")
+
+
+def test_behind_an_engine_without_metrics_it_gets_nine_tenths_of_the_best_fixed_number() -> None:
+    items = [Item("m", 200, 40 + number % 80) for number in range(1_200)]
+    share, _ = learned_share(items, EngineLimits(), (16, 64))
+    assert share >= 0.9
+
+
+def test_chats_after_embeddings_are_not_sent_one_by_one() -> None:
+    """What was seen: 25, 16, 10, 5, 4, 3, 2, 1 calls within 30 s."""
+    place = Deployment("one", "http://one/v1", max_in_flight=CEILING, is_capacity_known=False)
+    items = [Item("e", 100, 0)] * 3_000 + [Item("m", 100, 50)] * 600
+    report = run([(place, lambda: SteadyServer(chat_s=2.0))], items)
+    assert max(in_flight for *_, in_flight in report.witness.sent[-200:]) == CEILING
+    assert report.seconds <= 40

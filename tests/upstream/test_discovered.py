@@ -12,8 +12,11 @@ from tests.upstream.world import World, deployment
 from tidegate.core.budgets import Limit, Period
 from tidegate.core.deployments import Engine
 from tidegate.core.errors import Throttled, Withheld
-from tidegate.upstream.discovered import NUMBER_MAX, RESET_MS_MAX, Told, told
+from tidegate.core.nouns import Answer
+from tidegate.upstream.discovered import NUMBER_MAX, RESET_MS_MAX, Left, Told, left, told
 from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.quota import Quota
+from tidegate.upstream.router import Router
 from tidegate.upstream.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +118,11 @@ def test_no_header_does_harm(headers: dict[str, str], now_ms: int) -> None:
         assert found.requests is None or 0 < found.requests <= NUMBER_MAX
         assert found.tokens is None or 0 < found.tokens <= 2 * NUMBER_MAX
         assert 0 <= found.empty_for_ms <= RESET_MS_MAX
+    rest = left(headers, now_ms)
+    assert rest.requests is None or 0 <= rest.requests <= NUMBER_MAX
+    assert rest.tokens is None or 0 <= rest.tokens <= 2 * NUMBER_MAX
+    assert 0 < rest.requests_renew_ms <= RESET_MS_MAX
+    assert 0 < rest.tokens_renew_ms <= RESET_MS_MAX
 
 
 async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
@@ -130,7 +138,7 @@ async def test_a_told_limit_tightens_and_is_kept_for_the_others() -> None:
             await router.send(world.call())
             assert router.status()[0].discovered == Limit(Period.MINUTE, 3, None)
             ends = await asyncio.gather(*(router.send(world.call()) for _ in range(9)), return_exceptions=True)
-            assert sum(isinstance(end, Withheld) for end in ends) == 6
+            assert sum(isinstance(end, Withheld) for end in ends) == 7, "the first call is inside the window"
             assert {end.spent for end in ends if isinstance(end, Withheld)} == {"deployment:one/discovered"}
             assert router.rests_until_ms("m") > world.clock.monotonic
             await eventually(lambda: limits.told == {"one": Limit(Period.MINUTE, 3)}, "it to be kept")
@@ -164,3 +172,100 @@ async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins()
             assert router.rests_until_ms("m") == world.clock.monotonic + 100_000
             assert router.status()[0].state == "resting"
     assert len(server.posts) == 2
+
+
+class Metered:
+    """A server that allows so many requests a minute, of which some were used by others before, and tells what is left."""
+
+    def __init__(self, world: World, limit: int, used: int, renews_in_ms: int = 60_000) -> None:
+        self.world = world
+        self.limit, self.used = limit, used
+        self.renews_ms = world.clock.monotonic + renews_in_ms
+        self.refused = 0
+
+    async def __call__(self, request: Request, peer: Peer) -> None:
+        now_ms = self.world.clock.monotonic
+        if now_ms >= self.renews_ms:
+            self.used, self.renews_ms = 0, now_ms + 60_000
+        is_over = self.used >= self.limit
+        self.refused += is_over
+        self.used += not is_over
+        headers = {
+            "x-ratelimit-limit-requests": f"{self.limit}",
+            "x-ratelimit-remaining-requests": f"{self.limit - self.used}",
+            "x-ratelimit-reset-requests": f"{(self.renews_ms - now_ms) / 1000:g}s",
+        }
+        await peer.answer(*((429, b"{}") if is_over else (200, CHAT)), **headers)
+
+
+async def all_sent(router: Router, world: World, count: int) -> int:
+    """How many of so many calls are answered now."""
+    ends = await asyncio.gather(*(router.send(world.call()) for _ in range(count)), return_exceptions=True)
+    return sum(isinstance(end, Answer) for end in ends)
+
+
+@pytest.mark.parametrize("renews_in_ms", [60_000, 20_000])
+async def test_what_is_left_counts_from_the_first_answer_until_it_renews(renews_in_ms: int) -> None:
+    world = World()
+    limits = MemoryLimits(world.clock)
+    metered = Metered(world, 20, 14, renews_in_ms)
+    async with RawServer(metered) as server:
+        capacity = Capacity(limits, discovered=limits)
+        async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as router:
+            assert await all_sent(router, world, 1) == 1
+            assert await all_sent(router, world, 40) == 5
+            world.clock.advance(renews_in_ms - 1)
+            assert await all_sent(router, world, 40) == 0
+            assert router.rests_until_ms("m") > world.clock.monotonic
+            world.clock.advance(61_000)
+            assert await all_sent(router, world, 40) == 20
+    assert metered.refused == 0
+
+
+async def test_another_process_that_has_not_asked_yet_knows_what_is_spent() -> None:
+    world = World()
+    limits = MemoryLimits(world.clock)
+    metered = Metered(world, 20, 14)
+    async with RawServer(metered) as server:
+        capacity = Capacity(limits, discovered=limits)
+        async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as first:
+            assert await all_sent(first, world, 1) == 1
+            await eventually(lambda: "one" in limits.told, "it to be kept")
+            async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as second:
+                await eventually(lambda: second.status()[0].discovered is not None, "it to be read")
+                sent = await asyncio.gather(all_sent(first, world, 20), all_sent(second, world, 20))
+    assert sum(sent) == 5
+    assert metered.refused == 0
+
+
+async def test_tokens_that_are_left_count_likewise() -> None:
+    world = World()
+    limits = MemoryLimits(world.clock)
+    body = b'{"choices":[{}],"usage":{"prompt_tokens":50,"completion_tokens":50}}'
+
+    async def script(request: Request, peer: Peer) -> None:
+        said = {
+            "x-ratelimit-limit-tokens": "1000",
+            "x-ratelimit-remaining-tokens": f"{max(0, 300 - 100 * len(server.posts))}",
+        }
+        await peer.answer(200, body, **said, **{"x-ratelimit-reset-tokens": "30s"})
+
+    async with RawServer(script) as server:
+        capacity = Capacity(limits, discovered=limits)
+        async with world.router(deployment(server.url), policy=AT_ONCE, capacity=capacity) as router:
+            for _ in range(10):
+                await all_sent(router, world, 1)
+            assert len(server.posts) <= 3
+            world.clock.advance(61_000)
+            assert await all_sent(router, world, 1) == 1
+
+
+async def test_calls_in_flight_are_not_in_the_figure_and_count_too() -> None:
+    quota = Quota()
+    numbers = [quota.count(10) for _ in range(8)]
+    quota.hear(Left(requests=10, tokens=1_000), numbers[0], 10, 0.0)
+    assert quota.opens_at_ms() == 0.0
+    assert [quota.count(10) for _ in range(3)][-1] == 11
+    assert quota.opens_at_ms() == 60_000.0, "7 went out with it and 3 since"
+    quota.hear(Left(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
+    assert quota.opens_at_ms() == 0.0, "a later answer knows better"

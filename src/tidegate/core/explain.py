@@ -153,7 +153,12 @@ def _running(job: Job, standing: Standing) -> list[str]:
 
 def _as_put_off(prospect: Prospect, standing: Standing) -> Prospect:
     """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
-    if prospect.rule is None or standing.slices_leased or not standing.slices_resting or len(standing.prospects) > 1:
+    if (
+        prospect.reason is not None
+        or standing.slices_leased
+        or not standing.slices_resting
+        or len(standing.prospects) > 1
+    ):
         return prospect
     told = [_PUT_OFF[reason][1] for reason, _ in standing.waiting_reasons if reason in _PUT_OFF]
     return replace(prospect, rule=None, reason=told[0]) if told else prospect

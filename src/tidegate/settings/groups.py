@@ -153,6 +153,14 @@ class Upstream(Group, frozen=True):
     engine: Annotated[
         Literal["vllm", "sglang", "openai", "anthropic", "generic"], _about("What kind of server that upstream is.")
     ] = "generic"
+    max_in_flight: Annotated[
+        int,
+        _int(
+            0,
+            65_536,
+            "Calls in flight that upstream takes, over all processes; 0: it is learned, up to `worker.in_flight_max`.",
+        ),
+    ] = 0
     read_timeout_s: Annotated[
         float, _num(0, DAY_S, "How long that upstream may stay silent; 0: as long as `http.read_timeout_s`.")
     ] = 0.0

@@ -286,8 +286,8 @@ def _any_model(settings: Settings) -> Deployment:
         url=settings.upstream.url,
         engine=Engine(settings.upstream.engine),
         api_key=settings.upstream.api_key,
-        max_in_flight=settings.worker.in_flight_max,
-        is_capacity_known=False,
+        max_in_flight=settings.upstream.max_in_flight or settings.worker.in_flight_max,
+        is_capacity_known=settings.upstream.max_in_flight > 0,
         read_timeout_s=settings.upstream.read_timeout_s or None,
         total_timeout_s=settings.upstream.total_timeout_s,
         tls=Tls(

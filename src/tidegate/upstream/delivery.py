@@ -92,17 +92,18 @@ class Delivery:
         else:
             leave = Leave(self._clock, (), "", 0, math.inf)
         try:
-            self._look_again(lane, leave, call)
+            self._look_again(lane, leave, call, tokens)
             more = (
                 b""
                 if lane.hinter.is_silent
                 else lane.hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
             )
+            number = lane.quota.count(tokens)
             status, headers, answer = await lane.line.post(
                 lane.url(call.endpoint), call.idempotency_key, body, total_s, more, leave, call.attempt_count
             )
             if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
-                self.hear(lane, headers)
+                self.hear(lane, headers, call, number)
             line, usage = classify.accept(call.endpoint, status, headers, answer, self._clock.now_ms)
         except BaseException as wrong:
             if is_granted and not leave.begun:
@@ -136,10 +137,13 @@ class Delivery:
             self._reserve.learn_prompt(call, lane.deployment, usage)
         self._purse.used(leave, spent, paid)
 
-    def _look_again(self, lane: Lane, leave: Leave, call: Call) -> None:
+    def _look_again(self, lane: Lane, leave: Leave, call: Call, tokens: int) -> None:
         """Leave may have been waited for: nothing begins when the lease that covers the call may be over, after its job's window, or at a
-        deployment that asked for a rest meanwhile."""
+        deployment that asked for a rest meanwhile or has said that less is left."""
         now_ms = self._clock.monotonic_ms()
+        opens_at_ms = lane.quota.opens_at_ms(tokens)
+        if opens_at_ms > now_ms:
+            raise Withheld("the deployment said that no more is left", until_ms=opens_at_ms, code="upstream_rests")
         if lane.rests_until_ms > now_ms:
             raise Withheld("the deployment asked for a rest", until_ms=lane.rests_until_ms, code="upstream_rests")
         if now_ms >= call.begin_by_ms:
@@ -148,13 +152,24 @@ class Delivery:
             raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
         leave.dies_ms = min(leave.dies_ms, call.begin_by_ms, call.deadline_ms)
 
-    def hear(self, lane: Lane, headers: Mapping[str, str]) -> None:
-        """The answer tells of its deployment's limits."""
-        told = discovered.told(headers, self._clock.now_ms())
+    def hear(self, lane: Lane, headers: Mapping[str, str], call: Call, number: int) -> None:
+        """The answer to the lane's call with this number tells of its deployment's limits, and of what is left of them."""
+        now_ms = self._clock.monotonic_ms()
+        wall_ms = self._clock.now_ms()
+        told = discovered.told(headers, wall_ms)
+        left = discovered.left(headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or discovered.MINUTE_MS)
+        tokens = self._reserve.tokens(call, lane.deployment.estimate)
+        lane.is_empty = left.is_nothing
+        lane.quota.hear(left, number, tokens, now_ms)
         if told is None:
             return
-        if lane.told(told, self._clock.monotonic_ms()):
+        if lane.told(told, now_ms):
             log.info("upstream_limits", deployment=lane.deployment.name, requests=told.requests, tokens=told.tokens)
+            if lane.discovered is not None and not left.is_nothing:
+                # What went out before is inside the window too, and all processes must know it. Of a rest they are told otherwise.
+                spent = lane.quota.spent_of(lane.discovered, lane.budget.attempts(now_ms), tokens)
+                renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)
+                self._purse.charge(lane.budgets[-1], *spent, now_ms + renew_ms)
             if self._notebook is not None:
                 self._notebook.note(lane)
         if told.empty_for_ms and self._rests is not None:

@@ -15,6 +15,7 @@ from email.utils import parsedate_to_datetime
 NUMBER_MAX = 10**12
 RESET_MS_MAX = 7 * 86_400_000
 TEXT_MAX = 40
+MINUTE_MS = 60_000
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s|d)", re.ASCII)
 _UNIT_MS = {
@@ -36,6 +37,41 @@ class Told:
     requests: int | None = None
     tokens: int | None = None
     empty_for_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one answer said is left until its limits renew; None where it did not say."""
+
+    requests: int | None = None
+    requests_renew_ms: int = MINUTE_MS
+    tokens: int | None = None
+    tokens_renew_ms: int = MINUTE_MS
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.requests == 0 or self.tokens == 0
+
+
+def left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> Left:
+    """What these headers say is left. Where nothing readable says when limits renew, it is within `renew_ms`."""
+    if "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
+        kinds = ("tokens",) if "anthropic-ratelimit-tokens-remaining" in headers else ("input-tokens", "output-tokens")
+        counts = [_count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) for kind in kinds]
+        some = [count for count in counts if count is not None]
+        return Left(
+            _count(headers.get("anthropic-ratelimit-requests-remaining")),
+            _anthropic_renew_ms(headers, "requests", now_ms) or renew_ms,
+            # One that is used up stops all of it, whatever the other has left.
+            (0 if 0 in some else sum(some)) if some else None,
+            max(_anthropic_renew_ms(headers, kind, now_ms) for kind in kinds) or renew_ms,
+        )
+    return Left(
+        _count(headers.get("x-ratelimit-remaining-requests")),
+        _duration_ms(headers.get("x-ratelimit-reset-requests")) or renew_ms,
+        _count(headers.get("x-ratelimit-remaining-tokens")),
+        _duration_ms(headers.get("x-ratelimit-reset-tokens")) or renew_ms,
+    )
 
 
 def told(headers: Mapping[str, str], now_ms: int) -> Told | None:
@@ -78,6 +114,10 @@ def _empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
 def _anthropic_empty_for(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
     if _count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) != 0:
         return 0
+    return _anthropic_renew_ms(headers, kind, now_ms)
+
+
+def _anthropic_renew_ms(headers: Mapping[str, str], kind: str, now_ms: int) -> int:
     moment_ms = _moment_ms(headers.get(f"anthropic-ratelimit-{kind}-reset"))
     if moment_ms is None:
         return 0

@@ -244,6 +244,8 @@ class Groups:
             self._learn(lane, kind.endpoint, self._size(lane, kind).succeeded(size.epoch))
             _count(lane, len(members), "answered")
         except UpstreamError as error:
+            for place in narrow.lanes:
+                place.refusals.pass_on(call.idempotency_key, [member.call.idempotency_key for member in members])
             shares = self._after_failure(kind, lane, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
@@ -266,7 +268,10 @@ class Groups:
     def _members(self, route: Route, kind: Kind, lane: Lane, company: list[_Seat]) -> tuple[list[_Seat], Call | None]:
         """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
         members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(lane.deployment)
+        now_ms = self._clock.monotonic_ms()
         for seat in company[1:]:
+            if lane.waits_until_ms(seat.call) > now_ms:
+                continue
             tokens += seat.part.tokens
             if cap and tokens > cap:
                 break

@@ -263,7 +263,7 @@ class Interactive:
             place.is_not_streamed()
 
         def closed(error: UpstreamError | None, came_whole: bool) -> UpstreamError | None:
-            place.leave(refused=error is not None and error.status in (429, 503))
+            place.leave(refused=error is not None and error.status in (429, 503, 529))
             if is_probe:
                 lane.breaker.end_probe()
             learned = None
@@ -338,6 +338,7 @@ class Interactive:
             if terms.budgets:
                 leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=cost, give_up_ms=give_up_ms)
             tab = Tab(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
+            place.number = lane.quota.count(tokens)
             try:
                 stream = await line.open(
                     lane.url(shaped.endpoint),
@@ -384,7 +385,7 @@ class Interactive:
         """The answer up to its first byte, or whole where it is not streamed."""
         headers = stream.headers
         if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
-            self._delivery.hear(lane, headers)
+            self._delivery.hear(lane, headers, ask.call, place.number)
         is_good = 200 <= stream.status <= 299
         if is_good and ask.is_stream and headers.get("Content-Type", "").startswith(EVENT_STREAM):
             first = await stream.read()

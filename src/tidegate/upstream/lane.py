@@ -22,9 +22,12 @@ from tidegate.core.errors import (
     Unavailable,
     UpstreamError,
 )
+from tidegate.core.nouns import Call
 from tidegate.upstream.breaker import Breaker, BreakerPolicy, BreakerState
 from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
+from tidegate.upstream.quota import Quota
+from tidegate.upstream.refusals import Refusals
 from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
 from tidegate.upstream.tides import LaneTide
 from tidegate.upstream.transport import Line, OpenLine, QueuedLine
@@ -86,6 +89,8 @@ class Lane:
     def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
+        self.refusals = Refusals()
+        self.quota = Quota()
         self.in_flight = 0
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
@@ -109,6 +114,7 @@ class Lane:
         self._urls: dict[str, URL] = {}
         self._totals_s: dict[str, float] = {}
         self._throttled_in_a_row = 0
+        self.is_empty = False
         self._forbidden_in_a_row = 0
         self._forbidden: OrderedDict[str, int] = OrderedDict()
         self._failed_calls: OrderedDict[str, None] = OrderedDict()
@@ -148,18 +154,25 @@ class Lane:
             self._totals_s[endpoint] = total_s
         return total_s
 
+    def waits_until_ms(self, call: Call) -> float:
+        """The moment before which this call must not come here: it was refused and told to wait. 0 for any other call."""
+        return self.refusals.waits_until_ms(call.idempotency_key)
+
     def ready_at_ms(self) -> float:
         """The moment from which something may be sent here; in the past when it may be sent now."""
-        return max(self.rests_until_ms, self.breaker.ready_at_ms)
+        return max(self.rests_until_ms, self.breaker.ready_at_ms, self.quota.opens_at_ms())
 
     def rest_ends_ms(self, now_ms: float) -> float:
         """Until when those who wait for it are better off elsewhere."""
         if self.breaker.state is not BreakerState.PAUSED:
             return self.ready_at_ms()
-        return max(self.rests_until_ms, min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX))
+        paused_until_ms = min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX)
+        return max(self.rests_until_ms, paused_until_ms, self.quota.opens_at_ms())
 
     def free_slots(self, now_ms: float) -> int:
         if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:
+            return 0
+        if self.quota.is_told and self.quota.opens_at_ms() > now_ms:
             return 0
         # Interactive calls go first: what they have of the deployment is not batch's to use.
         slots = self.slots
@@ -255,24 +268,26 @@ class Lane:
         self.answered += 1
         self._throttled_in_a_row = 0
         self._forbidden_in_a_row = 0
+        self.refusals.answered()
         return self.breaker.succeeded()
 
     def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
         """Learn from a failure. True when it shut the deployment."""
         self.failures[error.reason] += 1
         self.last_failure = error.message
+        if isinstance(error, Throttled) or error.retry_after_ms is not None:
+            self._refused(error.retry_after_ms, idempotency_key, now_ms, jitter)
+        else:
+            self.refusals.answered()
         match error:
             case Throttled():
                 self._is_there()
-                self._throttled(error.retry_after_ms, now_ms, jitter)
             case KeyRejected():
                 return self._key_rejected(error.status, idempotency_key, now_ms)
             case Ambiguous() | Unavailable() | BrokenAnswer():
                 if error.billed:
                     self._remember(self._failed_calls, idempotency_key, None)
                     self._failed_at_ms = now_ms
-                if error.retry_after_ms is not None:
-                    self._rest(error.retry_after_ms, now_ms)
                 return self.breaker.failed(now_ms)
             case Refused():
                 self._is_there()
@@ -296,7 +311,7 @@ class Lane:
         return answered_then is not None and answered_then < self.answered
 
     def status(self, now_ms: float, spent_until_ms: float = 0.0) -> DeploymentStatus:
-        resting = not self.breaker.is_open and self.rests_until_ms > now_ms
+        resting = not self.breaker.is_open and max(self.rests_until_ms, self.quota.opens_at_ms()) > now_ms
         return DeploymentStatus(
             name=self.deployment.name,
             url=self.deployment.url,
@@ -317,7 +332,8 @@ class Lane:
         if self.breaker.is_open:
             self.breaker.succeeded()
 
-    def _throttled(self, retry_after_ms: int | None, now_ms: float, jitter: float) -> None:
+    def _refused(self, retry_after_ms: int | None, idempotency_key: str, now_ms: float, jitter: float) -> None:
+        """This call waits as long as the deployment asked for; so does the whole deployment when it refuses many, or has nothing left."""
         if retry_after_ms is None:
             doubled = self._policy.throttle_backoff_ms * 2 ** min(self._throttled_in_a_row, 20)
             bound = min(doubled, self._policy.throttle_backoff_ms_max)
@@ -325,7 +341,11 @@ class Lane:
         if self.rests_until_ms <= now_ms:
             # Calls that were in flight together are told the same thing together: that is one refusal, not many.
             self._throttled_in_a_row += 1
-        self._rest(retry_after_ms, now_ms)
+        until_ms = now_ms + min(retry_after_ms, self._policy.retry_after_ms_max)
+        self.rest_until(self.refusals.refused(idempotency_key, until_ms))
+        # The refused call itself still counts as in flight.
+        if self.is_empty or self.refusals.are_heavy(self.in_flight + self.interactive_in_flight - 1):
+            self._rest(retry_after_ms, now_ms)
 
     def _rest(self, wait_ms: int, now_ms: float) -> None:
         until_ms = now_ms + min(wait_ms, self._policy.retry_after_ms_max)

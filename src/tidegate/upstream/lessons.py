@@ -77,7 +77,7 @@ class Lessons:
         if key is not None and error.body:
             error.body = error.body.replace(key.reveal().encode(), b"***")
         if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call.models)
+            error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
         return error
 
     def _learn(self, lane: Lane, call: Call, error: UpstreamError, now_ms: float) -> None:

@@ -29,13 +29,15 @@ class Place:
     """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's: in the tide too, which
     never takes it back, for somebody waits for it."""
 
-    __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "lane")
+    __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "lane", "number")
 
     def __init__(
         self, lane: Lane, call: Call, *, is_flex: bool, counted: Callable[[int], None], changed: Callable[[Lane], None]
     ) -> None:
         self.lane = lane
         self.is_flex = is_flex
+        # Which of its deployment's calls it is, once it goes out.
+        self.number = 0
         self._flight: Flight | None = None
         self._counted = counted
         self._changed = changed

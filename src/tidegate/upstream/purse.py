@@ -113,6 +113,8 @@ class Purse:
         self._terms: dict[Budgets, Terms] = {}
         self._waiting: dict[Budgets, list[_Waiter]] = {}
         self._one_by_one: set[Budgets] = set()
+        self._charges: list[tuple[Ask, float]] = []
+        self._charged: list[tuple[Ask, float, Grant]] = []
         self._asking: asyncio.Task[None] | None = None
         self._bills = Bills(limits, self._freed)
         self._spent: dict[Budget, float] = {}
@@ -131,6 +133,8 @@ class Purse:
 
     def spent_until_ms(self, budgets: Budgets) -> float:
         """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
+        if self._charged:
+            self._renew_charged()
         if not self._spent:
             return 0.0
         return max((self._spent.get(budget, 0.0) for budget in budgets), default=0.0)
@@ -177,6 +181,24 @@ class Purse:
                 self.give_back(waiter.answer.result())
             raise
 
+    def charge(self, budget: Budget, requests: int, tokens: int, until_ms: float) -> None:
+        """So much of this budget was spent before anybody knew of it, and counts until this moment. It is asked for first."""
+        if self._limits is None or self._closed or not (requests or tokens):
+            return
+        # Tokens are granted along with requests: some that took tokens took a request too.
+        self._charges.append((Ask((budget,), max(1, requests), tokens), until_ms))
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_while_any_waits())
+
+    def _renew_charged(self) -> None:
+        """Give back what was charged until a moment that has passed: the upstream counts anew."""
+        now_ms = self._clock.monotonic_ms()
+        for one in [one for one in self._charged if one[1] <= now_ms]:
+            self._charged.remove(one)
+            (budget,), grant = one[0].budgets, one[2]
+            self._spent.pop(budget, None)
+            self._bills.add(grant.id, (budget,), unsent=grant.requests, reserved=grant.tokens, used=0, reserved_nano=0)
+
     def give_back(self, leave: Leave) -> None:
         """Nothing was sent under this leave."""
         self._bills.add(
@@ -216,10 +238,22 @@ class Purse:
 
     async def _ask_while_any_waits(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting or self._charges:
+                if self._charges:
+                    await self._charge(*self._charges.pop(0))
                 await self._ask()
         finally:
             self._asking = None
+
+    async def _charge(self, ask: Ask, until_ms: float) -> None:
+        assert self._limits is not None
+        try:
+            (grant,) = await self._limits.debit([ask])
+        except LimitsUnavailable as error:
+            # What the upstream says is left still binds this process.
+            log.warning("limits_unavailable", why=str(error))
+        else:
+            self._charged.append((ask, until_ms, grant))
 
     async def _ask(self) -> None:
         now_ms = self._clock.monotonic_ms()

@@ -38,6 +38,13 @@ class RetryBudget:
         firsts = self._first_sum - self._firsts[(second + 1) % self._length]
         return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
 
+    def attempts(self, now_ms: float) -> int:
+        """How many calls were counted in the window."""
+        second = int(now_ms // 1000)
+        if second != self._second:
+            self._move_to(second)
+        return self._first_sum + self._retry_sum
+
     def count(self, now_ms: float, *, is_retry: bool) -> Attempt:
         """Count a call that is about to be sent; a retry only after `allows_retry` allowed it."""
         second = int(now_ms // 1000)

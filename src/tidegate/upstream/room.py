@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from tidegate.core.budgets import Budget
+from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
 from tidegate.upstream.breaker import BreakerState
@@ -82,10 +83,11 @@ class Room:
         at_ms = min((self._rest_ends_ms(one, lane, now_ms) for one, lane in _chain(route)), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
-    def wait_ms(self, route: Route, now_ms: float, models: frozenset[str] = frozenset()) -> int | None:
-        """How long until the first deployment takes calls for one of these models again; None when one does, or none is left."""
-        lanes = list(_chain(route, models)) or [(route, lane) for lane in route.interactive_lanes]
-        wait_ms = math.ceil(min((self._waits_ms(one, lane, now_ms) for one, lane in lanes), default=now_ms) - now_ms)
+    def wait_ms(self, route: Route, now_ms: float, call: Call) -> int | None:
+        """How long until the first deployment takes this call; None when one does now, or none is left."""
+        lanes = list(_chain(route, call.models)) or [(route, lane) for lane in route.interactive_lanes]
+        moments = (max(self._waits_ms(one, lane, now_ms), lane.waits_until_ms(call)) for one, lane in lanes)
+        wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     def closed(self, route: Route, model: str) -> str:

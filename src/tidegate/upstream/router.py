@@ -105,7 +105,7 @@ class Router:
         rests = capacity.rests
         if rests is not None:
             self._backpressure = Backpressure(rests, clock, policy, self._lanes.values())
-        self._lessons = Lessons(clock, entropy, self._room, self._route, rests, self._backpressure)
+        self._lessons = Lessons(clock, entropy, self._room, self._routes.of, rests, self._backpressure)
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, rests)
         if capacity.worker_id is not None and capacity.limits is not None:
             self._shared = SharedSlots(
@@ -153,12 +153,12 @@ class Router:
     # Interactive calls.
 
     def takes_interactive(self, model: str) -> bool:
-        route = self._route(model)
+        route = self._routes.of(model)
         return any(one.interactive_lanes for one in (route, *route.fallbacks))
 
     async def open(self, ask: Ask) -> Passage:
         """Begin an interactive call: its answer, whole or from its first byte on."""
-        route, call = self._route(ask.call.model), ask.call
+        route, call = self._routes.of(ask.call.model), ask.call
         if not call.parallel:
             return await self._along(route, call, lambda one: self._interactive.open(one, ask))
         await self._parallel.take(call.parallel)
@@ -189,19 +189,19 @@ class Router:
         return self._room.free(self._routes.of(model), model)
 
     def items_per_call(self, model: str | None = None) -> int:
-        routes = self._routes.all() if model is None else (self._route(model),)
+        routes = self._routes.all() if model is None else (self._routes.of(model),)
         return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
 
     def rests_until_ms(self, model: str) -> float:
-        return self._room.rests_until_ms(self._route(model))
+        return self._room.rests_until_ms(self._routes.of(model))
 
     def closed(self, model: str) -> str:
         """Why nothing may be sent to this model now; empty while something may."""
-        return self._room.closed(self._route(model), model)
+        return self._room.closed(self._routes.of(model), model)
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
         """What binds calls for this name, for each deployment that could take them."""
-        return self._room.budgets(self._route(model))
+        return self._room.budgets(self._routes.of(model))
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         return self._room.spent_until_ms(budgets)
@@ -229,7 +229,7 @@ class Router:
     # The call itself.
 
     def send(self, call: Call) -> Coroutine[Any, Any, Answer]:
-        route = self._route(call.model)
+        route = self._routes.of(call.model)
         if call.parallel:
             return self._send_within(route, call)
         return self._send_by(route, call) if route.is_direct else self._send(route, call)
@@ -279,7 +279,7 @@ class Router:
         assert failed is not None
         if failed.retry_after_ms is None:
             # When it failed, those after it still took calls.
-            failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms(), call.models)
+            failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms(), call)
         raise failed
 
     def _send_by(self, route: Route, call: Call) -> Coroutine[Any, Any, Answer]:
@@ -323,9 +323,6 @@ class Router:
                 )
                 lane = other
 
-    def _route(self, model: str) -> Route:
-        return self._routes.of(model)
-
     def _choose(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort but one: the last is where this
@@ -341,6 +338,8 @@ class Router:
         sticky: list[Lane] | None = [] if call.prefix_salt and len(route.lanes) > 1 else None
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
+                continue
+            if lane.refusals.waits_until_ms(call.idempotency_key) > now_ms:
                 continue
             if call.attempt_count and not self._routes.may_try(lane, call, now_ms):
                 continue
@@ -374,7 +373,7 @@ class Router:
         return any(
             lane.slots > 0
             and lane not in tried
-            and self._room.ready_at_ms(route, lane) <= now_ms
+            and max(self._room.ready_at_ms(route, lane), lane.waits_until_ms(call)) <= now_ms
             and not lane.has_failed(call.idempotency_key)
             for lane in route.lanes
         )
@@ -396,7 +395,9 @@ class Router:
         model = route.model_of(call.model)
         self._caps.count(model, 1)
         tide = lane.tide
-        flight = tide.begin(call.idempotency_key, call.body, call.hand_backs) if tide is not None else None
+        flight = None
+        if tide is not None:
+            flight = tide.begin(call.idempotency_key, call.body, call.hand_backs, (model, call.endpoint))
         answered: int | None = None
         refused = False
         try:
@@ -406,18 +407,19 @@ class Router:
             if lane.is_plain and route.is_plain and not call.budgets:
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
                 leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+                number = lane.quota.count(0)
                 status, headers, body = await lane.line.post(
                     lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
                 )
                 by_requests, by_tokens = lane.tells_by
                 if by_requests in headers or by_tokens in headers:
-                    self._delivery.hear(lane, headers)
+                    self._delivery.hear(lane, headers, call, number)
                 line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
             else:
                 status, line, usage = await self._delivery.send(route, lane, call, total_s, flight)
         except UpstreamError as error:
             failed = self._lessons.failed(lane, call, error, attempt)
-            refused = error.status in (429, 503)
+            refused = error.status in (429, 503, 529)
         except LeaveDied:
             late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
             late.until_ms = self._clock.monotonic_ms()

@@ -21,7 +21,7 @@ from tidegate.core.ports import Clock, Present
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.prefill import PrefillRate
-from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
+from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
 from tidegate.upstream.peers import GATEWAY_MS, Peers, Users
 from tidegate.upstream.transport import Line
 
@@ -52,6 +52,7 @@ class Flight:
     ahead_tokens: int
     hand_backs: int
     task: "asyncio.Task[object] | None"
+    kind: Kind
     due: "asyncio.TimerHandle | None" = None
     awaiting: bool = True
     handed_back: bool = False
@@ -154,7 +155,7 @@ class LaneTide:
             return False
         return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
-    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX) -> Flight:
+    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> Flight:
         """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
         self._held.pop(key, None)
@@ -162,7 +163,7 @@ class LaneTide:
         self._sent_tokens += tokens
         # Only where batch stands back for others is a call ever taken back.
         task = asyncio.current_task() if self.yields else None
-        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, task)
+        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, task, kind)
         self._flights[id(flight)] = flight
         if self.yields:
             self._ahead.append(flight.ahead_tokens)
@@ -181,7 +182,7 @@ class LaneTide:
         now_ms = self._clock.monotonic_ms()
         if answer_tokens is not None:
             latency_ms = now_ms - flight.sent_ms
-            self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms))
+            self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms, flight.kind))
             if self._sample is None and now_ms - self._learned_ms >= LEARN_EVERY_MS:
                 self._learned_ms = now_ms
                 self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)

@@ -27,7 +27,7 @@ class Missing:
     purse: Purse
     clock: Clock
     ready_at_ms: Callable[[Route, Lane], float]
-    wait_ms: Callable[[Route, float, frozenset[str]], int | None]
+    wait_ms: Callable[[Route, float, Call], int | None]
     may_try: Callable[[Lane, Call, float], bool]
 
     def refuse(self, route: Route, call: Call) -> None:
@@ -35,9 +35,12 @@ class Missing:
         if not lanes:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
         now_ms = self.clock.monotonic_ms()
-        fit = [lane for lane in lanes if self.ready_at_ms(route, lane) <= now_ms]
+        ready = [lane for lane in lanes if self.ready_at_ms(route, lane) <= now_ms]
+        fit = [lane for lane in ready if lane.waits_until_ms(call) <= now_ms]
         if not fit:
-            wait_ms = self.wait_ms(route, now_ms, call.models)
+            wait_ms = self.wait_ms(route, now_ms, call)
+            if ready:
+                raise Throttled("this call was refused and waits as long as it was asked to", retry_after_ms=wait_ms)
             if any(lane.ready_at_ms() <= now_ms for lane in lanes):
                 is_away = self.purse.unreachable_until_ms > now_ms
                 raise Withheld(

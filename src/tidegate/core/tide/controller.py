@@ -70,8 +70,8 @@ class Tide:
         self.cost = StepCost()
         ceiling = policy.ceiling
         is_known = policy.is_known
-        self._learner = Learner(ceiling, start=ceiling, slower_factor_max=math.inf) if is_known else Learner(ceiling)
-        self._refusals = Learner(ceiling, start=ceiling, slower_factor_max=math.inf)
+        self._learner = Learner(ceiling, start=ceiling, by_pace=False) if is_known else Learner(ceiling)
+        self._refusals = Learner(ceiling, start=ceiling, by_pace=False)
         self._room = EngineRoom(ceiling)
         self._swell = math.log(min(SWELL_START_CALLS, ceiling))
         self._traffic_ms = self._calls_ms = 1_000.0

@@ -1,76 +1,240 @@
-"""How many calls an upstream takes when nothing says so: start safe, grow while calls stay quick, halve when it refuses.
+"""How many calls an upstream takes when nothing says so: try more calls, and keep them when they get more work done.
 
-For hosted providers and engines without metrics. Quick is measured per token, so that a round of long answers is not taken for a
-slow upstream. It knows no queue and no interactive traffic. Time is an argument.
+For hosted providers and engines without metrics. The measure is work done: calls in flight, divided by how long a call takes. What calls
+take is compared per token, only between calls of the same kind (model and endpoint), and only with the step before: nothing is held to
+the best that was ever seen. Steps up are tried again and again, so it never stays low for good. When a step up brought nothing, or calls
+became much slower, a step down is tried, and stays when it costs nothing.
+
+Refusals lower the number by their share for as long as they come. Many refusals lower it until a step up succeeds again. It knows no
+queue and no interactive traffic. Time is an argument.
 """
 
+import math
 from collections.abc import Iterable
 
-from tidegate.core.tide.signals import Ended
+from tidegate.core.tide.signals import Ended, Kind
 
 SAFE_CALLS = 16
-SLOWER_FACTOR_MAX = 2.0
-GROWTH, SHRINK = 1.25, 0.8
+# Steps double until the first one that brings nothing; after that they are smaller, and measured more carefully.
+FIRST_STEP, STEP = 2.0, 1.5
+# A step up must bring at least this share of what it adds: twice the calls, a tenth more work.
+GAIN_SHARE_MIN = 0.1
 # One round is as many answers as the limit, but never so few that chance rules, nor so many that a slow upstream teaches nothing.
 ROUND_CALLS_MIN, ROUND_CALLS_MAX = 8, 64
 USED_SHARE_MIN = 0.75
-# The baseline follows this slowly, so that an upstream that became slower for good is not held to its youth.
-BASELINE_DRIFT = 0.02
-ROUND_TRIP_MS = 1_000.0
+TELLING_SHARE, ROUND_MS_MAX = 0.5, 60_000.0
+# After a step that brought nothing so many rounds pass before the next one in its direction, and twice as many each time.
+UP_ROUNDS_MAX = 4
+DOWN_ROUNDS_MIN, DOWN_ROUNDS_MAX = 2, 64
+MUCH_SLOWER = 1.5
+# How much of what was known of a kind's pace is kept when a round at the same limit says something else.
+PACE_KEPT = 0.5
+# A refused share from which on the limit itself falls, at most by half in a round; clean rounds let it grow again.
+MANY_REFUSED_SHARE = 0.05
+REFUSALS_MEMORY_CALLS = 100
+SHRINK_MAX, REGROWTH = 0.5, 1.25
 # What a call costs in answer tokens: about this much for itself, and one for so many prompt tokens.
 CALL_TOKENS, PROMPT_TOKENS_PER_TOKEN = 4.0, 200.0
 
 
-class Learner:
-    """`calls` is the limit it believes in, at least 1 and at most its ceiling."""
+class Round:
+    """The calls that began and ended since a limit was set: what they took, by kind, and how many were in flight meanwhile."""
 
-    def __init__(self, ceiling: int, start: int = SAFE_CALLS, slower_factor_max: float = SLOWER_FACTOR_MAX) -> None:
+    def __init__(self, now_ms: float, in_flight: int, settling: int = 0) -> None:
+        self.calls = self.refusals = 0
+        self._settling = settling
+        self._now_in_flight = in_flight
+        self._ms: dict[Kind, float] = {}
+        self._tokens: dict[Kind, float] = {}
+        self._begin(now_ms)
+
+    def _begin(self, now_ms: float) -> None:
+        self._began_ms = self._seen_ms = now_ms
+        # Calls in flight, summed over milliseconds; and how many of these were of calls that ended.
+        self._flown_ms = self._ended_ms = 0.0
+        self._highest = self._now_in_flight
+
+    @property
+    def in_flight(self) -> float:
+        elapsed_ms = self._seen_ms - self._began_ms
+        return max(1.0, self._flown_ms / elapsed_ms if elapsed_ms > 0.0 else float(self._highest))
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the calls that ended say something about those in flight: quick ones end first, and slow ones may be what fills it.
+        Calls that hang for long are not waited for."""
+        return self._ended_ms >= TELLING_SHARE * self._flown_ms or self._seen_ms - self._began_ms >= ROUND_MS_MAX
+
+    @property
+    def refused_share(self) -> float:
+        return self.refusals / max(1, self.calls + self.refusals)
+
+    def see(self, now_ms: float, in_flight: int) -> None:
+        self._flown_ms += self._now_in_flight * max(0.0, now_ms - self._seen_ms)
+        self._seen_ms, self._now_in_flight = max(now_ms, self._seen_ms), in_flight
+        self._highest = max(self._highest, in_flight)
+
+    def add(self, call: Ended, now_ms: float) -> None:
+        """Count a call, unless it began under another limit or while the number in flight still changed."""
+        if now_ms - call.latency_ms < self._began_ms:
+            return
+        if self._settling:
+            self._settling -= 1
+            if not self._settling:
+                self._begin(now_ms)
+            return
+        self.calls += 1
+        self._ended_ms += max(0.001, call.latency_ms)
+        tokens = CALL_TOKENS + call.prompt_tokens / PROMPT_TOKENS_PER_TOKEN + call.answer_tokens
+        self._ms[call.kind] = self._ms.get(call.kind, 0.0) + max(0.001, call.latency_ms)
+        self._tokens[call.kind] = self._tokens.get(call.kind, 0.0) + tokens
+
+    def paces(self) -> dict[Kind, float]:
+        """Milliseconds per token, by kind."""
+        return {kind: ms / self._tokens[kind] for kind, ms in self._ms.items()}
+
+    def speedup(self, paces: dict[Kind, float]) -> float | None:
+        """How much quicker calls were than at these paces; None when most of the time went into kinds that have none."""
+        known_ms = expected_ms = 0.0
+        for kind, ms in self._ms.items():
+            if kind in paces:
+                known_ms += ms
+                expected_ms += paces[kind] * self._tokens[kind]
+        return expected_ms / known_ms if known_ms and known_ms >= sum(self._ms.values()) / 2 else None
+
+
+class Learner:
+    """`calls` is the limit that it believes in now, at least 1 and at most its ceiling. Without `by_pace` only refusals lower it."""
+
+    def __init__(self, ceiling: int, start: int = SAFE_CALLS, *, by_pace: bool = True) -> None:
         self.ceiling = max(1, ceiling)
-        self._calls = float(min(start, self.ceiling))
-        self._slower_factor_max = slower_factor_max
-        self._round_calls = 0
-        self._round_ms = self._round_tokens = 0.0
-        self._used = 0
-        self._baseline_ms: float | None = None
-        self._halved_at_ms: float | None = None
-        self._round_trip_ms = ROUND_TRIP_MS
+        self._by_pace = by_pace
+        self._limit = float(min(start, self.ceiling))
+        self._trial: float | None = None
+        self._refused_share = 0.0
+        self._round: Round | None = None
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Nothing is known of the kinds that run now."""
+        self._is_doubling = True
+        self._paces: dict[Kind, float] = {}
+        self._in_flight = 1.0
+        self._up_after, self._up_rounds = 0, 1
+        self._down_after: float = math.inf
+        self._down_rounds = DOWN_ROUNDS_MIN
+        self._first_paces: dict[Kind, float] = {}
 
     @property
     def calls(self) -> int:
-        return max(1, int(self._calls))
+        limit = self._limit if self._trial is None else self._trial
+        return max(1, round(limit * (1.0 - self._refused_share)))
 
     def observe(self, now_ms: float, in_flight: int, ended: Iterable[Ended], refusals: int) -> None:
         """Learn from what ended since the last time."""
-        if refusals > 0:
-            self._refused(now_ms)
-        self._used = max(self._used, in_flight)
+        current = self._round
+        if current is None:
+            # Calls that ended by now may have begun at any time before.
+            current = self._round = Round(now_ms, in_flight)
+        current.see(now_ms, in_flight)
+        current.refusals += refusals
+        count = refusals
         for call in ended:
-            self._round_calls += 1
-            self._round_ms += max(0.0, call.latency_ms)
-            self._round_tokens += CALL_TOKENS + call.prompt_tokens / PROMPT_TOKENS_PER_TOKEN + call.answer_tokens
-        if self._round_calls >= min(max(self.calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX):
-            self._end_round()
+            current.add(call, now_ms)
+            count += 1
+        if count and (refusals or self._refused_share):
+            kept = (1.0 - 1.0 / REFUSALS_MEMORY_CALLS) ** count
+            self._refused_share = self._refused_share * kept + refusals / count * (1.0 - kept)
+        calls = self.calls
+        wanted = ROUND_CALLS_MIN if self._is_doubling else min(max(calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX)
+        if current.calls + current.refusals >= wanted and (current.is_telling or current.refusals >= wanted):
+            self._end(current)
+            # A smaller step is measured only when as many calls as are in flight have come and gone under it.
+            is_settling = self._by_pace and not self._is_doubling and self.calls != calls
+            settling = min(max(calls, self.calls), ROUND_CALLS_MAX) if is_settling else 0
+            self._round = Round(now_ms, in_flight, settling)
 
-    def _refused(self, now_ms: float) -> None:
-        # Calls that were in flight together are refused together: that is one refusal, not many.
-        if self._halved_at_ms is not None and 0.0 <= now_ms - self._halved_at_ms < self._round_trip_ms:
+    def _end(self, current: Round) -> None:
+        if current.refused_share >= MANY_REFUSED_SHARE:
+            self._shrink(current.refused_share)
+        elif not self._by_pace:
+            self._limit = min(float(self.ceiling), max(self._limit * REGROWTH, self._limit + 1))
+        elif not current.calls:
             return
-        self._halved_at_ms = now_ms
-        self._calls = max(1.0, self._calls / 2)
-        self._begin_round()
+        elif self._trial is None:
+            self._measure(current)
+        else:
+            trial, self._trial = self._trial, None
+            self._judge(trial, current)
 
-    def _end_round(self) -> None:
-        self._round_trip_ms = max(ROUND_TRIP_MS, self._round_ms / self._round_calls)
-        pace_ms = self._round_ms / self._round_tokens
-        baseline_ms = pace_ms if self._baseline_ms is None else self._baseline_ms
-        if pace_ms > baseline_ms * self._slower_factor_max:
-            self._calls = max(1.0, self._calls * SHRINK)
-        elif self._used >= int(self._calls * USED_SHARE_MIN):
-            # A limit that was not used has not been tried: growing it would say nothing.
-            self._calls = min(float(self.ceiling), max(self._calls * GROWTH, self._calls + 1))
-        self._baseline_ms = min(pace_ms, baseline_ms + BASELINE_DRIFT * max(0.0, pace_ms - baseline_ms))
-        self._begin_round()
+    def _shrink(self, refused_share: float) -> None:
+        if self._trial is not None and self._trial > self._limit:
+            self._up_failed()
+        else:
+            self._limit = max(1.0, self._limit * max(SHRINK_MAX, 1.0 - refused_share))
+            self._refused_share = 0.0
+        self._trial = None
+        self._is_doubling = False
+        self._paces = {}
 
-    def _begin_round(self) -> None:
-        self._round_calls = self._used = 0
-        self._round_ms = self._round_tokens = 0.0
+    def _measure(self, current: Round) -> None:
+        """A round at the limit itself: what calls take there is what the next step is compared with."""
+        if self._paces and current.speedup(self._paces) is None:
+            # Other models or endpoints than before: what was learned of those says little about these.
+            self._limit = max(self._limit, float(min(SAFE_CALLS, self.ceiling)))
+            self._begin_again()
+        paces = current.paces()
+        for kind in paces.keys() & self._paces.keys():
+            paces[kind] += PACE_KEPT * (self._paces[kind] - paces[kind])
+        self._paces, self._in_flight = paces, current.in_flight
+        self._up_after -= 1
+        self._down_after -= 1
+        slower = 1.0 / (current.speedup(self._first_paces) or 1.0)
+        if slower > MUCH_SLOWER and math.isinf(self._down_after):
+            self._down_after = 0
+        if slower > MUCH_SLOWER or not self._first_paces:
+            self._first_paces = paces
+        # A limit that was not used has not been tried: another one would say nothing.
+        if current.in_flight >= USED_SHARE_MIN * self.calls:
+            self._step()
+
+    def _step(self) -> None:
+        if self._up_after <= 0 and self._limit < self.ceiling:
+            wanted = max(self._limit * (FIRST_STEP if self._is_doubling else STEP), self._limit + 1)
+            self._trial = min(float(self.ceiling), wanted)
+        elif self._down_after <= 0 and self._limit > 1:
+            self._is_doubling = False
+            self._trial = max(1.0, min(self._limit / STEP, self._limit - 1))
+
+    def _judge(self, trial: float, current: Round) -> None:
+        """A round under another limit: it stays when it gets more work done, or the same with fewer calls."""
+        is_up = trial > self._limit
+        speedup = current.speedup(self._paces)
+        if speedup is None:
+            self._begin_again()
+            return
+        more = current.in_flight / self._in_flight
+        is_good = speedup * more >= (1.0 + GAIN_SHARE_MIN * (more - 1.0) if is_up else 1.0)
+        if is_good:
+            self._limit = trial
+            self._paces, self._in_flight = current.paces(), current.in_flight
+            self._first_paces = self._paces
+        if is_up and is_good:
+            self._up_after, self._up_rounds = 0, 1
+            self._down_after = math.inf
+            self._step()
+        elif is_up:
+            self._up_failed()
+        elif is_good:
+            self._down_after = self._down_rounds = DOWN_ROUNDS_MIN
+        else:
+            self._down_rounds = min(2 * self._down_rounds, DOWN_ROUNDS_MAX)
+            self._down_after = self._down_rounds
+
+    def _up_failed(self) -> None:
+        if math.isinf(self._down_after):
+            # Perhaps fewer would do.
+            self._down_after = self._down_rounds = DOWN_ROUNDS_MIN
+        self._is_doubling = False
+        self._up_after = self._up_rounds
+        self._up_rounds = min(2 * self._up_rounds, UP_ROUNDS_MAX)

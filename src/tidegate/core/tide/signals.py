@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 UNLIMITED_TOKENS = 1 << 40
 
+# Calls of one kind can be compared: the model, and the endpoint.
+Kind = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
@@ -28,11 +31,12 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A batch call of ours that was answered: what it asked, what it got (both in tokens), and how long it took."""
+    """A batch call of ours that was answered: what it asked, what it got (both in tokens), how long it took, and of which kind it was."""
 
     prompt_tokens: int
     answer_tokens: int
     latency_ms: float
+    kind: Kind = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

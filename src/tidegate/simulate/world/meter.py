@@ -18,6 +18,8 @@ from tidegate.simulate.world.rules import Rules
 from tidegate.simulate.world.settings import SPANS
 
 _UNDONE = ("throttle", "refuse")
+# A deployment rests that refused this share of so many calls; so many more may be on their way to it.
+LAST_CALLS, HEAVY_SHARE, UNSEEN_CALLS_MAX = 100, 0.05, 8
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class Meter:
 
 
 class Rests:
-    """Promise P17: who was told to leave a deployment alone sends it nothing before."""
+    """Promise P17: a call that was refused does not come back before its time, and nothing comes to a deployment that refuses many."""
 
     def __init__(self, broken: Callable[[str], None]) -> None:
         self._broken = broken
@@ -111,12 +113,26 @@ class Rests:
                 earlier.wait_s
                 and earlier.heard_s is not None
                 and call.sent_s < earlier.heard_s + earlier.wait_s - 0.002
+                and (earlier.key == call.key or _refuses_many(told, earlier.heard_s))
             ):
                 self._broken(
                     f"P17: call {call.serial} goes to {call.deployment}, which asked call {earlier.serial} for a rest"
                     f" of {earlier.wait_s:.1f} s"
                 )
         told.append(call)
+
+
+def _refuses_many(told: list[Witnessed], at_s: float) -> bool:
+    """Whether a deployment had refused 5 % or more of the last 100 calls that a process had sent it."""
+    sent = [call for call in told if call.sent_s <= at_s]
+    ended = sorted((call for call in sent if call.heard_s is not None and call.heard_s <= at_s), key=_heard_s)
+    refused = sum(call.mood == "throttle" for call in ended[-LAST_CALLS:])
+    # Some may be on their way that nobody has seen yet.
+    return refused >= HEAVY_SHARE * min(LAST_CALLS, len(sent) + UNSEEN_CALLS_MAX)
+
+
+def _heard_s(call: Witnessed) -> float:
+    return call.heard_s or 0.0
 
 
 def _taken(call: Witnessed) -> int:
