@@ -10,7 +10,7 @@ queue and no interactive traffic. Time is an argument.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from tidegate.core.tide.signals import Ended, Kind
 
@@ -29,7 +29,7 @@ DOWN_ROUNDS_MIN, DOWN_ROUNDS_MAX = 2, 64
 MUCH_SLOWER = 1.5
 # How much of what was known of a kind's pace is kept when a round at the same limit says something else.
 PACE_KEPT = 0.5
-# A refused share from which on the limit itself falls, at most by half in a round; clean rounds let it grow again.
+# From this refused share of about the last hundred calls on, the limit itself falls, at most by half in a round.
 MANY_REFUSED_SHARE = 0.05
 REFUSALS_MEMORY_CALLS = 100
 SHRINK_MAX, REGROWTH = 0.5, 1.25
@@ -70,6 +70,9 @@ class Round:
         return self.refusals / max(1, self.calls + self.refusals)
 
     def see(self, now_ms: float, in_flight: int) -> None:
+        if not self._now_in_flight and not self.calls:
+            # Nothing ran yet: the round begins now.
+            self._begin(now_ms)
         self._flown_ms += self._now_in_flight * max(0.0, now_ms - self._seen_ms)
         self._seen_ms, self._now_in_flight = max(now_ms, self._seen_ms), in_flight
         self._highest = max(self._highest, in_flight)
@@ -130,7 +133,7 @@ class Learner:
         limit = self._limit if self._trial is None else self._trial
         return max(1, round(limit * (1.0 - self._refused_share)))
 
-    def observe(self, now_ms: float, in_flight: int, ended: Iterable[Ended], refusals: int) -> None:
+    def observe(self, now_ms: float, in_flight: int, ended: Sequence[Ended], refusals: int) -> None:
         """Learn from what ended since the last time."""
         current = self._round
         if current is None:
@@ -138,16 +141,19 @@ class Learner:
             current = self._round = Round(now_ms, in_flight)
         current.see(now_ms, in_flight)
         current.refusals += refusals
-        count = refusals
-        for call in ended:
-            current.add(call, now_ms)
-            count += 1
+        if self._by_pace:
+            for call in ended:
+                current.add(call, now_ms)
+        else:
+            current.calls += len(ended)
+        count = len(ended) + refusals
         if count and (refusals or self._refused_share):
             kept = (1.0 - 1.0 / REFUSALS_MEMORY_CALLS) ** count
             self._refused_share = self._refused_share * kept + refusals / count * (1.0 - kept)
         calls = self.calls
         wanted = ROUND_CALLS_MIN if self._is_doubling else min(max(calls, ROUND_CALLS_MIN), ROUND_CALLS_MAX)
-        if current.calls + current.refusals >= wanted and (current.is_telling or current.refusals >= wanted):
+        is_telling = not self._by_pace or current.refusals >= wanted or current.is_telling
+        if current.calls + current.refusals >= wanted and is_telling:
             self._end(current)
             # A smaller step is measured only when as many calls as are in flight have come and gone under it.
             is_settling = self._by_pace and not self._is_doubling and self.calls != calls
@@ -155,7 +161,7 @@ class Learner:
             self._round = Round(now_ms, in_flight, settling)
 
     def _end(self, current: Round) -> None:
-        if current.refused_share >= MANY_REFUSED_SHARE:
+        if current.refusals and self._refused_share >= MANY_REFUSED_SHARE:
             self._shrink(current.refused_share)
         elif not self._by_pace:
             self._limit = min(float(self.ceiling), max(self._limit * REGROWTH, self._limit + 1))
