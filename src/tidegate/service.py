@@ -52,9 +52,8 @@ from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.connections import make_room_for_connections
-from tidegate.upstream.lane import LanePolicy
+from tidegate.upstream.lane import LanePolicy, RetryBudgetPolicy
 from tidegate.upstream.probe import Probe
-from tidegate.upstream.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.router import Router, open_router
 from tidegate.upstream.slots import Capacity
 from tidegate.web.app import build_app

@@ -28,7 +28,8 @@ from tidegate.upstream.discovered import Told
 from tidegate.upstream.hints import Hinter
 from tidegate.upstream.quota import Quota
 from tidegate.upstream.refusals import Refusals
-from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.retry_budget import RetryBudget
+from tidegate.upstream.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy
 from tidegate.upstream.tides import LaneTide
 from tidegate.upstream.transport import Line, OpenLine, QueuedLine
 
