@@ -34,8 +34,8 @@ class Prospects(Table):
         """How many processes are alive, one at the least."""
 
         async def body(tx: Tx) -> int:
-            row = await tx.one("snapshot_now")
-            return max(1, int(row[1])) if row else 1
+            row = await tx.one("workers_alive")
+            return max(1, int(row[0])) if row else 1
 
         return await self._driver.read(body)
 

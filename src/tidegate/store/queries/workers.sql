@@ -33,6 +33,10 @@ returning id;
 -- The item that a lost worker ran alone, if it said so.
 select alone_job_id, alone_number, alone_checked from workers where id = :id and alone_job_id is not null;
 
+-- workers_alive --
+-- How many processes beat within their leases.
+select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms();
+
 -- workers_overdue --
 select id from workers where state = 'alive' and alive_until < now_ms() order by alive_until limit :count_max;
 
