@@ -118,8 +118,10 @@ class Chooser:
             by_id = {tenant_id: self._caps[name] for name, tenant_id in ids.items()}
             self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
 
-    async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial) -> schedule.Choice:
-        """One decision. Models without room are passed over unread, so that they never hide one that has some."""
+    async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
+        """One decision. Models without room are passed over unread, so that they never hide one that has some.
+
+        `trial` says whether suspects are shown; without one they are."""
         begun_ms = self._clock.monotonic_ms()
         if begun_ms >= self._wake_at_ms:
             self._wake_at_ms = begun_ms + _WAKE_EVERY_MS
@@ -151,7 +153,7 @@ class Chooser:
             self._shadow(snapshot, choice, policy.shadow_mode)
         return choice
 
-    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial) -> schedule.Snapshot:
+    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial | None) -> schedule.Snapshot:
         policy = self._policy
         return await self._store.snapshot(
             worker_id,
@@ -163,8 +165,8 @@ class Chooser:
             turns=self._turns,
             bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
             models_max=MODELS_MAX,
-            hides_suspects=trial.hides_suspects,
-            wants_check=trial.wants_check,
+            hides_suspects=trial is not None and trial.hides_suspects,
+            wants_check=trial is not None and trial.wants_check,
         )
 
     @staticmethod
