@@ -98,15 +98,15 @@ def test_a_full_disk_refuses_and_recovers(api: Api, shims: Shims, tmp_path: Path
         assert all(re.fullmatch(r"blob_[0-9A-Za-z]{22}", name) for name in stored)
 
 
-def test_a_full_disk_under_the_store_is_a_503(api: Api, shims: Shims, tmp_path: Path) -> None:
+def test_a_full_disk_under_the_store_is_a_507(api: Api, shims: Shims, tmp_path: Path) -> None:
     disk = shims.disk(tmp_path / "data" / "tidegate.db-wal")
     with api.start(env=preload_env(disk)) as client:
         file_id = upload(client)
         disk.fail("enospc")
         body = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
         answer = client.post("/v1/batches", json=body)
-        assert answer.status_code == 503, answer.text
-        assert answer.headers["retry-after"] == "5"
+        assert answer.status_code == 507, answer.text
+        assert answer.json()["error"]["code"] == "storage_full"
         disk.heal()
         assert create(client, file_id)["status"] == "validating"
         assert len(client.get("/v1/batches").json()["data"]) == 1

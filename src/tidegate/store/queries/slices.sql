@@ -98,7 +98,7 @@ with suspects as (
                 and y.lost_count <= :search_max and y.ready_at > now_ms() - 10000)
         ) or s.first < (
             select r.first from slices r where r.job_id = :job_id and r.model = :model and r.state = 'ready' and r.lost_count = 0
-            order by r.first desc limit 1 offset cast(:kept as bigint) - 1
+            order by r.first desc limit 1 offset case when cast(:kept as bigint) > 0 then cast(:kept as bigint) - 1 else 0 end
         ))
     order by s.first
     limit :count_max /*! for update skip locked */
