@@ -13,7 +13,6 @@ from tidegate.core.prices import Price, bound
 from tidegate.flow.guard import Guard, Guards
 
 BUDGET_US = 10.0
-PATTERNS_BUDGET_US = 80.0
 _SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody minds.\n"
 _ABOUT = About("/v1/chat/completions", "model-7", "acme")
 
@@ -81,11 +80,11 @@ def main(*, quick: bool = False) -> None:
                 f"{without:.2f} µs",
                 f"under {BUDGET_US:.0f} µs",
             ),
-            (f"and lengths and two patterns, {size}", f"{with_rails:.2f} µs", f"under {PATTERNS_BUDGET_US:.0f} µs"),
+            (f"and lengths and two patterns, {size}", f"{with_rails:.2f} µs", f"under {BUDGET_US:.0f} µs"),
             (
                 "and lengths and a pattern without any plain text",
                 f"{slow:.2f} µs",
-                f"under {PATTERNS_BUDGET_US:.0f} µs",
+                "no budget",
             ),
         ],
     )
