@@ -16,12 +16,10 @@ from starlette.routing import Route
 from tidegate import metrics
 from tidegate.settings import Settings
 from tidegate.web.host import HostChecked
-from tidegate.web.loopback import is_local_program, is_loopback
+from tidegate.web.loopback import FORWARDED, is_local_program, is_loopback
 from tidegate.web.serving import listening
 
 PATH = "/metrics"
-# What a proxy on this machine adds to the calls of strangers.
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
 def local_route() -> Route:
@@ -41,7 +39,7 @@ async def scraped(settings: Settings, health: Sequence[Route] = ()) -> AsyncIter
 
 
 async def _shown_here(request: Request) -> Response:
-    if not _is_from_here(request) or any(name in request.headers for name in _FORWARDED):
+    if not _is_from_here(request) or any(name in request.headers for name in FORWARDED):
         raise HTTPException(404)
     return _shown()
 
