@@ -231,16 +231,21 @@ class Worker:
             self._hand.extend_lease(self._me.safe_until_ms)
             return
         self._hand.extend_lease(self._me.safe_until_ms)
-        self._hire()
-        await self._filler.follow()
-        for stranger in self._hand.compare(known, holdings):
-            on_its_way = stranger.token in pending or stranger.token in self._filler.pending
-            if not on_its_way and not self._recorder.is_settling(stranger.job_id, stranger.first, stranger.token):
-                await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
+        # Before anything that the store could fail at: a job that closes must not wait for the next heartbeat.
         for holding in holdings:
             if holding.closing is not None:
                 self._close(holding)
+        pending |= self._filler.pending
+        strangers = [
+            one
+            for one in self._hand.compare(known, holdings)
+            if one.token not in pending and not self._recorder.is_settling(one.job_id, one.first, one.token)
+        ]
         self._settle_all()
+        self._hire()
+        await self._filler.follow()
+        for stranger in strangers:
+            await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
 
     def _close(self, holding: Holding) -> None:
         """The job closes: nothing more of it is sent; what is out gets the grace and is then aborted."""

@@ -17,7 +17,10 @@ from tidegate.store.postgres_notices import PostgresNotices
 pytestmark = pytest.mark.anyio
 
 Another = Callable[[str], Awaitable["Process"]]
-CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tidegate notices'"
+CUT = (
+    "select pg_terminate_backend(pid) from pg_stat_activity"
+    " where application_name = 'tidegate notices' and datname = current_database()"
+)
 
 
 class Process:

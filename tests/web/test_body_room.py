@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -142,7 +143,9 @@ def test_a_body_that_is_held_must_be_there_in_time(held: Held) -> None:
         client.sendall(head.encode() + body[:-1])
         wait_until(lambda: _has_begun(held), timeout_s=20, what="the body to be read")
         web.clock.ahead_ms += 301_000
-        client.sendall(body[-1:])
+        # The server may have given up before this byte comes, or because it came: the answer is the same.
+        with contextlib.suppress(ConnectionError):
+            client.sendall(body[-1:])
         assert client.recv(65_536).startswith(b"HTTP/1.1 408 ")
 
 
