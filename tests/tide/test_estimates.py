@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.tide.prefill import MARGIN, PrefillRate
@@ -73,6 +73,10 @@ def test_before_anything_was_seen_it_expects_a_slowdown() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(ANY, ANY, ANY), max_size=60))
+# Beside prompts, so many sequences that their squares are infinite, and so few prompt tokens that their cost is zero.
+@example([(math.inf, 1.0, 1.0)])
+@example([(1e200, 1.0, 1_000.0)])
+@example([(1.0, 1.0, 5e-321)])
 def test_no_sample_makes_the_cost_absurd(samples: list[tuple[float, float, float]]) -> None:
     cost = StepCost()
     for running, between_ms, per_s in samples:

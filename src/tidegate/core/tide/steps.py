@@ -19,6 +19,8 @@ from tidegate.core.tide.signals import EngineSample
 # Measured on one H200 with an 8B model; larger models are slower in much the same proportions, which is all that counts.
 PRIOR_BASE_MS, PRIOR_SEQUENCE_MS, PRIOR_PROMPT_TOKEN_MS = 5.0, 0.025, 0.025
 PRIOR_SAMPLES, MEMORY_SAMPLES = 2.0, 400.0
+# Fewer prompt tokens a step than this tell nothing about what one costs.
+PROMPT_TOKENS_MIN = 1e-6
 # The sizes at which the prior speaks: what it says about twenty sequences weighs as much as what it says about none.
 TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS = 20.0, 300.0
 
@@ -60,10 +62,13 @@ class StepCost:
         if between_ms is None or not 0.0 < between_ms < MEASURED_MAX or not load.sequence_ms:
             return
         sequences = load.square_ms / load.sequence_ms
+        if not 0.0 <= sequences < MEASURED_MAX:
+            # Absurd counts overflow to infinity, and infinity over infinity is no number.
+            return
         prompt_tokens = (sample.prompt_tokens_per_s or 0.0) * between_ms / 1000
         if not load.has_prompts and not prompt_tokens:
             self._line.learn((1.0, sequences, 0.0), between_ms)
-        elif 0.0 < prompt_tokens < MEASURED_MAX:
+        elif PROMPT_TOKENS_MIN <= prompt_tokens < MEASURED_MAX:
             self._learn_prompts(prompt_tokens, between_ms - self._between_ms(sequences))
 
     def _learn_prompts(self, prompt_tokens: float, more_ms: float) -> None:
