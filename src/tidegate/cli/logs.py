@@ -14,6 +14,7 @@ from tidegate.cli.screen import clean
 from tidegate.settings import Settings
 
 FIELD_CHARS_MAX = 2_000
+TRACE_LINE_CHARS_MAX = 500
 REPEAT_S = 10.0
 # Of one event about different things, so many lines in that time.
 EVENT_LINES_MAX = 20
@@ -105,13 +106,30 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
 
 def _capped(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     for name, value in event.items():
-        if isinstance(value, str) and len(value) > FIELD_CHARS_MAX:
+        if name == "exception":
+            event[name] = _capped_trace(str(value))
+        elif isinstance(value, str) and len(value) > FIELD_CHARS_MAX:
             event[name] = value[:FIELD_CHARS_MAX] + "…"
     return event
+
+
+def _capped_trace(trace: str) -> str:
+    """Keep the end of a traceback: the error itself and where it was raised stand there. No line of it may crowd out the others."""
+    lines = [
+        line if len(line) <= TRACE_LINE_CHARS_MAX else line[:TRACE_LINE_CHARS_MAX] + "…" for line in trace.split("\n")
+    ]
+    kept, size = [], 0
+    for line in reversed(lines):
+        size += len(line) + 1
+        if size > FIELD_CHARS_MAX:
+            kept.append("…")
+            break
+        kept.append(line)
+    return "\n".join(reversed(kept))
 
 
 def _as_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
     trace = event.pop("exception", None)
     head = f"{event.pop('at')} {event.pop('level'):<7} {event.pop('event')}"
     line = " ".join([head, *(f"{name}={clean(value)}" for name, value in event.items())])
-    return f"{line}\n{trace}" if trace else line
+    return "\n".join([line, *(clean(row) for row in trace.split("\n"))]) if trace else line
