@@ -195,7 +195,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        router, roster = await stack.enter_async_context(_router(parts, me, takes_interactive=roles.api))
+        router, roster = await stack.enter_async_context(_router(parts, me, roles))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
         worker = _worker(parts, me, router, roster, is_kept=roles.api) if roles.worker else None
@@ -248,7 +248,7 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        async with _router(parts, me) as (router, roster):
+        async with _router(parts, me, Roles(api=False, worker=True)) as (router, roster):
             stop = asyncio.Event()
             worker = _worker(parts, me, router, roster, is_kept=True)
             task = asyncio.create_task(worker.run(stop))
@@ -321,11 +321,9 @@ def _incarnation(parts: Parts) -> Incarnation:
 
 
 @asynccontextmanager
-async def _router(
-    parts: Parts, me: Incarnation, *, takes_interactive: bool = False
-) -> AsyncIterator[tuple[Router, Roster]]:
+async def _router(parts: Parts, me: Incarnation, roles: Roles) -> AsyncIterator[tuple[Router, Roster]]:
     settings = parts.settings
-    http = settings.http.limits(takes_interactive=takes_interactive)
+    http = settings.http.limits(takes_interactive=roles.api)
     make_room_for_connections(http)
     async with AsyncExitStack() as stack:
         limits: Limits = StoreLimits(parts.store, lambda: me.id)
@@ -344,6 +342,7 @@ async def _router(
             model_in_flight_max=model_caps(settings),
             in_flight_max_global=settings.worker.in_flight_max_global,
             in_flight_max=settings.worker.in_flight_max,
+            runs_items=roles.worker,
         )
         router = open_router(
             deployments(settings),

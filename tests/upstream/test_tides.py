@@ -232,6 +232,19 @@ async def test_a_hosted_provider_hands_nothing_back() -> None:
         assert at.model.scrapes == 0
 
 
+async def test_a_process_without_a_worker_looks_at_the_engine_for_flex_calls_alone() -> None:
+    async with sea(capacity=Capacity(runs_items=False)) as at:
+        user = at.open()
+        await at.arrived(1)
+        at.model.first_token.set()
+        await user
+        await at.turned()
+        await at.turned()
+        assert (at.model.scrapes, at.tide.present().why) == (0, "")
+        at.open(flex_wait_s=60.0)
+        await eventually(lambda: at.model.scrapes > 0, "a look for the flex call")
+
+
 @pytest.mark.parametrize("engine", list(Engine))
 async def test_switched_off_it_leaves_the_ceiling_alone(engine: Engine) -> None:
     async with sea(engine=engine, tide=TideMode.OFF, max_in_flight=40, batch_fraction=0.5) as at:

@@ -89,11 +89,9 @@ class Router:
         self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
         self._put_off = PutOff(self._purse, clock, self._patience_ms, self._choose, self._waiters)
         self._room_heard: list[Callable[[], None]] = []
+        room, runs_items = (self._has_room, self._waiters.wake), capacity.runs_items
         self._lanes = Lanes(
-            transport,
-            control,
-            policy,
-            lambda one, line: tide_of(one, line, clock, self._has_room, self._waiters.wake),
+            transport, control, policy, lambda one, line: tide_of(one, line, clock, *room, runs_items=runs_items)
         )
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
         self._shared: SharedSlots | None = None

@@ -29,7 +29,8 @@ class Capacity:
 
     `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
     only process. `rests` tells others who asked to be left alone, `fleet` what calls each has out, `notices` at once how many of them are
-    interactive. 0 and no entry mean no cap; `in_flight_max` is this process's own.
+    interactive. 0 and no entry mean no cap; `in_flight_max` is this process's own. Without `runs_items` this process has no worker: its
+    only batch calls are flex calls.
     """
 
     limits: Limits | None = None
@@ -41,6 +42,7 @@ class Capacity:
     model_in_flight_max: Mapping[str, int] = field(default_factory=dict)
     in_flight_max_global: int = 0
     in_flight_max: int = 0
+    runs_items: bool = True
 
 
 class Caps:

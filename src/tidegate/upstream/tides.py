@@ -78,6 +78,8 @@ class LaneTide:
         clock: Clock,
         opened: Callable[[], None],
         wake: Callable[[], None],
+        *,
+        runs_items: bool = True,
     ) -> None:
         self.deployment = deployment
         self.yields = shares_engine(deployment)
@@ -85,6 +87,7 @@ class LaneTide:
         self._clock = clock
         self._opened = opened
         self._wake = wake
+        self._runs_items = runs_items
         self._tide = Tide(
             TidePolicy(
                 deployment.max_in_flight,
@@ -283,8 +286,8 @@ class LaneTide:
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
-        why = f"{self.calls} calls ({self.decision.why})"
-        if self.is_closed:
+        why = f"{self.calls} calls ({self.decision.why})" if self._needs_engine else ""
+        if why and self.is_closed:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
         return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
 
@@ -309,10 +312,16 @@ class LaneTide:
         """Nothing of ours is out or waits or would have to, so nobody needs to know how the engine is."""
         return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
 
+    @property
+    def _needs_engine(self) -> bool:
+        """Whether batch calls of this process depend on how the engine is; without a worker only flex calls do."""
+        return self._runs_items or bool(self._flights) or bool(self._held)
+
     async def look(self) -> None:
         """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
         now_ms = self._clock.monotonic_ms()
-        if self.yields and self._names is not None and not self.is_idle and now_ms >= self._scrape_at_ms:
+        is_due = self._needs_engine and not self.is_idle and now_ms >= self._scrape_at_ms
+        if self.yields and self._names is not None and is_due:
             known = self._known() or 0
             try:
                 status, _, text = await self._control.get(self._metrics_url, SCRAPE_S)
@@ -369,12 +378,18 @@ class LaneTide:
 
 
 def tide_of(
-    deployment: Deployment, control: Line, clock: Clock, opened: Callable[[], None], wake: Callable[[], None]
+    deployment: Deployment,
+    control: Line,
+    clock: Clock,
+    opened: Callable[[], None],
+    wake: Callable[[], None],
+    *,
+    runs_items: bool = True,
 ) -> LaneTide | None:
     """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
-    return LaneTide(deployment, control, clock, opened, wake)
+    return LaneTide(deployment, control, clock, opened, wake, runs_items=runs_items)
 
 
 def tide_terms(deployment: Deployment) -> tuple[object, ...]:

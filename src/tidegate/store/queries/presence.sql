@@ -17,7 +17,11 @@ order by p.told_at desc
 limit :count_max;
 
 -- presence_list --
-select p.deployment, p.why from presence p where p.told_at > now_ms() - :lately_ms order by p.deployment, p.worker_id limit :count_max;
+-- Why tides stand as they do; a process without batch calls says nothing of it.
+select p.deployment, p.why from presence p
+where p.told_at > now_ms() - :lately_ms and p.why <> ''
+order by p.deployment, p.worker_id
+limit :count_max;
 
 -- presence_forget --
 delete from presence where told_at < now_ms() - :keep_ms;
