@@ -177,6 +177,8 @@ def test_explain_says_in_words_why_a_batch_waits(make_crew: MakeCrew) -> None:
     # Too few to shut the deployment: only the retry budget keeps them waiting.
     failing = crew.site.submit(requests(3, lambda number: behaving("500"), "failing"))
     _until_said(crew, failing, "the retry budget of their deployment is used up (retry.budget_share, retry.budget_min)")
+    # Also while every slice rests, which no look of a worker shows.
+    _until_said(crew, failing, "failing: it waits, because its retries wait for the retry budget")
 
     # Nothing of these ends, so that it stays the turn of one of them.
     large, small = crew.caller("large"), crew.caller("small")

@@ -6,7 +6,8 @@ import pytest
 
 from tests.schedule.world import World, job
 from tidegate.core import explain as reasons
-from tidegate.core.schedule import Policy, Prospect, Reason, Why, choose, prospects
+from tidegate.core.outlooks import ModelOutlook
+from tidegate.core.schedule import Policy, Prospect, Reason, Why, choose, prospect_not_ready, prospects
 from tidegate.core.window import DAY_MS
 
 
@@ -62,6 +63,16 @@ def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
     assert told(world, "a").rule == Why.URGENT
     assert "goes first within the urgent share" in said(told(world, "a"))
     assert "cannot be met any more" in said(told(world, "c"))
+
+
+def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
+    outlook = ModelOutlook("m", 100, 50, 0, 0, weight=1.0, weights=4.0, flow_count=3, minutes=())
+    prospect = prospect_not_ready(outlook, Policy())
+    assert (prospect.rule, prospect.reason, prospect.share) == (None, None, 0.25)
+    assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(prospect)
+    assert "3 tenants have work for it" in said(prospect)
+    standing = reasons.Standing(0, 1, 0, 1, 4_000, 0, 0, (("upstream_throttled", 2),), (prospect,))
+    assert reasons._as_put_off(prospect, standing).reason == Reason.RESTING
 
 
 def test_what_nobody_measured_is_said_to_be_unknown() -> None:

@@ -189,11 +189,15 @@ async def _prospects(
     )
     ends = {one.model: end_of(one, outlook, is_limited=least_ms.get(one.model, 0) > 0) for one in outlook.models}
     found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
-    return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0)) for one in found)
+    shown = {one.model for one in found}
+    found += tuple(schedule.prospect_not_ready(one, policy) for one in outlook.models if one.model not in shown)
+    left_ms = outlook.expires_at - outlook.now
+    return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0), left_ms) for one in found)
 
 
-def _with_end(prospect: schedule.Prospect, expected: eta.Eta | None, least_ms: int) -> schedule.Prospect:
+def _with_end(prospect: schedule.Prospect, expected: eta.Eta | None, least_ms: int, left_ms: int) -> schedule.Prospect:
     if expected is None:
         return prospect
     end = eta.not_before(expected, least_ms)
-    return dataclasses.replace(prospect, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms)
+    slack_ms = left_ms - end.p50_ms if prospect.slack_ms is None else prospect.slack_ms
+    return dataclasses.replace(prospect, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms, slack_ms=slack_ms)

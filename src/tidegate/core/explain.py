@@ -174,7 +174,7 @@ def _foreseen(prospect: Prospect) -> list[str]:
     elif prospect.reason is not None:
         said = [f"{model}: it waits, because {_REASONS.get(prospect.reason, prospect.reason)} ({prospect.reason})."]
     else:
-        said = [f"{model}: nothing more of it can be taken now."]
+        said = [f"{model}: nothing more of it can be taken now: all that is left is out or put off."]
     others = f"{prospect.flows} tenants have" if prospect.flows > 1 else "nobody else has"
     said.append(f"{model}: {others} work for it; its tenant can count on {prospect.share:.0%} of what is served.")
     said.extend(f"{model}: {note}" for note in prospect.notes)

@@ -2,7 +2,7 @@
 
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
-from tidegate.core.schedule.prospect import Prospect, prospects
+from tidegate.core.schedule.prospect import Prospect, prospect_not_ready, prospects
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare
@@ -39,6 +39,7 @@ __all__ = [
     "Why",
     "choose",
     "compare",
+    "prospect_not_ready",
     "prospects",
     "reason_of",
 ]

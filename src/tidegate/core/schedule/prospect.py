@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tidegate.core.outlooks import ModelOutlook
 from tidegate.core.schedule import deadline, fair
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.reasons import reason_of
@@ -29,6 +30,12 @@ class Prospect:
 def prospects(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[Prospect, ...]:
     """One for each model of the job that the look shows."""
     return tuple(_prospect(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
+
+
+def prospect_not_ready(outlook: ModelOutlook, policy: Policy) -> Prospect:
+    """How a job fares on a model of which no look shows it, because all that is left of it is out or put off."""
+    share = fair.share_of(outlook.weight, outlook.weights)
+    return Prospect(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 
 
 def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> Prospect:
