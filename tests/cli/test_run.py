@@ -14,6 +14,8 @@ import pytest
 from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
 from tests.support.engine import Engine
 from tests.support.processes import Proc, free_port, wait_until
+from tidegate.cli.app import app
+from tidegate.core.errors import SettingsError
 
 SLOW = behaving("latency=150").replace("{", "{{").replace("}", "}}")
 
@@ -208,10 +210,34 @@ def test_a_key_that_is_refused_is_told_before_anything_begins(desk: Desk, tmp_pa
     refused = desk.done(*usual, "--api-key", "env:K", code=2, K="wrong-canary")
     assert "refuses us" in refused.stderr()
     assert "wrong-canary" not in refused.logs()
-    literal = desk.done(*usual, "--api-key", "right-key")
-    assert "plain text" in literal.stderr()
-    assert "right-key" not in literal.stderr()
     assert desk.done(*usual, "--api-key", "env:K", K="right-key").stdout() == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "requests.jsonl", "--upstream", "http://127.0.0.1:9/v1", "-o", "r.jsonl"),
+        ("serve", "--upstream", "http://127.0.0.1:9/v1"),
+        ("worker", "--upstream", "http://127.0.0.1:9/v1"),
+        ("doctor", "--upstream", "http://127.0.0.1:9/v1"),
+        ("deployments", "add", "gpu", "--model", "m", "--url", "http://127.0.0.1:9/v1"),
+    ],
+)
+def test_a_key_on_the_command_line_is_refused(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError) as refused:
+        app([*command, "--api-key", "sk-canary-0123456789"], standalone_mode=False)
+    assert "env:NAME" in str(refused.value)
+    assert "file:PATH" in str(refused.value)
+    assert "canary" not in str(refused.value)
+
+
+def test_a_password_on_the_command_line_of_the_simulated_engine_is_refused(desk: Desk) -> None:
+    refused = desk.done("simulate", "--queue", "redis://:canary@127.0.0.1:9/0", "--pool", "p", code=2)
+    assert "env:NAME" in refused.stderr()
+    assert "canary" not in refused.stderr()
 
 
 def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:

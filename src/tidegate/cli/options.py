@@ -10,6 +10,19 @@ from tidegate.cli import screen
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Loaded, load
+from tidegate.settings.secrets import is_reference
+
+
+def require_reference(text: str | None) -> str | None:
+    """Refuse a secret that stands on the command line itself: every user of the machine can read it in the list of processes."""
+    if text and not is_reference(text):
+        raise SettingsError(
+            "--api-key holds the key itself, and the list of processes shows it to every user of this machine. "
+            "Put the key into an environment variable or a file, and write --api-key env:NAME or --api-key file:PATH. "
+            "Replace the key if others use this machine."
+        )
+    return text
+
 
 Data = Annotated[
     Path | None,
@@ -28,7 +41,12 @@ Upstream = Annotated[
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", metavar="env:NAME|file:PATH", help="Where the upstream's key is; never the key itself."),
+    typer.Option(
+        "--api-key",
+        metavar="env:NAME|file:PATH",
+        help="Where the upstream's key is; never the key itself.",
+        callback=require_reference,
+    ),
 ]
 Org = Annotated[
     str | None, typer.Option("--org", metavar="NAME", help="Whose batches; the default is the one without keys.")

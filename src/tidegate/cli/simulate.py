@@ -9,6 +9,9 @@ import uvloop
 
 from tidegate.cli import options
 from tidegate.core.errors import SettingsError
+from tidegate.settings import secrets
+from tidegate.settings.renewal import Renewal
+from tidegate.settings.rules import redacted
 
 if TYPE_CHECKING:
     from tidegate.simulate.engine import EngineOptions
@@ -50,10 +53,16 @@ def simulate(
     ] = 256,
     processes: Annotated[int, typer.Option("--processes", metavar="N", help="Processes that share the port.")] = 1,
     api_key: Annotated[
-        str | None, typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key.")
+        str | None,
+        typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key, which is made up for tests."),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", metavar="URL", help="Also take from queues in this Redis, as llm-d does.")
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="URL|env:NAME|file:PATH",
+            help="Also take from queues in this Redis, as llm-d does; a URL with a password only by env: or file:.",
+        ),
     ] = None,
     pool: Annotated[
         list[str] | None, typer.Option("--pool", metavar="NAME", help="A pool whose queue is served; may be repeated.")
@@ -100,8 +109,14 @@ async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: l
     from tidegate.simulate.engine import serve
     from tidegate.simulate.processor import Processor, ProcessorOptions
 
+    if not secrets.is_reference(redis_url) and redacted(redis_url) != redis_url:
+        raise ValueError(
+            "--queue has a password in it, and the list of processes shows it to every user of this machine: "
+            "put the URL into a variable or a file, and write env:NAME or file:PATH"
+        )
+    location = Renewal().secret(redis_url).reveal()
     address = f"http://{options.host}:{options.port}"
-    processor = asyncio.create_task(Processor(ProcessorOptions(redis_url, pools, address)).run())
+    processor = asyncio.create_task(Processor(ProcessorOptions(location, pools, address)).run())
     try:
         await serve(options)
     finally:
