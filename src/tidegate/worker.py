@@ -90,17 +90,8 @@ class Worker:
         self._trial = Trial(store, self._hand, self._recorder, incarnation, self._lease_ear.hear)
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.reached_by)
-        self._ingest = Ingest(
-            store,
-            blobs,
-            entropy,
-            options.scratch,
-            rules_for,
-            run_pass,
-            options.weight_of,
-            options.model_of,
-            options.ingest,
-        )
+        reading = (options.scratch, rules_for, run_pass, options.weight_of, options.model_of, options.ingest)
+        self._ingest = Ingest(store, blobs, entropy, *reading)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._flows = Flows(store, options.weight_of)
