@@ -53,15 +53,12 @@ def simulate(
     ] = 256,
     processes: Annotated[int, typer.Option("--processes", metavar="N", help="Processes that share the port.")] = 1,
     api_key: Annotated[
-        str | None,
-        typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key, which is made up for tests."),
+        str | None, typer.Option("--require-key", metavar="KEY", help="Refuse calls without this key.")
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue",
-            metavar="URL|env:NAME|file:PATH",
-            help="Also take from queues in this Redis, as llm-d does; a URL with a password only by env: or file:.",
+            "--queue", metavar="URL", help="Also take from queues in this Redis (URL, env:NAME or file:PATH)."
         ),
     ] = None,
     pool: Annotated[
