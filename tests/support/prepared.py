@@ -1,8 +1,9 @@
 """The product's processes without the second that loading takes: forked from one that has everything loaded already.
 
-What is forked is a process of its own, in a session of its own, with its own environment, directory and output, and it runs the same
-`main` as the installed command. Only the loading is shared. Who needs a real start (another interpreter's environment, a preloaded
-library, another system than Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
+What is forked is a process of its own, in a session of its own, with its own environment, directory and output. It runs the same `main` as
+the installed command, or the module that `python -m` names. Only the loading is shared. Processes with preloaded libraries are forked from
+one that has the same libraries preloaded. A process that needs a real start (another interpreter's environment, another system than
+Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
 
 Run as a module it is the process that forks: asks come over a socket, one datagram each, and so do the answers.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -26,17 +28,19 @@ from typing import IO
 ASK_BYTES_MAX = 1 << 18
 POLL_S = 0.005
 REPOSITORY = Path(__file__).resolve().parents[2]
-READ_ONCE = ("PYTHON", "LD_", "LC_", "MALLOC", "TZ")
-HARMLESS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+READ_ONCE = ("PYTHON", "LD_LIBRARY_PATH", "LC_", "MALLOC", "TZ")
+# These change nothing here, or are followed by hand in a forked process.
+HARMLESS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+MODULES = ("tidegate", "tidegate.simulate.engine", "tidegate.simulate.processor")
 
 
 def fits(args: Sequence[str], env: Mapping[str, str] | None) -> bool:
-    """Whether this command may be forked: what an interpreter or the loader reads only once must be as it is here."""
-    if sys.platform != "linux" or args[0] != TIDEGATE:
+    """Whether this command may be forked: it is the product's, and its interpreter would be set up as this one is."""
+    is_module = list(args[:2]) == [sys.executable, "-m"] and args[2] in MODULES
+    if sys.platform != "linux" or not (is_module or args[0] == TIDEGATE):
         return False
-    wanted = os.environ if env is None else env
-    return _read_once(wanted) == _read_once(os.environ)
+    return env is None or _read_once(env) == _read_once(os.environ)
 
 
 def _read_once(env: Mapping[str, str]) -> dict[str, str]:
@@ -46,13 +50,14 @@ def _read_once(env: Mapping[str, str]) -> dict[str, str]:
 class Prepared:
     """The one that forks, and the way to it. It ends when this process does, however that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: str) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.prepared", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=REPOSITORY,
+                env={**os.environ, "LD_PRELOAD": preloaded},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -68,17 +73,16 @@ class Prepared:
         return said
 
 
-_prepared: Prepared | None = None
+_prepared: dict[str, Prepared] = {}
 _preparing = threading.Lock()
 
 
-def prepared() -> Prepared:
-    """The one of this process; begun when it is first asked for."""
-    global _prepared
+def prepared(preloaded: str) -> Prepared:
+    """The one of this process whose children have these libraries preloaded; begun when it is first asked for."""
     with _preparing:
-        if _prepared is None:
-            _prepared = Prepared()
-        return _prepared
+        if preloaded not in _prepared:
+            _prepared[preloaded] = Prepared(preloaded)
+        return _prepared[preloaded]
 
 
 class Forked:
@@ -93,10 +97,11 @@ class Forked:
         cwd: Path | None,
     ) -> None:
         self.returncode: int | None = None
-        self._parent = prepared()
+        given = dict(os.environ if env is None else env)
+        self._parent = prepared(given.get("LD_PRELOAD", ""))
         question: dict[str, object] = {
             "args": [*args],
-            "env": dict(os.environ if env is None else env),
+            "env": given,
             "cwd": str(Path.cwd() if cwd is None else cwd),
         }
         pid = self._parent.ask(question, [stdout.fileno(), stderr.fileno()])
@@ -171,15 +176,20 @@ def _become(ask: dict[str, object], stdout: int, stderr: int) -> None:
     env, args = ask["env"], ask["args"]
     assert isinstance(env, dict)
     assert isinstance(args, list)
+    inherited = {"", str(REPOSITORY), *_python_path(os.environ)}
+    sys.path[:] = [*_python_path(env), *(path for path in sys.path if path not in inherited)]
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = args
-    sys.path[:] = [path for path in sys.path if path not in ("", str(REPOSITORY))]
+    sys.argv = args if args[0] == TIDEGATE else args[2:]
     for name, standard, buffering in (("stdout", 1, -1), ("stderr", 2, 1)):
         file = open(standard, "w", buffering, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
     tempfile.tempdir = None
+
+
+def _python_path(env: Mapping[str, str]) -> list[str]:
+    return [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _load() -> None:
@@ -197,7 +207,6 @@ def _load() -> None:
         "web.serving",
         "worker",
         "simulate.engine",
-        "simulate.processor",
     ):
         found = importlib.import_module(f"tidegate.{name}")
         for inner in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."):
@@ -213,7 +222,9 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         is_forked = _Nursery().serve(line)
-    if is_forked:
+    if is_forked and sys.argv[0] in MODULES:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif is_forked:
         from tidegate.cli import main as tidegate_command
 
         tidegate_command()
