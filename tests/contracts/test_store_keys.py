@@ -71,6 +71,23 @@ async def test_a_revoked_key_stays_revoked(world: World) -> None:
     assert await world.store.any_key(), "a revoked key still means that every call needs one"
 
 
+async def test_how_the_keys_of_open_calls_stand(world: World) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    names = [f"key{number:05}" for number in range(300)]
+    for name in names[:4]:
+        await put(world, name, tenant, expires_at=START_MS + 9 if name == names[1] else None)
+    await world.store.revoke_key(names[2])
+    await world.store.delete_key(names[3])
+    assert await world.store.keys_standing([]) == {}
+    found = await world.store.keys_standing(names)
+    assert sorted(found) == names[:3]
+    assert [found[name]["revoked_at"] for name in names[:3]] == [None, None, START_MS]
+    assert [found[name]["expires_at"] for name in names[:2]] == [None, START_MS + 9]
+    assert (bytes(found[names[0]]["secret_hash"]), found[names[0]]["now"]) == (b"\x00\xff hash", START_MS)
+    with pytest.raises(ValueError, match="fixed length"):
+        await world.store.keys_standing(["short"])
+
+
 async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     other = await world.store.put_tenant(world.id("tenant"), "other")

@@ -1,10 +1,11 @@
 """Verbs about tenants and their API keys. Secrets never come here: only keyed hashes of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.budgets import Limit
+from tidegate.core.keys import PUBLIC_LENGTH
 from tidegate.store.driver import Tx
 from tidegate.store.rows import limits_from, limits_text
 from tidegate.store.table import Table
@@ -161,6 +162,17 @@ class Keys(Table):
         async def body(tx: Tx) -> dict[str, Any] | None:
             rows = await tx.dicts("key_get", id=key_id)
             return rows[0] if rows else None
+
+        return await self._driver.read(body)
+
+    async def keys_standing(self, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """How these keys stand, by id, each with the database's `now` beside it; those that are gone are left out."""
+        if not all(len(key_id) == PUBLIC_LENGTH for key_id in key_ids):
+            raise ValueError("ids of keys have a fixed length, by which the statement tells them apart")
+
+        async def body(tx: Tx) -> dict[str, dict[str, Any]]:
+            rows = await tx.dicts("keys_standing", ids="".join(key_ids)) if key_ids else []
+            return {row["id"]: row for row in rows}
 
         return await self._driver.read(body)
 

@@ -2,8 +2,8 @@
 
 A command on this machine shows the token that a server left in its data directory; who can read that owns the data anyway, so it
 stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
-at most, so a revoked or expired key stops working by then. It decides who a caller is and what it may do in general; which things
-are a caller's own is the store's to say.
+at most, so a revoked or expired key stops working by then; calls that are open under it are cut within a second more. It decides who a
+caller is and what it may do in general; which things are a caller's own is the store's to say.
 
 A right key is never refused for the mistakes of others: after too many wrong ones from an address or under a name, keys that were
 not used here before wait for their turn to be looked up, a few at a time, and only the wrong ones among them are answered with 429.
@@ -26,6 +26,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, refuse_strangers
 from tidegate.web.loopback import require_loopback as require_loopback
+from tidegate.web.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.pepper import pepper_of as pepper_of
 from tidegate.web.problems import ANTHROPIC_PATHS
 
@@ -39,7 +40,6 @@ KEY_FAILURES_MAX = 10
 # How many keys are looked up at once for addresses and names that failed too often.
 DOUBTFUL_LOOK_UPS = 4
 USED_EVERY_MS = 60_000
-_ABSENT = bytes(32)
 _TENANT_CHARS_MAX = 255
 
 
@@ -60,6 +60,7 @@ class Authenticator:
         self._doubtful = asyncio.Semaphore(DOUBTFUL_LOOK_UPS)
         self._trusted_proxies = networks_of(context.settings.server.trusted_proxies)
         self._notes: set[asyncio.Task[None]] = set()
+        self._open_calls = OpenCalls(self._store)
 
     async def caller(self, request: Request, scope: str) -> Caller:
         """Who sent this, provided that they may do what `scope` names."""
@@ -71,16 +72,16 @@ class Authenticator:
         if not await self._any_key_exists(text):
             refuse_strangers(client, request.headers)
             return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
-        caller = await self._key_holder(text, client)
+        caller = await self._key_holder(request, text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):
             raise ApiProblem(
                 403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
             )
         return caller
 
-    async def _key_holder(self, text: str, client: str) -> Caller:
+    async def _key_holder(self, request: Request, text: str, client: str) -> Caller:
         if not text:
-            raise _refusal()
+            raise refusal()
         public_id = keys.public_id_of(text)
         given = keys.keyed_hash(self._pepper, text)
         if public_id is None:
@@ -91,11 +92,12 @@ class Authenticator:
         else:
             async with self._doubtful:
                 row, age_ms, matches = await self._look_up(public_id, given)
-        if row is None or not matches or row["revoked_at"] is not None or _is_over(row, age_ms):
-            if row is None or row["revoked_at"] is not None or _is_over(row, age_ms):
+        if row is None or not matches or row["revoked_at"] is not None or is_over(row, age_ms):
+            if row is None or row["revoked_at"] is not None or is_over(row, age_ms):
                 self._proven.pop(public_id, None)
             raise self._failed(client, public_id)
         self._note_use(public_id)
+        request.scope["tidegate.intake"].open_call = self._open_calls.add(public_id, given)
         return Caller(
             row["tenant_id"],
             public_id,
@@ -111,12 +113,12 @@ class Authenticator:
     async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
         """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
         row, age_ms = await self._row(public_id)
-        matches = _matches(given, row, age_ms)
+        matches = matches_secret(row, given, age_ms)
         if not matches and age_ms:
             # A secret that was made a moment ago is right at once; how often one may be wrong is bounded.
             self._rows.pop(public_id, None)
             row, age_ms = await self._row(public_id)
-            matches = _matches(given, row, age_ms)
+            matches = matches_secret(row, given, age_ms)
         return row, age_ms, matches
 
     async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:
@@ -183,7 +185,7 @@ class Authenticator:
         self._address_failures.add(owner_of(client))
         if public_id is not None:
             self._key_failures.add(public_id)
-        return _refusal()
+        return refusal()
 
     def _note_use(self, public_id: str) -> None:
         """Remember that the key is right, and tell the store once a minute when it was last used; losing that is no harm."""
@@ -211,24 +213,3 @@ def _bearer(request: Request) -> str:
         return request.headers["x-api-key"].strip()
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else ""
-
-
-def _matches(given: bytes, row: dict[str, Any] | None, age_ms: float) -> bool:
-    """Whether this is the key's secret, or the one before it while that still works.
-
-    Both are compared always, also when there is no such key, so that the time taken tells nothing."""
-    is_right = hmac.compare_digest(given, bytes(row["secret_hash"]) if row else _ABSENT)
-    was_right = hmac.compare_digest(given, bytes((row and row["old_hash"]) or _ABSENT))
-    return row is not None and (is_right or (was_right and bool(row["old_until"] > row["now"] + age_ms)))
-
-
-def _is_over(row: dict[str, Any], age_ms: float) -> bool:
-    return row["expires_at"] is not None and bool(row["expires_at"] <= row["now"] + age_ms)
-
-
-def _refusal() -> ApiProblem:
-    return ApiProblem(
-        401,
-        "invalid_api_key",
-        "The API key is missing or not valid. Send it as `Authorization: Bearer tg_live_…`; `tidegate keys create` makes one.",
-    )

@@ -15,6 +15,7 @@ from tidegate.web import problems
 from tidegate.web.body_room import BodyRoom
 from tidegate.web.host import check_host
 from tidegate.web.intake import Intake
+from tidegate.web.open_calls import KeyCut
 
 HEADER_BYTES_MAX = 32_768
 HEADER_COUNT_MAX = 96
@@ -59,6 +60,8 @@ class Door:
                 answered = True
                 headers = list(message.get("headers", []))
                 message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
+            elif message.get("more_body") and intake.is_cut_unheard:
+                raise KeyCut
             await send(message)
 
         try:
@@ -73,6 +76,8 @@ class Door:
             await refusal(scope, intake, answer)
         finally:
             intake.release()
+            if intake.open_call is not None:
+                intake.open_call.leave()
 
 
 def _check_head(scope: Scope) -> None:

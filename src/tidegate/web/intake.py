@@ -12,6 +12,7 @@ from starlette.types import Message, Receive
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock
 from tidegate.web.body_room import BodyRoom
+from tidegate.web.open_calls import OpenCall, refusal
 
 IDLE_S = 30.0
 # A body that is held in memory must be there by then.
@@ -25,10 +26,12 @@ DRAIN_BYTES_MAX = 1 << 30
 class Intake:
     """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, by whomever.
 
-    `tenant_id` is whose room a body takes that is held in memory; it is known once the caller is."""
+    `tenant_id` is whose room a body takes that is held in memory, and `open_call` the call under its key; both are known once the caller
+    is."""
 
     def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: BodyRoom) -> None:
         self.tenant_id = ""
+        self.open_call: OpenCall | None = None
         self._room = room
         self._held_bytes = 0
         self._receive = receive
@@ -39,6 +42,11 @@ class Intake:
         # A client that waits to be asked for its body is answered without it.
         self._over = b"expect" in headers or (not self.declared_bytes and b"transfer-encoding" not in headers)
         self.received_bytes = 0
+
+    @property
+    def is_cut_unheard(self) -> bool:
+        """Whether the key stopped working and nothing but the next part of the body or the answer can say so."""
+        return self.open_call is not None and self.open_call.is_cut and self.open_call.on_cut is None
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -61,6 +69,8 @@ class Intake:
                 )
             if self.received_bytes > bytes_max:
                 raise over
+            if self.is_cut_unheard:
+                raise refusal()
             if body := message.get("body", b""):
                 yield body
             if not message.get("more_body", False):

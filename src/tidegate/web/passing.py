@@ -20,6 +20,8 @@ from tidegate.core.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.ports import Clock
 from tidegate.upstream.passage import Passage
 from tidegate.web.dialects import Dialect
+from tidegate.web.open_calls import KeyCut, OpenCall
+from tidegate.web.open_calls import refusal as key_refusal
 from tidegate.web.parts import body_part, send_parts
 from tidegate.web.upstream_problems import own_words, problem_of, retry_after
 
@@ -60,10 +62,18 @@ class Passing(Response):
         self._judged = judged
         self._held = held
         self._has_left = False
+        # What of a stream the client has: anything, and whole events only.
+        self._is_begun = False
+        self._is_between_events = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
+        open_call: OpenCall | None = scope["tidegate.intake"].open_call
+        if open_call is not None:
+            open_call.on_cut = task.cancel
+            if open_call.is_cut:
+                raise key_refusal()
         watch = asyncio.create_task(self._watch(receive, task))
         passage: Passage | None = None
         outcome = "failed"
@@ -80,6 +90,12 @@ class Passing(Response):
             elif passage is not None and passage.was_cut():
                 outcome = "left"
                 raise ClientStalled from None
+            elif open_call is not None and open_call.is_cut:
+                task.uncancel()
+                outcome = "refused"
+                if passage is not None:
+                    passage.close()
+                await self._end_for_key(send)
             else:
                 raise
         except UpstreamError as error:
@@ -109,6 +125,16 @@ class Passing(Response):
         headers = {} if wait_s is None else {"Retry-After": str(wait_s)}
         return Response(said, error.status, headers, "application/json")
 
+    async def _end_for_key(self, send: Send) -> None:
+        """The caller's key stopped working: say so, as far as the client can still be told."""
+        problem = key_refusal()
+        if not self._is_begun:
+            raise problem
+        if not self._is_between_events:
+            raise KeyCut
+        said = escape_line_breaks(self._dialect.broken_off(problem.code, problem.message))
+        await send(body_part(said, more=False))
+
     async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
         """The client's body is read: what comes next is its leaving."""
         while (await receive())["type"] != "http.disconnect":
@@ -127,15 +153,18 @@ class Passing(Response):
             if self._judged is not None:
                 body = await self._judged(body)
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            self._is_begun = True
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
             await send(body_part(body, more=False))
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         if self._held is not None:
             body = escape_line_breaks(await self._held(passage, dialect))
+            self._is_begun = True
             await send({"type": "http.response.start", "status": passage.status, "headers": headers})
             await send(body_part(body, more=False))
             return "answered"
+        self._is_begun = True
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         return await self._pass_stream(passage, send)
 
@@ -152,13 +181,15 @@ class Passing(Response):
                 piece = escaper.feed(piece)
                 if not piece:
                     continue
-                end = piece[-4:]
+                self._is_between_events = False
                 passage.hold()
                 await send_parts(send, piece)
                 passage.go_on()
+                end = (end + piece)[-4:]
+                self._is_between_events = translator is not None or end.endswith(EVENT_END)
         except UpstreamError as error:
             log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)
-            if translator is None and not end.endswith(EVENT_END):
+            if not self._is_between_events:
                 # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
                 raise StreamCut from None
             said = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
@@ -169,6 +200,7 @@ class Passing(Response):
             last = piece if translator.ended else translator.end()
             if piece:
                 await read_rest(passage)
+        self._is_between_events = False
         await send(body_part(escaper.feed(last) + escaper.end(), more=False))
         return "answered"
 

@@ -27,6 +27,16 @@ select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models
 from keys k
 where k.id = :id and k.deleted_at is null;
 
+-- keys_standing --
+-- How the keys stand under which calls are open. `ids` are the keys' ids one behind the other, 8 characters each.
+with recursive places (start_at) as (
+    select 1 union all select start_at + 8 from places where start_at + 8 <= length(cast(:ids as text))
+)
+select k.id, k.secret_hash, k.old_hash, k.old_until, k.expires_at, k.revoked_at, now_ms() as now
+from places p
+join keys k on k.id = substr(cast(:ids as text), p.start_at, 8)
+where k.deleted_at is null;
+
 -- key_states --
 -- Everything that a worker must know now of the keys whose slices it holds. A key that is gone leaves only the id that its job has.
 select distinct j.key_id, case when k.deleted_at is null then k.id end as known_id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits,

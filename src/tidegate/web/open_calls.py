@@ -1,0 +1,118 @@
+"""The calls that are open under keys: when a key is revoked, deleted, expired or given another secret, its open calls end too.
+
+While calls are open, the store is asked once a second how their keys stand, all in one statement. A call whose key does not work any more
+is cut: a stream ends with an error event, a call without an answer gets the refusal that a wrong key gets, an upload is refused and a
+download breaks off. While the store does not answer, open calls go on. It knows no route and no tenant.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+LOOK_S = 1.0
+_ABSENT = bytes(32)
+
+
+class KeyCut(Exception):
+    """The key stopped working while the answer was on its way, so that only a broken connection can say it."""
+
+
+class OpenCall:
+    """One request under a key, from the moment that its key was found right. `on_cut` is called when the key stops working; without it, the
+    next part of the body or of the answer is refused."""
+
+    __slots__ = ("_calls", "is_cut", "key_id", "on_cut", "secret_hash")
+
+    def __init__(self, calls: "OpenCalls", key_id: str, secret_hash: bytes) -> None:
+        self.key_id = key_id
+        self.secret_hash = secret_hash
+        self.is_cut = False
+        self.on_cut: Callable[[], object] | None = None
+        self._calls = calls
+
+    def leave(self) -> None:
+        """The request is over."""
+        self._calls.remove(self)
+
+
+class OpenCalls:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_key: dict[str, set[OpenCall]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def add(self, key_id: str, secret_hash: bytes) -> OpenCall:
+        """Watch the key of a call from now on; `secret_hash` is what the caller showed."""
+        call = OpenCall(self, key_id, secret_hash)
+        self._by_key.setdefault(key_id, set()).add(call)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return call
+
+    def remove(self, call: OpenCall) -> None:
+        calls = self._by_key.get(call.key_id)
+        if calls is not None:
+            calls.discard(call)
+            if not calls:
+                del self._by_key[call.key_id]
+
+    async def look(self) -> None:
+        """Cut every call whose key does not work any more."""
+        rows = await self._store.keys_standing(sorted(self._by_key))
+        for key_id, calls in list(self._by_key.items()):
+            for call in list(calls):
+                if not call.is_cut and not works(rows.get(key_id), call.secret_hash):
+                    self._cut(call)
+
+    async def _watch(self) -> None:
+        try:
+            while self._by_key:
+                await asyncio.sleep(LOOK_S)
+                try:
+                    await self.look()
+                except TidegateError as error:
+                    log.warning("open_calls_unwatched", error=str(error))
+        finally:
+            self._watching = None
+
+    def _cut(self, call: OpenCall) -> None:
+        call.is_cut = True
+        log.info("open_call_cut", key=call.key_id)
+        if call.on_cut is not None:
+            call.on_cut()
+
+
+def works(row: dict[str, Any] | None, secret_hash: bytes, age_ms: float = 0.0) -> bool:
+    """Whether a key's row, read so long ago, lets a caller in who shows this secret."""
+    matches = matches_secret(row, secret_hash, age_ms)
+    return matches and row is not None and row["revoked_at"] is None and not is_over(row, age_ms)
+
+
+def matches_secret(row: dict[str, Any] | None, secret_hash: bytes, age_ms: float) -> bool:
+    """Whether this is the key's secret, or the one before it while that still works.
+
+    Both are compared always, also when there is no such key, so that the time taken tells nothing."""
+    is_right = hmac.compare_digest(secret_hash, bytes(row["secret_hash"]) if row else _ABSENT)
+    was_right = hmac.compare_digest(secret_hash, bytes((row and row["old_hash"]) or _ABSENT))
+    return row is not None and (is_right or (was_right and bool(row["old_until"] > row["now"] + age_ms)))
+
+
+def is_over(row: dict[str, Any], age_ms: float) -> bool:
+    """Whether the key expired."""
+    return row["expires_at"] is not None and bool(row["expires_at"] <= row["now"] + age_ms)
+
+
+def refusal() -> ApiProblem:
+    return ApiProblem(
+        401,
+        "invalid_api_key",
+        "The API key is missing or not valid. Send it as `Authorization: Bearer tg_live_…`; `tidegate keys create` makes one.",
+    )

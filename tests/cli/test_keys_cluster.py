@@ -1,0 +1,52 @@
+"""A key that is revoked over PostgreSQL stops working in every process, for calls that are open too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx2
+
+from tests.cli.conftest import Desk
+from tests.support.processes import wait_until
+from tests.upstream.raw_server import Peer, Request
+from tests.web.upstream import STREAM_HEAD, Upstream, chunk, chunked
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+async def endless(request: Request, peer: Peer) -> None:
+    await peer.send(STREAM_HEAD, chunked(chunk("hi")))
+    await peer.until_gone()
+
+
+def streamed(url: str, key: str) -> Iterator[str]:
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx2.Client(timeout=60, trust_env=False) as client:
+        with client.stream("POST", f"{url}/v1/chat/completions", json=ASK, headers=headers) as answer:
+            assert answer.status_code == 200
+            yield from (line for line in answer.iter_lines() if line)
+
+
+def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_url: str) -> None:
+    upstream = Upstream(endless)
+    try:
+        (desk.here / "c.yaml").write_text(f"models: {{m: {{deployments: [{{url: '{upstream.url}'}}]}}}}")
+        usual = ("--config", "c.yaml")
+        # Without a server on this machine a command writes to the database itself.
+        made = json.loads(
+            desk.done("keys", "create", "--org", "acme", *usual, "--json", TIDEGATE_STORE_URL=postgres_url).stdout()
+        )
+        found = []
+        for _ in range(2):
+            proc = desk.start("api", "--port", "0", *usual, TIDEGATE_STORE_URL=postgres_url)
+            found.append(proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1))
+        streams = [streamed(url, made["key"]) for url in found]
+        for stream in streams:
+            assert "hi" in next(stream)
+        desk.done("keys", "revoke", made["id"], *usual, TIDEGATE_STORE_URL=postgres_url)
+        for stream in streams:
+            assert "invalid_api_key" in list(stream)[-1]
+        wait_until(lambda: all(post.gone.is_set() for post in upstream.posts), 20, "the server to see them gone")
+    finally:
+        upstream.close()
