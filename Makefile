@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# Three workers a core: many tests wait for a lease to run out, and what only breaks side by side breaks here.
-WORKERS ?= $(shell echo $$(( 3 * $(CORES) > 4 ? 3 * $(CORES) : 4 )))
+# Two workers a core: while one test waits for a lease to run out, another runs. A third would only import every test file once more.
+WORKERS ?= $(shell echo $$(( 2 * $(CORES) )))
 # The stamp carries the lock's checksum: another lock, another stamp, another install.
 LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
@@ -26,7 +26,8 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 	@if [ -z "$(UPSTREAM)" ]; then echo "say which model server to use: make serve UPSTREAM=http://localhost:8000/v1" >&2; exit 2; fi
 	$(BIN)/tidegate serve --upstream "$(UPSTREAM)"
 
-# Compiled first: where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile everything for itself.
+# Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
+test test-lowest soak: export PYTHONDONTWRITEBYTECODE =
 test: venv  ## every test but the soak, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal

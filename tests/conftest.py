@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
@@ -21,6 +22,10 @@ from tests.support.shims import Shims
 
 RUN = pytest.StashKey[RunDirectory]()
 
+
+# Properties are judged by what holds, never by how long an example takes: the machine may be busy.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Tests sign certificates, run the pages' commands as a reader would, and build small shims.
 TOOLS = ("bash", "cc", "curl", "openssl")

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
-from openai.types import Batch, FileDeleted, FileObject
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
+from tests.support.sdks import openai
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -93,8 +92,8 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def ended(client: openai.OpenAI, batch_id: str) -> Batch:
-    def look() -> Batch | None:
+def ended(client: openai.OpenAI, batch_id: str) -> Any:
+    def look() -> Any:
         batch = client.batches.retrieve(batch_id)
         return batch if batch.status in ENDED else None
 
@@ -111,7 +110,7 @@ def test_files(client: openai.OpenAI) -> None:
     file = client.files.create(
         file=("requests.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
     )
-    assert isinstance(file, FileObject)
+    assert isinstance(file, openai.types.FileObject)
     strictly(file)
     assert (file.filename, file.bytes, file.purpose) == ("requests.jsonl", len(data), "batch")
     assert file.expires_at == file.created_at + 3600
@@ -121,7 +120,7 @@ def test_files(client: openai.OpenAI) -> None:
         assert b"".join(response.iter_bytes(7)) == data
     assert [one.id for one in client.files.list(purpose="batch")] == [file.id]
     deleted = client.files.delete(file.id)
-    assert isinstance(deleted, FileDeleted)
+    assert isinstance(deleted, openai.types.FileDeleted)
     assert (deleted.id, deleted.deleted) == (file.id, True)
     assert list(client.files.list()) == []
 
@@ -158,7 +157,7 @@ def test_a_batch_to_its_end(client: openai.OpenAI, served: Served) -> None:
         metadata={"project": "x"},
         output_expires_after={"anchor": "created_at", "seconds": 7200},
     )
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, openai.types.Batch)
     assert batch.status == "validating"
     strictly(batch)
     batch = ended(client, batch.id)

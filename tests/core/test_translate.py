@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion
 
 from tests.core.translate_world import SCHEMA, anthropic_requests, completions
+from tests.support.sdks import openai
 from tidegate.core import answers
 from tidegate.core.errors import ApiProblem
 from tidegate.core.translate import (
@@ -51,7 +51,7 @@ def test_an_answer_comes_back_as_it_was(whole: dict[str, Any]) -> None:
     there = answer_to_anthropic(packed(whole))
     back = answer_to_openai(there.body, whole["created"])
     assert said(back) == whole
-    ChatCompletion.model_validate(said(back))
+    openai.types.chat.ChatCompletion.model_validate(said(back))
 
 
 @given(completions())

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletionChunk
 
 from tests.core.translate_world import (
     assemble_anthropic,
@@ -16,6 +15,7 @@ from tests.core.translate_world import (
     openai_stream,
     read_events,
 )
+from tests.support.sdks import openai
 from tidegate.core.translate import StreamToAnthropic, StreamToOpenai, answer_to_anthropic
 from tidegate.core.translate.sse import EventReader
 
@@ -39,7 +39,7 @@ def test_there_and_back_is_the_same_completion(whole: dict[str, Any], data: st.D
     chunks = run(StreamToOpenai(whole["created"], include_usage=True), cut_up(data.draw, events))
     assert assemble_openai(chunks) == whole
     for chunk in read_events(chunks):
-        ChatCompletionChunk.model_validate(chunk)
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk)
 
 
 def event(**fields: Any) -> bytes:

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types import Completion, CreateEmbeddingResponse, ModerationCreateResponse
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.simulate_engine.conftest import engine_running
 from tests.simulate_engine.wire import Address
+from tests.support.sdks import anthropic, openai
 from tidegate.core.json_schema import Schema
 from tidegate.simulate.engine import EngineOptions
 from tidegate.simulate.engine.fitting import Fitting, Unfit
@@ -112,16 +107,19 @@ def body(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "whole", "event", "fields"),
+    ("path", "fields"),
     [
-        *(("chat/completions", ChatCompletion, ChatCompletionChunk, fields) for fields in CHATS),
-        *(("responses", Response, ResponseStreamEvent, fields) for fields in RESPONSES),
-        *(("messages", Message, RawMessageStreamEvent, fields) for fields in MESSAGES),
+        *(("chat/completions", fields) for fields in CHATS),
+        *(("responses", fields) for fields in RESPONSES),
+        *(("messages", fields) for fields in MESSAGES),
     ],
 )
-def test_every_answer_fits_the_sdks_strict_types(
-    address: Address, path: str, whole: Any, event: Any, fields: dict[str, Any]
-) -> None:
+def test_every_answer_fits_the_sdks_strict_types(address: Address, path: str, fields: dict[str, Any]) -> None:
+    whole, event = {
+        "chat/completions": (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk),
+        "responses": (openai.types.responses.Response, openai.types.responses.ResponseStreamEvent),
+        "messages": (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
+    }[path]
     asked = body(path, fields)
     seen = address.call(f"/v1/{path}", asked)
     assert seen.status == 200, seen.body
@@ -135,9 +133,10 @@ def test_every_answer_fits_the_sdks_strict_types(
 
 
 def test_the_other_endpoints_fit_the_strict_types(address: Address) -> None:
-    strictly(Completion, address.call("/v1/completions", {"model": "m", "prompt": ["a", "b"], "n": 2}).body)
-    strictly(CreateEmbeddingResponse, address.call("/v1/embeddings", {"model": "m", "input": ["a"]}).body)
-    strictly(ModerationCreateResponse, address.call("/v1/moderations", {"input": "a"}).body)
+    types = openai.types
+    strictly(types.Completion, address.call("/v1/completions", {"model": "m", "prompt": ["a", "b"], "n": 2}).body)
+    strictly(types.CreateEmbeddingResponse, address.call("/v1/embeddings", {"model": "m", "input": ["a"]}).body)
+    strictly(types.ModerationCreateResponse, address.call("/v1/moderations", {"input": "a"}).body)
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import structlog
 
 from tests.support.processes import wait_until
+from tests.support.sdks import openai
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.server import WebServer, settings_with
 from tests.web.upstream import Upstream, answers, chat_with, chunk, streams

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.support.processes import wait_until
+from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.upstream import STREAM_END, STREAM_HEAD, chunk, chunked, event, streams

@@ -6,11 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.support.processes import wait_until
+from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.gateway_world import World, world
 from tests.web.upstream import Upstream, answers

@@ -1,0 +1,28 @@
+"""The official SDKs, loaded when a test first uses a name of theirs.
+
+Loading both costs three seconds of CPU, and every worker of a test run imports every test file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class Sdk:
+    """Stands for a module until one of its names is needed."""
+
+    __test__ = False
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        # The names that collectors of tests look for are none of an SDK's.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module), name)
+
+
+anthropic = Sdk("anthropic")
+openai = Sdk("openai")
