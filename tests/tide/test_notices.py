@@ -20,6 +20,10 @@ from tests.support.processes import Processes, free_port, wait_until
 from tests.support.tidegate import END_S, Site, requests
 
 POLL_S = 0.05
+LISTENING = (
+    "select count(*) from pg_stat_activity where application_name = 'tidegate notices' and datname = current_database()"
+    " and query ilike 'listen%' and state = 'idle'"
+)
 ITEMS = 400
 # Half a million tokens: their first token takes the modelled engine longer than this test.
 USER_PROMPT = "wait " * 400_000
@@ -89,6 +93,9 @@ def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Sit
 
     async def alone_with_notices() -> None:
         admin = await asyncpg.connect(postgres_url)
+        # What is said before both listen is lost, and here no poll makes up for it.
+        while await admin.fetchval(LISTENING) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
         async with admin.transaction():
             # Nobody can write or read what processes tell each other.
             await admin.execute("lock table presence in access exclusive mode")
