@@ -150,9 +150,15 @@ GARBAGE: list[tuple[str, Any, int, str]] = [
     ("deployments/add", {"name": "x", "set": {**PLACE, "api_key": CANARY}}, 400, "holds the secret itself"),
     (
         "deployments/add",
-        {"name": "x", "set": {**PLACE, "api_key": "env:NOT_THERE"}},
+        {"name": "x", "set": {**PLACE, "api_key": "env:NOT_ALLOWED"}},
         400,
-        "NOT_THERE, which is not set",
+        "NOT_ALLOWED, which deployments added at run time may not read",
+    ),
+    (
+        "deployments/add",
+        {"name": "x", "set": {**PLACE, "tls": {"ca_file": "/etc/passwd"}}},
+        400,
+        "/etc/passwd, which lies outside of the folders",
     ),
     ("deployments/add", {"name": "steady", "set": PLACE}, 409, "is in the settings"),
     ("deployments/change", {"name": "steady", "set": {"weight": 2}}, 409, "is in the settings"),

@@ -24,7 +24,8 @@ class Cluster(Serving):
         self.desk = desk
         self.variables = {"TIDEGATE_STORE_URL": store_url, "THE_KEY": "sk-over-there"}
         (desk.here / "c.yaml").write_text(
-            f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}"
+            f"models: {{fixed: {{deployments: [{{url: '{desk.engine.url}', name: steady}}]}}}}\n"
+            "added: {env_names: [THE_KEY, NOT_THERE], folders: [/no]}\n"
         )
         self.proc: Proc = self.start("api", "--port", "0")
         self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)

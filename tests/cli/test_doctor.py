@@ -16,7 +16,8 @@ CONFIG = "models: {{fixed: {{deployments: [{{url: '{url}', name: steady}}]}}}}"
 
 @pytest.fixture
 def prepared(desk: Desk) -> Desk:
-    (desk.here / "c.yaml").write_text(CONFIG.format(url=desk.engine.url))
+    may_read = f"\nadded: {{env_names: [K], folders: ['{desk.here}']}}\n"
+    (desk.here / "c.yaml").write_text(CONFIG.format(url=desk.engine.url) + may_read)
     return desk
 
 

@@ -76,7 +76,7 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
     key, config = tmp_path / "key", tmp_path / "c.yaml"
     key.write_text("first")
     place = f"url: 'http://h/v1', api_key: 'file:{key}'"
-    config.write_text(f"models: {{m: {{deployments: [{{{place}, name: own}}]}}}}")
+    config.write_text(f"models: {{m: {{deployments: [{{{place}, name: own}}]}}}}\nadded: {{folders: ['{tmp_path}']}}")
     store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
     await store.migrate()
     served: list[dict[str, str]] = []

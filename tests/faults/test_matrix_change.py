@@ -40,7 +40,9 @@ class Running:
         place = {"url": self.engine.url, "max_in_flight": AT_ONCE}
         price = {"input": 1_000, "output": 1_000}
         models = {"kept": {"deployments": [place]}, "priced": {"deployments": [{**place, "price": price}]}}
-        config.write_text(json.dumps({"models": models}))
+        self.keys = directory / "keys"
+        self.keys.mkdir()
+        config.write_text(json.dumps({"models": models, "added": {"folders": [str(self.keys)]}}))
         self.site = Site("embedded", processes, directory, self.engine, {"TIDEGATE_CONFIG": str(config)})
         self.proc = self.site.begin()
         self._token = json.loads((self.site.data / "control.json").read_text())["token"]
@@ -162,22 +164,22 @@ def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running
 
 
 @pytest.mark.parametrize("how", ["call", "file"])
-def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(
-    running: Running, tmp_path: Path, how: str
-) -> None:
+def test_42_new_calls_have_a_providers_new_key_and_none_failed_for_the_old_one(running: Running, how: str) -> None:
     """By the operator's call, or by another key in the same file, seen without any."""
+    keys = running.keys / how
+    keys.mkdir()
     caller = running.site.as_caller(running.operate("keys", org="rotated")["key"])
     for name in ("old", "new"):
-        (tmp_path / name).write_text(f"the-{name}-key\n")
-    locked = {"model": f"locked by {how}", "url": running.locked.url, "api_key": f"file:{tmp_path / 'old'}"}
+        (keys / name).write_text(f"the-{name}-key\n")
+    locked = {"model": f"locked by {how}", "url": running.locked.url, "api_key": f"file:{keys / 'old'}"}
     running.operate("deployments/add", name=f"locked by {how}", set=locked)
     lines = requests(ITEMS, model=f"locked by {how}")
     waiting = caller.submit(lines)
     running.proc.wait_for_line(f"upstream_key_rejected.*locked by {how}")
     if how == "call":
-        running.operate("deployments/change", name=f"locked by {how}", set={"api_key": f"file:{tmp_path / 'new'}"})
+        running.operate("deployments/change", name=f"locked by {how}", set={"api_key": f"file:{keys / 'new'}"})
     else:
-        (tmp_path / "new").replace(tmp_path / "old")
+        (keys / "new").replace(keys / "old")
     for batch_id in (waiting, caller.submit(lines)):
         assert caller.judge(batch_id, lines, witnessed=False).errors == []
 

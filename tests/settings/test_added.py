@@ -1,6 +1,7 @@
 """What was added at run time beside the settings: the same rules, the settings win, and secrets are only ever references."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tidegate.settings.renewal import Renewal
 CANARY = "sk-canary-77aa"
 PLACE = {"model": "m", "url": "http://h/v1"}
 BY_MODEL = "models: {fixed: {deployments: [{url: 'http://f/v1', name: steady}]}}\nresources: {own: {model: fixed}}"
+MAY_READ = "\nadded: {env_names: [KEY, NOT_THERE, UP_*], folders: [/no/such]}"
 
 
 def settings(tmp_path: Path, text: str = BY_MODEL) -> Settings:
@@ -29,7 +31,9 @@ def read(found: Settings, *entries: tuple[str, str, dict[str, Any] | str], **env
 
 def test_an_entry_becomes_what_the_settings_would_make_of_it(tmp_path: Path) -> None:
     place = {**PLACE, "engine": "vllm", "api_key": "env:KEY", "max_in_flight": 8}
-    found = read(settings(tmp_path), ("deployment", "d", place), ("resource", "r", {"model": "m"}), KEY="k")
+    found = read(
+        settings(tmp_path, BY_MODEL + MAY_READ), ("deployment", "d", place), ("resource", "r", {"model": "m"}), KEY="k"
+    )
     assert found.unusable == {}
     assert found.deployments == [
         Deployment(
@@ -49,7 +53,7 @@ def test_the_settings_win(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_used_takes_no_other_with_it(tmp_path: Path) -> None:
     found = read(
-        settings(tmp_path),
+        settings(tmp_path, BY_MODEL + MAY_READ),
         ("deployment", "keyless", {**PLACE, "api_key": "env:NOT_THERE"}),
         ("deployment", "fileless", {**PLACE, "api_key": "file:/no/such/file"}),
         ("deployment", "newer", {**PLACE, "from_a_newer_version": 1}),
@@ -60,6 +64,8 @@ def test_one_that_cannot_be_used_takes_no_other_with_it(tmp_path: Path) -> None:
     )
     assert [one.name for one in found.deployments] == ["good"]
     assert {name for _, name in found.unusable} >= {"keyless", "fileless", "newer", "torn", "a"}
+    assert "which is not set" in found.unusable["deployment", "keyless"]
+    assert "cannot be read" in found.unusable["deployment", "fileless"]
     assert "remove it and add it again" in found.unusable["deployment", "torn"]
 
 
@@ -79,6 +85,83 @@ def test_a_secret_itself_is_refused_and_not_repeated(secret: str) -> None:
 @pytest.mark.parametrize("place", ["env:ANY", "os.environ/ANY", "file:/run/key"])
 def test_a_reference_is_not_looked_up_when_it_is_only_noted(place: str) -> None:
     check("deployment", "d", {**PLACE, "api_key": place})
+
+
+@pytest.mark.parametrize("name", ["HOME", "KEYS", "UP", "TIDEGATE_STORE_URL", "up_key"])
+@pytest.mark.parametrize("way", ["env:", "os.environ/"])
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_only_variables_that_the_operator_allows_are_read(tmp_path: Path, name: str, way: str, looks_up: bool) -> None:
+    text = json.dumps({**PLACE, "api_key": f"{way}{name}"})
+    for may in ("", MAY_READ, "\nadded: {env_names: ['*']}"):
+        if may.endswith("['*']}") and name != "TIDEGATE_STORE_URL":
+            continue
+        entries = [("deployment", "d", text)]
+        found = added(settings(tmp_path, BY_MODEL + may), entries, looks_up=looks_up, renewal=Renewal({name: CANARY}))
+        assert found.deployments == []
+        assert "added.env_names" in found.unusable["deployment", "d"]
+        assert CANARY not in found.unusable["deployment", "d"]
+
+
+def test_variables_are_allowed_by_their_name_or_their_beginning(tmp_path: Path) -> None:
+    may = settings(tmp_path, BY_MODEL + "\nadded: {env_names: [UP_*, TIDEGATE_MINE]}")
+    for name in ("UP_ONE", "TIDEGATE_MINE"):
+        found = read(may, ("deployment", "d", {**PLACE, "api_key": f"env:{name}"}), **{name: "k"})
+        assert [one.api_key for one in found.deployments] == [Secret("k")]
+
+
+class Folders:
+    """A folder that is allowed, one beside it that is not, and links between them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.allowed, self.other = tmp_path / "keys", tmp_path / "keys-of-others"
+        for folder in (self.allowed, self.other):
+            (folder / "inner").mkdir(parents=True)
+            (folder / "key").write_text(CANARY)
+        (self.allowed / "out").symlink_to(self.other / "key")
+        (self.allowed / "elsewhere").symlink_to(self.other)
+        (self.allowed / "within").symlink_to(self.allowed / "key")
+        (tmp_path / "keys-by-another-name").symlink_to(self.allowed)
+        self.settings = settings(tmp_path, f"{BY_MODEL}\nadded: {{folders: ['{self.allowed}']}}")
+
+    def refused(self, field: dict[str, Any], *, looks_up: bool = True) -> str:
+        entries = [("deployment", "d", json.dumps({"model": "m", "url": "https://h/v1", **field}))]
+        found = added(self.settings, entries, looks_up=looks_up, renewal=Renewal({}))
+        return found.unusable.get(("deployment", "d"), "")
+
+
+BESIDE = ("../keys-of-others/key", "inner/../../keys-of-others/key", "/etc/hostname", "../keys-of-others")
+LINKED = ("out", "elsewhere/key", "elsewhere/../keys-of-others/key")
+FIELDS: list[Any] = [
+    lambda path: {"api_key": f"file:{path}"},
+    lambda path: {"queue": {"url": f"file:{path}"}},
+    lambda path: {"tls": {"ca_file": str(path)}},
+    lambda path: {"tls": {"cert_file": str(path), "key_file": str(path)}},
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_only_files_in_folders_that_the_operator_allows_are_read(tmp_path: Path, field: Any) -> None:
+    folders = Folders(tmp_path)
+    for name in (*BESIDE, *LINKED):
+        said = folders.refused(field(folders.allowed / name))
+        assert "added.folders" in said
+        assert CANARY not in said
+    # A command that reads nothing itself knows nothing of links, but of names.
+    for name in BESIDE:
+        assert "added.folders" in folders.refused(field(folders.allowed / name), looks_up=False)
+    assert "added.folders" not in folders.refused(field(folders.allowed / "out"), looks_up=False)
+    assert "added.folders" in folders.refused(field("relative/key"))
+
+
+def test_files_in_allowed_folders_are_read_also_through_links_within(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    os.mkfifo(folders.allowed / "pipe")
+    for name in ("key", "within", "inner/../key"):
+        assert folders.refused({"api_key": f"file:{folders.allowed / name}"}) == ""
+        assert folders.refused({"tls": {"ca_file": str(folders.allowed / name)}}) == ""
+    for name in ("pipe", "inner", "."):
+        assert "not a plain file" in folders.refused({"api_key": f"file:{folders.allowed / name}"})
+    assert "cannot be read" in folders.refused({"api_key": f"file:{folders.allowed / 'missing'}"})
 
 
 def test_what_holds_for_a_model_is_held_to_the_settings_rules(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ HANDED_ON = {
     "budgets": r"\bTenants\((?:self\.)?\w*\.?settings\)",
     "worker.in_flight_max_global": r"\bslot_caps\((?:self\.)?\w*\.?settings\)",
     **dict.fromkeys(("hooks", "guardrails"), r"\bcall_rules\((?:self\.)?\w*\.?settings\)"),
+    "added": r"\badded\((?:self\.|parts\.)?\w*\.?_?settings,",
     "redis.url": r"settings\.redis\.location\b",
     "http": r"\.http\.limits\(",
     "retry": r"\.retry\.policy\(\)",

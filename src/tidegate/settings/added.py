@@ -1,11 +1,13 @@
 """Deployments, resources and terms of models that were added at run time: documents from the store, under the rules of the settings.
 
 The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out and said to be. A secret is
-only ever a reference in such a document, and is looked up by the process that needs it. This module knows no store.
+only ever a reference in such a document, and is looked up by the process that needs it, where the settings allow that. This module knows
+no store.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Meta, inspect
 from tidegate.core.deployments import Deployment, Resource, Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import models, secrets
+from tidegate.settings.allowed import Allowed
 from tidegate.settings.capacity import ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.check import Checker, Refused
 from tidegate.settings.groups import Settings
@@ -61,7 +64,7 @@ def added(
     Without `looks_up` no secret is looked for: this process will not call anyone. `renewal` remembers what lies in files.
     """
     renewal = renewal or Renewal()
-    resolve = renewal.secret if looks_up else _only_references
+    reading = _Reading(Allowed(settings.added.env_names, settings.added.folders), renewal if looks_up else None)
     taken_names = {one.name for one in models.deployments(settings)}
     configured = models.resources(settings)
     found = Added()
@@ -73,7 +76,7 @@ def added(
                 raise SettingsError(f"the settings have a {kind} of this name, and that one wins; remove this one")
             fields = _decoded(document)
             if kind == "deployment":
-                found.deployments.append(renewal.stamped(_deployment(name, fields, resolve)))
+                found.deployments.append(renewal.stamped(reading.deployment(name, fields)))
             elif kind == "model":
                 found.models[name] = _terms(settings, fields)
             else:
@@ -86,6 +89,34 @@ def added(
             found.resources.remove(one)
             found.unusable["resource", one.name] = f"its fallbacks lead back to it: {' -> '.join(way)}"
     return found
+
+
+class _Reading:
+    """How a deployment's secrets and certificates are found: read from where the operator allows it, or only looked at by name."""
+
+    def __init__(self, allowed: Allowed, renewal: Renewal | None) -> None:
+        self._allowed = allowed
+        self._renewal = renewal
+
+    def deployment(self, name: str, fields: Mapping[str, object]) -> Deployment:
+        found = _deployment(name, fields, self._secret)
+        tls = found.tls
+        paths = {kind: getattr(tls, kind) for kind in ("ca_file", "cert_file", "key_file") if getattr(tls, kind)}
+        for kind, path in paths.items():
+            try:
+                if self._renewal is None:
+                    self._allowed.check_path(Path(path))
+                else:
+                    paths[kind] = str(self._allowed.readable_path(Path(path)))
+            except SettingsError as error:
+                raise SettingsError(f"tls.{kind} {error}") from None
+        return replace(found, tls=replace(tls, **paths)) if paths else found
+
+    def _secret(self, text: str) -> Secret:
+        if self._renewal is None:
+            self._allowed.check_reference(text)
+            return _only_references(text)
+        return self._renewal.secret(self._allowed.readable_reference(text))
 
 
 def check(kind: str, name: str, document: Mapping[str, object]) -> None:

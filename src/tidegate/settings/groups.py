@@ -327,6 +327,23 @@ class Auth(Group, frozen=True):
     ] = None
 
 
+class AddedEntries(Group, frozen=True):
+    env_names: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_]*\*?$")], ...],
+        Meta(
+            max_length=1_000,
+            description="Environment variables that deployments added at run time may take secrets from; UP_* allows all that begin so.",
+        ),
+    ] = ()
+    folders: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=4_096)], ...],
+        Meta(
+            max_length=1_000,
+            description="Folders whose files deployments added at run time may name for keys and certificates; links must not lead out.",
+        ),
+    ] = ()
+
+
 class Logging(Group, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], _about("Least important log line to print.")] = (
         "info"
@@ -361,6 +378,7 @@ class Settings(Group, frozen=True):
     retry: Retry = Retry()
     retention: Retention = Retention()
     auth: Auth = Auth()
+    added: AddedEntries = AddedEntries()
     logging: Logging = Logging()
     metrics: Metrics = Metrics()
     endpoints: Annotated[

@@ -13,9 +13,9 @@ _IN_ENVIRONMENT = ("env:", "os.environ/")
 
 def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
     """The secret that `env:NAME`, `file:PATH` or a literal stands for, and whether it was a literal."""
-    for prefix in _IN_ENVIRONMENT:
-        if text.startswith(prefix):
-            return Secret(_from_environment(text.removeprefix(prefix), environ)), False
+    name = variable_of(text)
+    if name is not None:
+        return Secret(_from_environment(name, environ)), False
     path = file_of(text)
     if path is not None:
         return Secret(_from_file(path), text), False
@@ -24,6 +24,11 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
             f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
         )
     return Secret(text), True
+
+
+def variable_of(text: str) -> str | None:
+    """The environment variable that this says the secret lies in."""
+    return next((text.removeprefix(prefix) for prefix in _IN_ENVIRONMENT if text.startswith(prefix)), None)
 
 
 def file_of(text: str) -> Path | None:
