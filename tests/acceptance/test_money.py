@@ -92,7 +92,7 @@ def test_a_budget_is_spent_to_the_last_call_that_fits_and_never_passed(
     assert set(results.error_codes()) == {"budget_exceeded"}
     assert len(results.output) + len(results.errors) == len(lines)
     status, problem = say(caller, "say it " * 40)
-    assert (status, problem["error"]["code"]) == (402, "budget_exceeded")
+    assert (status, problem["error"]["code"]) == (429, "insufficient_quota")
     status, problem = say(caller, max_tokens=None)
     assert (status, problem["error"]["code"]) == (400, "max_tokens_required")
     caller.verify(batch_id)
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_while_it_spends_does_not_let_the_others_spend_m
     lost = (5 + 3 * IN_FLIGHT) * max(most_of(line) for line in lines)
     assert budget - lost <= witnessed(crew) <= budget
     status, problem = say(caller, "say it " * 60)
-    assert (status, problem["error"]["code"]) == (402, "budget_exceeded")
+    assert (status, problem["error"]["code"]) == (429, "insufficient_quota")
     assert Decimal(results.batch["tidegate"]["cost"]) == cost_in(results.output) <= witnessed(crew)
     caller.verify(batch_id)
 

@@ -266,3 +266,40 @@ def test_what_holds_for_a_model_is_said_while_everything_runs(serving: Serving) 
     did(serving, "models", "remove", "m")
     assert set(listed(serving, "models")) == {"fixed"}
     did(serving, "deployments", "remove", "gpu")
+
+
+def test_settings_without_effect_and_names_that_nothing_serves_are_warned_of(serving: Serving) -> None:
+    """Through the server, whose models the command's own settings need not know, and then in the store alone."""
+    desk = serving.desk
+    batching = ("--set", "chat_batching={mode: sync_microbatch, upstream_max_batch_size: 8}")
+    add = ("deployments", "add", "two", "--model", "m2", "--url", desk.engine.url, *batching, "--config", "c.yaml")
+    assert "no adapter is named" in desk.done(*add).stderr()
+    # A key that allows what is served, and the options of resources, which a model's name is too.
+    create = (
+        "keys",
+        "create",
+        "--org",
+        "acme",
+        "--models",
+        "fixed,m2,nosuch",
+        "--resources",
+        "fixed,nowhere",
+        "--json",
+    )
+    made = desk.done(*create)
+    assert set(json.loads(made.stdout())) == {"id", "key", "org"}
+    warnings = [line for line in made.stderr().splitlines() if line.startswith("warning:")]
+    assert len(warnings) == 2, made.stderr()
+    assert "'nosuch'" in warnings[0]
+    assert "'nowhere'" in warnings[1]
+    changed = desk.done("keys", "change", json.loads(made.stdout())["id"], "--models", "fixed,nosuch2")
+    assert "'nosuch2'" in changed.stderr()
+    serving.proc.terminate()
+    alone = desk.done("keys", "create", "--org", "acme", "--models", "fixed,m2,nosuch", "--config", "c.yaml")
+    assert [line.count("'nosuch'") for line in alone.stderr().splitlines() if line.startswith("warning:")] == [1]
+    found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
+    assert [one["grade"] for one in found if "no adapter is named" in one["said"]] == ["warning"]
+    (desk.here / "d.yaml").write_text(
+        f"models: {{m: {{deployments: [{{url: '{desk.engine.url}', chat_batching: {{mode: sync_microbatch}}}}]}}}}"
+    )
+    assert "no adapter is named" in desk.done("config", "--config", "d.yaml", "--changed").stderr()

@@ -26,8 +26,10 @@ from tidegate.core.errors import (
     Refused,
     SettingsError,
     Throttled,
+    UpstreamError,
 )
 from tidegate.core.nouns import Usage
+from tidegate.core.results import http_error_body
 from tidegate.core.retry import GiveUp
 
 ROUTE = Route("d1", "example", "http://h/v1", "public", "inner", ("d2",))
@@ -193,3 +195,26 @@ def test_settings_that_cannot_be_are_refused_in_words() -> None:
     ):
         with pytest.raises(SettingsError, match="chat_batching"):
             ChatBatching.named(mode, **limits)
+
+
+def test_an_items_error_is_told_in_openais_shape() -> None:
+    errors: list[Any] = [
+        {"status_code": 400, "message": "too long", "code": "context_length", "param": "messages", "trace": "x"},
+        {"status_code": 422, "type": "bad_schema", "error": "no"},
+        "no idea",
+        {"status_code": 503, "message": "busy"},
+        {"status_code": 401, "message": "sk-ours is wrong"},
+        {"status_code": 200, "message": "odd"},
+    ]
+    rows = [{"index": index, "error": error} for index, error in enumerate(errors)]
+    got = [one for one in split(json.dumps({"results": rows}).encode(), len(rows)) if isinstance(one, UpstreamError)]
+    said = [json.loads(http_error_body(one.status, one.body, one.message, one.code))["error"] for one in got]
+    assert [one.status for one in got] == [400, 422, 400, 503, 401, 400]
+    assert all(set(error) == {"message", "type", "param", "code"} for error in said)
+    assert said[0] == {
+        "message": "too long", "type": "invalid_request_error", "param": "messages", "code": "context_length",
+    }  # fmt: skip
+    assert said[1]["code"] == "bad_schema"
+    assert said[2]["message"] == "no idea"
+    assert (said[3]["message"], said[3]["type"]) == ("busy", "server_error")
+    assert "sk-ours" not in said[4]["message"]

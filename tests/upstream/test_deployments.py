@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import pickle
+from typing import Any
 
 import pytest
 
+from tidegate.core.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 
@@ -105,3 +107,21 @@ def test_a_secret_never_shows_itself() -> None:
     for write in (pickle.dumps, json.dumps):
         with pytest.raises(TypeError):
             write(secret)
+
+
+def test_an_audio_call_has_ten_minutes_unless_another_limit_is_set() -> None:
+    for endpoint in ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"):
+        assert Deployment("one", "http://h").total_s(endpoint) == 600
+        assert Deployment("one", "http://h", total_timeout_s=60).total_s(endpoint) == 60
+        assert Deployment("one", "http://h", endpoint_timeouts_s={endpoint: 900}).total_s(endpoint) == 900
+    assert Deployment("one", "http://h").total_s("/v1/chat/completions") == 3_600
+
+
+def test_chat_batching_that_has_no_effect_is_said() -> None:
+    def warned(**said: Any) -> bool:
+        return bool(Deployment("one", "http://h", chat_batching=ChatBatching.named(**said)).warnings)
+
+    assert warned(mode="sync_microbatch", upstream_max_batch_size=8)
+    assert warned(mode="sync_microbatch", adapter=ChatAdapter.RESULTS)
+    assert not warned(mode="sync_microbatch", upstream_max_batch_size=8, adapter=ChatAdapter.RESULTS)
+    assert not warned(mode="concurrent")

@@ -551,7 +551,11 @@ async def test_no_error_shows_the_key(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    place = tmp_path_factory.mktemp("tls")
+    return made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def made_certificate(place: Path) -> tuple[Path, Path]:
+    """A certificate that signs itself, and its key."""
     cert, key = place / "cert.pem", place / "key.pem"
     subprocess.run(
         [
@@ -642,3 +646,68 @@ async def _python(code: str) -> str:
     )
     said, _ = await process.communicate()
     return said.decode().strip()
+
+
+@pytest.mark.parametrize("body_bytes", [10, 500_000])
+@pytest.mark.parametrize("shows", ["none", "a stranger's"])
+async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
+    certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, shows: str, body_bytes: int
+) -> None:
+    """In TLS 1.3 our side of the handshake ends before the server looks at our certificate, so the request is written already."""
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cert)
+    tls = Tls(ca_file=str(cert))
+    if shows != "none":
+        other, other_key = made_certificate(tmp_path_factory.mktemp("stranger"))
+        tls = Tls(ca_file=str(cert), cert_file=str(other), key_file=str(other_key))
+    async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
+        with pytest.raises(Unavailable):
+            await line.post(url, "k", b"{}".ljust(body_bytes), 10)
+        with pytest.raises(Unavailable):
+            await line.open(url, "k", b"{}".ljust(body_bytes), 10)
+        assert server.posts == []
+
+
+@pytest.mark.parametrize("tickets", [2, 0])
+async def test_a_server_that_ends_an_accepted_tls_connection_may_have_done_the_work(
+    certificate: tuple[Path, Path], tickets: int
+) -> None:
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.num_tickets = tickets
+
+    async def answer_once(request: Request, peer: Peer) -> None:
+        if len(server.posts) == 1:
+            await peer.answer(200, CHAT, Connection="close")
+        peer.close()
+
+    async with (
+        RawServer(answer_once, tls=context) as server,
+        line_to(server, tls=Tls(ca_file=str(cert))) as (_, line, url),
+    ):
+        # A server without tickets shows by its first answer that it sends none.
+        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        with pytest.raises(Ambiguous):
+            await line.post(url, "k", b"{}", 10)
+        assert len(server.posts) == 2
+
+
+async def test_silence_ends_no_audio_call_unless_the_deployment_says_so() -> None:
+    async def answer_late(request: Request, peer: Peer) -> None:
+        await asyncio.sleep(0.3)
+        await peer.answer()
+
+    async with (
+        RawServer(answer_late) as server,
+        line_to(server, HttpLimits(read_timeout_s=0.05)) as (transport, line, chat),
+    ):
+        url = URL(deployment(server.url).url_of("/v1/audio/transcriptions"))
+        assert (await line.post(url, "k", b"{}", 10)).status == 200
+        with pytest.raises(Ambiguous):
+            await line.post(chat, "k", b"{}", 10)
+        with pytest.raises(Ambiguous):
+            await transport.line(deployment(server.url, read_timeout_s=0.05)).post(url, "k", b"{}", 10)

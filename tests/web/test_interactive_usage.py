@@ -124,11 +124,11 @@ def test_a_keys_own_limits_bind_its_interactive_calls(world: World) -> None:
     unbounded = poor.post(CHAT, json=ASK)
     assert (unbounded.status_code, unbounded.json()["error"]["code"]) == (400, "max_tokens_required")
     dear = poor.post(CHAT, json={**ASK, "max_tokens": 500})
-    assert (dear.status_code, dear.json()["error"]["code"]) == (402, "budget_exceeded")
+    assert (dear.status_code, dear.json()["error"]["code"]) == (429, "insufficient_quota")
     assert poor.post(CHAT, json={**ASK, "max_tokens": 50}).status_code == 200
     asked = {**ASK, "max_tokens": 500}
     anthropic = poor.post(MESSAGES, json=asked)
-    assert (anthropic.status_code, anthropic.json()["error"]["code"]) == (402, "budget_exceeded")
+    assert (anthropic.status_code, anthropic.json()["error"]["code"]) == (429, "insufficient_quota")
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

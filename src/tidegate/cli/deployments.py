@@ -255,6 +255,8 @@ def do(
     from tidegate.web.deployments import RoutingWish
 
     done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
+    for warning in done.warnings:
+        screen.warn(warning)
     if as_json:
         screen.show_json(done)
     else:

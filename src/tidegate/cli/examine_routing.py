@@ -71,6 +71,8 @@ async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]
     for probe in await service.probe_upstreams(settings, more):
         answers[probe.deployment] = probe.reachable and probe.status not in (401, 403)
         yield _tried(by_name[probe.deployment], probe, is_added=probe.deployment in known.added)
+    for warning in (said for one in more for said in one.warnings):
+        yield Finding("upstream", Grade.WARNING, warning)
     for resource in known.resources:
         for finding in _led(resource, known, answers):
             yield finding

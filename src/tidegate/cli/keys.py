@@ -7,6 +7,7 @@ import typer
 import uvloop
 
 from tidegate.cli import beside, options, screen
+from tidegate.cli.deployments import shown
 from tidegate.core import keys, window
 from tidegate.core.budgets import Limit
 from tidegate.core.errors import ApiProblem, SettingsError
@@ -82,6 +83,7 @@ def create(
         parallel,
     )
     made = uvloop.run(_create(settings, wish))
+    _warn_of_unserved_names(settings, wish.models, wish.resources)
     if as_json:
         screen.show_json({"id": made.id, "key": made.key, "org": org})
         return
@@ -196,6 +198,7 @@ def change(
         )
     if not uvloop.run(_change(settings, key, wish)):
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
+    _warn_of_unserved_names(settings, wish.models or [], wish.resources or [])
     if as_json:
         screen.show_json({"id": key, "changed": True})
     else:
@@ -290,6 +293,29 @@ def delete(
         screen.show_json({"deleted": deleted})
     else:
         screen.say(f"Deleted {', '.join(deleted)}: nothing more is sent under it anywhere within seconds.")
+
+
+def _warn_of_unserved_names(settings: Settings, models: list[str], resources: list[str]) -> None:
+    """Warn of models and resources that a key allows and nothing serves: often a name is misspelt, and it may also be added later."""
+    if not models and not resources:
+        return
+    known = uvloop.run(shown(settings))
+    deployments = [one for one in known if one.kind == "deployment"]
+    if any(not one.model for one in deployments):
+        # One gateway serves every name.
+        return
+    served = {one.model for one in deployments}
+    for name in models:
+        if name not in served:
+            screen.warn(
+                f"No deployment serves the model {name!r}, which this key allows. See `tidegate deployments list`."
+            )
+    named = served | {one.name for one in known if one.kind == "resource"}
+    for name in resources:
+        if name not in named:
+            screen.warn(
+                f"There is no resource or model {name!r}, which this key allows. See `tidegate resources list`."
+            )
 
 
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":

@@ -25,6 +25,7 @@ from tidegate.core.errors import (
 from tidegate.core.estimate import prompt_tokens
 from tidegate.core.nouns import Usage
 from tidegate.core.retry import GiveUp
+from tidegate.core.translate import error_to_openai
 
 ENDPOINT = "/v1/chat/completions"
 BATCH_ENDPOINT = "/v1/chat/completions/batch"
@@ -92,6 +93,15 @@ class ChatBatching:
     @property
     def has_executor(self) -> bool:
         return self.adapter is not ChatAdapter.NONE
+
+    @property
+    def ineffective(self) -> str:
+        """Why no items ever share a call here though the operator asks for it; empty where they do, or where nobody asks."""
+        if self.mode is not ChatMode.SYNC_MICROBATCH or self.groups:
+            return ""
+        if not self.has_executor:
+            return "no adapter is named: set chat_batching.adapter to results, or use mode concurrent"
+        return "upstream_max_batch_size is 1: raise chat_batching.upstream_max_batch_size, or use mode concurrent"
 
     @classmethod
     def named(cls, mode: str, **limits: Any) -> "ChatBatching":
@@ -281,20 +291,23 @@ def _has_usage(line: bytes) -> bool:
 
 
 def _item_error(raw: bytes) -> UpstreamError:
-    shown = raw[:ERROR_BYTES_MAX]
+    """One item's failure, as a call of its own would have got it: its class by the status, its words in OpenAI's shape."""
     try:
         said = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
         said = None
     status = said.get("status_code") if isinstance(said, dict) else None
-    if type(status) is not int:
+    if type(status) is not int or not 400 <= status <= 599:
+        shown = error_to_openai(400, b'{"error":%b}' % raw)
         return Refused(
             "the provider refused this item without a status", status=400, body=shown, code="invalid_request"
         )
+    # What is said to our own key may quote it.
+    shown = error_to_openai(status, b'{"error":%b}' % raw) if status not in (401, 403) else b""
     message = f"the provider answered this item with status {status}"
     if status == 429:
         return Throttled(message, status=status, body=shown, retry_after_ms=_retry_after_ms(said))
-    if status == 408 or 500 <= status <= 599:
+    if status in (408, 425) or status >= 500:
         return Ambiguous(message, status=status, body=shown, retry_after_ms=_retry_after_ms(said))
     return Refused(message, status=status, body=shown)
 

@@ -113,6 +113,10 @@ class Estimate(StrEnum):
     BOUND = "bound"
 
 
+# A long recording is answered only when all of it was heard, so silence is no sign of trouble there.
+AUDIO_ENDPOINTS = ("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations")
+AUDIO_TIMEOUT_S = 600.0
+
 _HEADER_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _OWN_HEADERS = frozenset(
     (
@@ -265,6 +269,13 @@ class Deployment:
                 f"{where}: what goes through a queue is not grouped: leave out the settings for batches of inputs"
             )
 
+    def total_s(self, endpoint: str) -> float:
+        """How long a whole call to this endpoint may take."""
+        if endpoint in self.endpoint_timeouts_s:
+            return self.endpoint_timeouts_s[endpoint]
+        is_audio = endpoint in AUDIO_ENDPOINTS and self.queue is None
+        return min(self.total_timeout_s, AUDIO_TIMEOUT_S) if is_audio else self.total_timeout_s
+
     @property
     def takes_batch(self) -> bool:
         return self.serves is not Serves.INTERACTIVE
@@ -278,6 +289,14 @@ class Deployment:
         """The most calls that batch work ever has in flight here, over all processes."""
         most = max(1, int(self.max_in_flight * self.batch_fraction))
         return min(most, self.chat_batching.max_in_flight or most)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of its settings has no effect, in sentences for the operator."""
+        if not (why := self.chat_batching.ineffective):
+            return ()
+        said = "has chat_batching.mode sync_microbatch, but every chat item is sent in a call of its own because"
+        return (f"Deployment {self.name} {said} {why}.",)
 
     @property
     def items_per_call_max(self) -> int:

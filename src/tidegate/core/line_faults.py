@@ -50,7 +50,7 @@ def shown(text: str) -> str:
     return ascii(cut) + ("…" if len(cut) < len(text) else "")
 
 
-def explain(line: bytes) -> NoReturn:
+def explain(line: bytes, *, needs_model: bool = True) -> NoReturn:
     """Find what kept a line from being read as a request."""
     _explain_json(line)
     try:
@@ -67,8 +67,9 @@ def explain(line: bytes) -> NoReturn:
     _need(request, "body", "")
     _need_kind(request, "body", "", b"{", "an object", "invalid_request")
     body = _decode_object(request["body"])
-    _need(body, "model", "body.")
-    _need_kind(body, "model", "body.", b'"', "a string")
+    if needs_model:
+        _need(body, "model", "body.")
+    _need_kind(body, "model", "body.", b'"' if needs_model else b'"n', "a string")
     if "stream" in body and bytes(body["stream"])[0] not in b"tfn":
         raise BodyFault("invalid_request", "body.stream must be true or false.", "body.stream")
     for key in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"):

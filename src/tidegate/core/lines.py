@@ -69,6 +69,8 @@ ENDPOINTS = {
     "/v1/embeddings": Endpoint("input", generates=False, counts_inputs=True),
     "/v1/moderations": Endpoint("input", generates=False),
 }
+# Where a body may leave its model out, and which one OpenAI's documentation names then.
+DEFAULT_MODELS = {"/v1/moderations": "omni-moderation-latest"}
 # An endpoint that an operator adds: a body with a model is all that is asked.
 OTHER_ENDPOINT = Endpoint(None)
 
@@ -76,7 +78,7 @@ OTHER_ENDPOINT = Endpoint(None)
 class Body(msgspec.Struct, gc=False):
     """What ingest reads of a request's body."""
 
-    model: str
+    model: str | None = None
     messages: Raw = NOTHING
     input: Raw = NOTHING
     prompt: Raw = NOTHING
@@ -103,7 +105,7 @@ class Request(msgspec.Struct, gc=False):
 class _LooseBody(msgspec.Struct, gc=False):
     """What of a body can fail the whole batch."""
 
-    model: str
+    model: str | None = None
     stream: Raw = NOTHING
     tools: Raw = NOTHING
 
@@ -165,7 +167,7 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Li
     except BodyFault as fault:
         # What fails the whole batch is said first.
         request = _check_around_body(line, rules)
-        fault.custom_id, fault.model = request.custom_id, request.body.model
+        fault.custom_id, fault.model = request.custom_id, _model_of(request, line, rules)
         raise
 
 
@@ -178,15 +180,16 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
     try:
         request = decode_request(line)
     except (ValueError, RecursionError):
-        explain(line)
+        explain(line, needs_model=rules.endpoint not in DEFAULT_MODELS)
     body = request.body
+    model = _model_of(request, line, rules)
     endpoint = endpoint_of(rules)
     # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
     _check_url(request.url, rules)
     key, prompt = _prompt_of(body, endpoint)
     at = _locate(line, key, prompt)
     _check_frame(line[:at] + line[at + len(prompt) :], line, rules.body_keys_max)
-    _check_request(request, rules)
+    _check_request(request, model, rules)
     if body.stream:
         raise _streams()
     input_count = _check_prompt(prompt, endpoint)
@@ -202,7 +205,7 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
         default, most = rules.default_output_tokens, rules.max_tokens_max
         output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
-    return Line(request.custom_id, body.model, key, at, len(prompt), fixed, output, input_count)
+    return Line(request.custom_id, model, key, at, len(prompt), fixed, output, input_count)
 
 
 def too_long(line_bytes_max: int) -> LineFault:
@@ -279,8 +282,18 @@ def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
         check_exactly(line, body_keys_max)
 
 
-def _check_request(request: "Request | _LooseRequest", rules: LineRules) -> None:
-    custom_id, model = request.custom_id, request.body.model
+def _model_of(request: "Request | _LooseRequest", line: bytes, rules: LineRules) -> str:
+    """The model that a line names, or the one that its endpoint means without a name."""
+    model = request.body.model
+    if model is None:
+        model = DEFAULT_MODELS.get(rules.endpoint)
+    if model is None:
+        explain(line)
+    return model
+
+
+def _check_request(request: "Request | _LooseRequest", model: str, rules: LineRules) -> None:
+    custom_id = request.custom_id
     if not custom_id or len(custom_id.encode()) > rules.custom_id_bytes_max or not custom_id.isprintable():
         most = rules.custom_id_bytes_max
         message = f"custom_id must be 1 to {most} bytes of printable text, without control characters."
@@ -311,7 +324,7 @@ def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
     request = _decode_loosely(line)
     _check_url(request.url, rules)
     check_exactly(line, len(line))
-    _check_request(request, rules)
+    _check_request(request, _model_of(request, line, rules), rules)
     if request.body.stream == Raw(b"true"):
         raise _streams()
     if rules.endpoint == "/v1/chat/completions":

@@ -9,6 +9,7 @@ from tidegate.core.ids import item_id
 from tidegate.core.line_breaks import escape_line_breaks
 from tidegate.core.prices import units_text
 from tidegate.core.states import Outcome
+from tidegate.core.translate import error_to_openai, is_error_of, says_why
 
 NEVER_RAN = {
     Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -69,10 +70,10 @@ def refused_body(message: str, code: str, param: str | None) -> bytes:
 
 
 def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
-    """The body of a refused call: the upstream's own when it is a JSON object, else one in OpenAI's shape."""
-    try:
-        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return _encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    return body.replace(b"\r", b" ").replace(b"\n", b" ")
+    """The body of a refused call: the upstream's own when it is an error object, its words in OpenAI's shape, or ours."""
+    if is_error_of(body, anthropic=False) or is_error_of(body, anthropic=True):
+        return body.replace(b"\r", b" ").replace(b"\n", b" ")
+    if says_why(body):
+        return error_to_openai(status, body)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _encode({"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -159,7 +159,10 @@ def _never_sent(
     if (denied := denial(piece)) is not None:
         return _stopped(clock, piece, deadline_ms, item, denied)
     if not upstream.knows(piece.model):
-        message = f"The model {piece.model!r} is not served here. Check its name against GET /v1/models."
+        message = (
+            f"No deployment serves the model {piece.model!r} to batches here. Check its name against GET /v1/models; a model may be served "
+            "to interactive calls only."
+        )
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     return None
 

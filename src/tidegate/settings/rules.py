@@ -85,6 +85,7 @@ def warnings(settings: Settings) -> list[str]:
             found.append(
                 f"The certificate of deployment {one.name} is not checked (verify: false), so anyone may answer in its place; use ca_file."
             )
+        found += one.warnings
     if settings.scheduler.shadow_mode == settings.scheduler.mode:
         found.append("scheduler.shadow_mode is scheduler.mode itself and will never differ; choose another, or none.")
     return found

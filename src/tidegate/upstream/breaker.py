@@ -49,6 +49,11 @@ class Breaker:
             return BreakerState.PROBING
         return BreakerState.PAUSED if self._paused else BreakerState.OPEN
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is open because our key was rejected, also while a probe is out."""
+        return self.is_open and self._paused
+
     def begin_probe(self, now_ms: float) -> None:
         """This call is the interval's probe: the next may come one interval later, whether this one has ended or not."""
         self.ready_at_ms = now_ms + self._interval_ms()

@@ -33,6 +33,10 @@ class CallCut(Exception):
     """We ended a call ourselves: a time-out, the deadline, or a body that came too slowly. The text says which."""
 
 
+class HandshakeRejected(Exception):
+    """The server ended a TLS connection before it accepted our side of the handshake, so it read nothing of the request."""
+
+
 class AnswerTooLarge(Exception):
     """The body passed `response_bytes_max`, counted after decompression."""
 
@@ -65,7 +69,10 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
         # Its body may quote our key; the operator sees the status, the caller neither.
         return KeyRejected(f"the upstream said {status} to our own key: check the deployment's api_key", status=status)
     if status in (408, 425) or status >= 500:
-        return Ambiguous(f"the upstream said {status}", status=status, body=raw, retry_after_ms=after_ms)
+        said = f"the upstream said {status}"
+        if status in (503, 529):
+            return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
+        return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
         where = headers.get("Location", "").split("?")[0][:200]
         return Refused(
@@ -102,6 +109,7 @@ NEVER_CONNECTED = (
     aiohttp.ServerFingerprintMismatch,
     aiohttp.InvalidURL,
     ssl.SSLCertVerificationError,
+    HandshakeRejected,
 )
 
 
@@ -110,6 +118,11 @@ def _in_words(wrong: BaseException) -> str:
     match wrong:
         case CallCut():
             return str(wrong)
+        case HandshakeRejected():
+            return (
+                "the server ended the TLS connection during the handshake: does it demand a client certificate? "
+                "check the deployment's tls.cert_file and tls.key_file"
+            )
         case aiohttp.ClientConnectorDNSError():
             return f"the name {wrong.host!r} cannot be resolved: check the deployment's url and DNS"
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():

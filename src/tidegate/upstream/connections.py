@@ -45,6 +45,16 @@ class Wire(ResponseHandler):
         words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
         self._look = select.poll()
         self._look.register(transport.get_extra_info("socket").fileno(), words)
+        tls = transport.get_extra_info("ssl_object")
+        self._tls_1_3 = tls if tls is not None and tls.version() == "TLSv1.3" else None
+
+    def is_unconfirmed(self) -> bool:
+        """Whether the server may still reject our side of the TLS handshake.
+
+        In TLS 1.3 our side ends before the server has looked at our certificate. A server that accepts it sends a session ticket.
+        """
+        tls = self._tls_1_3
+        return tls is not None and not (tls.session is not None and tls.session.has_ticket)
 
     def has_spoken(self) -> bool:
         """Whether the peer said anything out of turn, its goodbye included, read by the loop or still in the kernel.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from tidegate.core.deployments import Estimate
-from tidegate.core.errors import KeyRejected, Refused, Throttled, Withheld
+from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
 from tidegate.core.prices import CostRange, cost
@@ -108,7 +108,7 @@ class Delivery:
         except BaseException as wrong:
             if is_granted and not leave.begun:
                 self._purse.give_back(leave)
-            elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected):
+            elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable):
                 # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
                 self._purse.used(leave, 0, 0)
             elif leave.nano:

@@ -30,6 +30,7 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.upstream import classify
+from tidegate.upstream.closed_route import closed_route_error
 from tidegate.upstream.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.passage import Closed, Passage, Place
@@ -224,8 +225,7 @@ class Interactive:
             raise Unavailable(f"no deployment serves model {ask.call.model!r} to interactive calls")
         if all(lane.ready_at_ms() > now_ms for lane in lanes):
             wait_ms = math.ceil(min(lane.ready_at_ms() for lane in lanes) - now_ms)
-            kind = Throttled if any(not lane.breaker.is_open for lane in lanes) else Unavailable
-            raise kind(f"every deployment of model {ask.call.model!r} rests or is shut", retry_after_ms=wait_ms)
+            raise closed_route_error(ask.call.model, lanes, wait_ms)
 
     async def _next_release(self) -> None:
         place = asyncio.get_running_loop().create_future()
@@ -360,7 +360,7 @@ class Interactive:
             except BaseException as wrong:
                 if leave is not None and not leave.begun:
                     tab.not_done(was_sent=False)
-                elif isinstance(wrong, Throttled | Refused | KeyRejected) or names_the_option(wrong):
+                elif isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable) or names_the_option(wrong):
                     tab.not_done(was_sent=True)
                 elif isinstance(wrong, asyncio.CancelledError):
                     tab.left(is_stream=ask.is_stream)

@@ -37,6 +37,9 @@ from tidegate.upstream.transport import Line, OpenLine, QueuedLine
 FORBIDDEN_IN_A_ROW_MAX = 3
 CALLS_REMEMBERED_MAX = 10_000
 
+# The code of a call that is not sent because its deployment answered the last ones with errors.
+FAILING = "upstream_failing"
+
 # Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
 KEY_REST_MS_MAX = 6_000
 
@@ -110,6 +113,8 @@ class Lane:
         self.answered = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
+        # Whether its last failure was an answer of its own: then it can be reached.
+        self.answers_errors = False
         self.probes = 0
         self._policy = policy
         self._urls: dict[str, URL] = {}
@@ -150,9 +155,7 @@ class Lane:
         """How long a whole call may take there; one for several items as long as one for each."""
         total_s = self._totals_s.get(endpoint)
         if total_s is None:
-            timeouts_s = self.deployment.endpoint_timeouts_s
-            total_s = timeouts_s.get(endpoint.removesuffix("/batch"), self.deployment.total_timeout_s)
-            self._totals_s[endpoint] = total_s
+            total_s = self._totals_s[endpoint] = self.deployment.total_s(endpoint.removesuffix("/batch"))
         return total_s
 
     def waits_until_ms(self, call: Call) -> float:
@@ -276,6 +279,7 @@ class Lane:
         """Learn from a failure. True when it shut the deployment."""
         self.failures[error.reason] += 1
         self.last_failure = error.message
+        self.answers_errors = error.status >= 400 or error.code == FAILING
         if isinstance(error, Throttled) or error.retry_after_ms is not None:
             self._refused(error.retry_after_ms, idempotency_key, now_ms, jitter)
         else:

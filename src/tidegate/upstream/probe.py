@@ -13,7 +13,7 @@ import msgspec
 from tidegate.core.deployments import Engine, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.lane import Lane
+from tidegate.upstream.lane import FAILING, Lane
 
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"
@@ -98,12 +98,12 @@ async def knock(lane: Lane) -> None:
     try:
         reply = await lane.control.get(lane.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)
     except UpstreamError as wrong:
-        why = wrong.message
+        why, code = wrong.message, None
     else:
         if reply.status < 500:
             return
-        why = f"GET /models was answered with status {reply.status}"
-    raise Unavailable(f"{lane.deployment.name} is still away: {why}")
+        why, code = f"GET /models was answered with status {reply.status}", FAILING
+    raise Unavailable(f"{lane.deployment.name} is still away: {why}", code=code)
 
 
 async def ask_models(lane: Lane, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:

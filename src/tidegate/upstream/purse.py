@@ -21,7 +21,7 @@ from tidegate import metrics
 from tidegate.core.budgets import Ask, Bound, Budget, Grant
 from tidegate.core.budgets_money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
-from tidegate.core.policy_rules import STATUSES, Code
+from tidegate.core.policy_rules import Code
 from tidegate.core.ports import Clock, Limits
 from tidegate.core.prices import CostRange, units_text
 from tidegate.upstream.bills import Bills
@@ -479,7 +479,7 @@ def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False
             f"this may cost {units_text(nano)}, and the budget of this {whose} {has}: "
             "lower max_tokens, or have the budget raised"
         )
-    return Overspent(message, status=STATUSES[Code.BUDGET_EXCEEDED], code=Code.BUDGET_EXCEEDED)
+    return Overspent(message, code=Code.BUDGET_EXCEEDED)
 
 
 def _spent(name: str, until_ms: float) -> Withheld:

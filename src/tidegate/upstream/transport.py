@@ -7,6 +7,7 @@ that were made once per URL. No call has a timer: one sweep looks at all calls i
 """
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from tidegate import __version__
-from tidegate.core.deployments import Deployment, Engine, HttpLimits, Tls
+from tidegate.core.deployments import AUDIO_ENDPOINTS, Deployment, Engine, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream import classify
 from tidegate.upstream.connections import Connections, Wire, tls_context
@@ -112,9 +113,11 @@ class Transport(Protocol):
 class Way:
     """What is the same for every call to one URL: where it is, and the bytes that each request begins with."""
 
-    __slots__ = ("get_head", "key", "post_head", "request")
+    __slots__ = ("confirms_handshakes", "get_head", "key", "post_head", "request")
 
     def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
+        # Whether the server shows that it accepted a TLS handshake; None until it has answered once.
+        self.confirms_handshakes: bool | None = None
         # For the connector, which asks only where to connect; our key is not in it, so no error can show it.
         self.request = ClientRequest("GET", url, ssl=tls, loop=asyncio.get_running_loop())
         self.key = self.request.connection_key
@@ -138,10 +141,13 @@ class Way:
 
 
 class AiohttpLine:
-    __slots__ = ("_headers", "_tls", "_transport", "_ways", "read_timeout_s")
+    __slots__ = ("_headers", "_quiet", "_read_timeout_s", "_tls", "_transport", "_ways")
 
     def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
-        self.read_timeout_s = read_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._quiet: frozenset[URL] = frozenset()
+        if deployment.read_timeout_s is None:
+            self._quiet = frozenset(URL(deployment.url_of(endpoint)) for endpoint in AUDIO_ENDPOINTS)
         self._transport = transport
         self._headers = _headers(deployment)
         self._tls = transport.tls(deployment.tls)
@@ -175,6 +181,10 @@ class AiohttpLine:
     ) -> Coroutine[Any, Any, Stream]:
         request = (idempotency_key, body, headers)
         return self._transport.open(self, url, request, total_s, leave, interactive=interactive)
+
+    def read_timeout_s(self, url: URL) -> float:
+        """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
+        return math.inf if url in self._quiet else self._read_timeout_s
 
     def way(self, url: URL) -> Way:
         way = self._ways.get(url)
@@ -231,7 +241,7 @@ class AiohttpTransport:
         """
         if not self._seats.take(interactive=False):
             await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
-        exchange = self._sweep.begin(total_s, line.read_timeout_s)
+        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
@@ -290,7 +300,7 @@ class AiohttpTransport:
         """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
         if not self._seats.take(interactive=interactive):
             await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
-        exchange = self._sweep.begin(total_s, line.read_timeout_s)
+        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
         exchange.is_streamed = True
 
         def end() -> None:
@@ -357,7 +367,14 @@ class AiohttpTransport:
         exchange.writing(wire)
         for piece in pieces:
             write(piece)
-        message, payload = await wire.read()
+        try:
+            message, payload = await wire.read()
+        except (aiohttp.ClientError, OSError):
+            if way.confirms_handshakes is not False and wire.is_unconfirmed():
+                raise classify.HandshakeRejected from None
+            raise
+        if way.confirms_handshakes is None:
+            way.confirms_handshakes = not wire.is_unconfirmed()
         hints = 0
         while 100 <= message.code <= 199 and message.code != 101:
             hints += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
+from tidegate.upstream.closed_route import closed_route_error
 from tidegate.upstream.lane import Lane
 from tidegate.upstream.purse import Purse
 from tidegate.upstream.routes import Route
@@ -50,9 +51,7 @@ class Missing:
                     retry_after_ms=wait_ms,
                     code="limits_unavailable" if is_away else "budget_spent",
                 )
-            resting = any(not lane.breaker.is_open for lane in lanes)
-            kind = Throttled if resting else Unavailable
-            raise kind(f"every deployment of model {call.model!r} rests or is shut", retry_after_ms=wait_ms)
+            raise closed_route_error(call.model, lanes, wait_ms)
         if call.attempt_count and not any(self.may_try(lane, call, now_ms) for lane in fit):
             raise RetryBudgetSpent(
                 "this retry waits: its deployment has had as many retries as its retry budget allows",

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -130,6 +131,13 @@ def idempotency_key(request: Request) -> str | None:
     return key
 
 
+def refuse_unknown(query: QueryParams, known: tuple[str, ...]) -> None:
+    """Refuse a query parameter that would be ignored: its sender believes that it had an effect."""
+    for name in query:
+        if name not in known:
+            raise _unknown(name[:_SHOWN_CHARS_MAX], list(known))
+
+
 def one(query: QueryParams, name: str) -> str | None:
     """A query parameter that may be given once."""
     values = query.getlist(name)
@@ -249,16 +257,23 @@ def _mismatch(said: str) -> ApiProblem:
         param = _joined(path, missing["field"])
         return ApiProblem(400, "missing_required_parameter", f"`{param}` is missing.", param=param)
     if unknown := _UNKNOWN.match(what):
-        name = unknown["field"][:_SHOWN_CHARS_MAX]
-        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.7) if not path else []
-        hint = f"Did you mean `{close[0]}`?" if close else f"Known are: {', '.join(_KNOWN)}."
-        return ApiProblem(400, "unknown_parameter", f"Unknown parameter `{_joined(path, name)}`. {hint}", param=name)
+        return _unknown(unknown["field"][:_SHOWN_CHARS_MAX], _KNOWN, path)
     if not path:
         return _bad(None, "The body must be a JSON object.")
     param = path.removesuffix("[...]")[:_SHOWN_CHARS_MAX]
     if param in _ALLOWED:
         return _bad(param, f"`{param}` must be {_ALLOWED[param]}.")
     return _bad(param, f"`{param}`: {what[0].lower()}{what[1:200]}.")
+
+
+def _unknown(name: str, known: Sequence[str], path: str = "") -> ApiProblem:
+    """A parameter that does not exist, with the nearest of those that do."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7) if not path else []
+    hint = f"Known are: {', '.join(known)}." if known else "There are none here."
+    if close:
+        hint = f"Did you mean `{close[0]}`?"
+    shown = "".join(letter if letter.isprintable() else "?" for letter in _joined(path, name))
+    return ApiProblem(400, "unknown_parameter", f"Unknown parameter `{shown}`. {hint}", param=name)
 
 
 def _joined(path: str, field: str) -> str:

@@ -56,6 +56,7 @@ class Batches:
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
+        asks.refuse_unknown(query, ("after", "limit"))
         count = asks.limit(query, LIST_COUNT, LIST_COUNT_MAX)
         after = asks.after(query, "batch")
         found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)

@@ -38,10 +38,11 @@ class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingDone(msgspec.Struct, frozen=True):
-    """`revision` is the entry's new one; 0 when it is gone."""
+    """`revision` is the entry's new one; 0 when it is gone. `warnings` say what of it has no effect."""
 
     name: str
     revision: int
+    warnings: list[str] = []
 
 
 class RoutingShown(msgspec.Struct, frozen=True):
@@ -120,9 +121,12 @@ class Clerk:
         except SettingsError as error:
             raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {error}.") from None
         text = msgspec.json.encode(document, order="sorted").decode()
-        await self._refuse_what_leads_nowhere(kind, name, text)
+        found = await self._refuse_what_leads_nowhere(kind, name, text)
+        warnings = [
+            said for one in found.deployments if (kind, name) == (DEPLOYMENT, one.name) for said in one.warnings
+        ]
         try:
-            return RoutingDone(name, await self._store.put_routing(kind, name, text, seen))
+            return RoutingDone(name, await self._store.put_routing(kind, name, text, seen), warnings)
         except RoutingFull as full:
             raise ApiProblem(409, "too_many_entries", f"{full}.") from None
         except LostRace:
@@ -130,8 +134,8 @@ class Clerk:
                 raise _changed_meanwhile(kind, name) from None
             raise ApiProblem(409, "already_exists", f"There is a {kind} {name!r} already: change it instead.") from None
 
-    async def _refuse_what_leads_nowhere(self, kind: str, name: str, text: str) -> None:
-        """Among everything else that there is, this one must be of use."""
+    async def _refuse_what_leads_nowhere(self, kind: str, name: str, text: str) -> Added:
+        """Among everything else that there is, this one must be of use; gives all that was added, with this one."""
         _, entries = await self._store.routing()
         kept = [(one.kind, one.name, one.document) for one in entries if (one.kind, one.name) != (kind, name)]
         found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
@@ -156,6 +160,7 @@ class Clerk:
                     f"No deployment serves {lost!r}, which this resource leads to: add one first, or mend the name."
                 )
                 raise ApiProblem(400, "invalid_parameter", message)
+        return found
 
     async def _refuse_in_use(self, kind: str, name: str) -> None:
         """What would lead nowhere afterwards: a resource to its model, or a batch to either."""

@@ -85,9 +85,12 @@ class Dialect:
 
     def refusal(self, status: int, body: bytes, request_id: str) -> bytes:
         """An engine's refusal in the door's shape: its own bytes where they are an object of that shape already."""
+        is_ours = not self._is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
+        if is_ours:
+            return body
         if self.is_anthropic:
-            return body if not self._is_translated and _is_object(body) else _to_anthropic(status, body, request_id)
-        return body if not self._is_translated and _is_object(body) else translate.error_to_openai(status, body)
+            return translate.error_to_anthropic(status, body, request_id)
+        return translate.error_to_openai(status, body)
 
     def broken_off(self, code: str, message: str) -> bytes:
         """The event that says that a stream ends here, and why."""
@@ -99,14 +102,3 @@ class Dialect:
             return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
         detail = {"message": message, "type": "server_error", "param": None, "code": code}
         return b"data: %b\n\n" % msgspec.json.encode({"error": detail})
-
-
-def _to_anthropic(status: int, body: bytes, request_id: str) -> bytes:
-    return translate.error_to_anthropic(status, body, request_id)
-
-
-def _is_object(body: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(body), dict)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False

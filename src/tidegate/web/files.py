@@ -61,6 +61,7 @@ class Files:
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
+        asks.refuse_unknown(query, ("after", "limit", "order", "purpose"))
         count = asks.limit(query, LIST_COUNT_MAX, LIST_COUNT_MAX)
         found = await self._store.list_files(
             caller.tenant_id,

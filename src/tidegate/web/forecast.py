@@ -10,7 +10,7 @@ import msgspec
 from tidegate.core import estimate, eta
 from tidegate.core.budgets import Bound, Limit, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
-from tidegate.core.lines import LineRules, decode_request, endpoint_of, prompt_of
+from tidegate.core.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
 from tidegate.core.nouns import Caller, File, Job, JobRequest
 from tidegate.core.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
@@ -155,9 +155,10 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
             body = decode_request(line).body
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-        if body.model not in units and len(units) >= SAMPLE_MODELS_MAX:
+        model = body.model or DEFAULT_MODELS.get(rules.endpoint, "")
+        if model not in units and len(units) >= SAMPLE_MODELS_MAX:
             continue
-        if not body.model.isprintable():
+        if not model or not model.isprintable():
             # Such a line is refused when the input is read; not every database could look the name up.
             continue
         asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
@@ -171,7 +172,7 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
             )
         # As ingest counts: what the model reads, and not the JSON around it.
         prompt_bytes = sum(len(part) for part in (prompt_of(body, rules), body.tools, body.instructions, body.system))
-        units[body.model] = units.get(body.model, 0) + estimate.work_units(prompt_bytes, output)
+        units[model] = units.get(model, 0) + estimate.work_units(prompt_bytes, output)
         read_bytes += len(line) + 1
     return {model: count * size_bytes // max(1, min(read_bytes, size_bytes)) for model, count in units.items()}
 

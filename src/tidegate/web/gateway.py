@@ -100,9 +100,19 @@ class Gateway:
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
-        if not (router.knows(wish.model) if wish.is_flex else router.takes_interactive(wish.model)):
-            message = "The model does not exist here: GET /v1/models lists those that do."
-            raise ApiProblem(404, "model_not_found", message, param="model")
+        takes_batch, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
+        if takes_batch if wish.is_flex else takes_interactive:
+            return
+        if takes_batch:
+            message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
+            raise ApiProblem(400, "model_batch_only", message, param="model")
+        if takes_interactive:
+            message = 'No deployment of this model takes batch work, and "flex" is served in its gaps: leave `service_tier` out.'
+            raise ApiProblem(400, "model_interactive_only", message, param="service_tier")
+        message = "The model does not exist here: GET /v1/models lists those that do."
+        if not wish.names_model:
+            message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
+        raise ApiProblem(404, "model_not_found", message, param="model")
 
     async def _tenant(self, caller: Caller) -> str:
         """The organization's name, by which settings speak of it."""

@@ -20,7 +20,7 @@ from tidegate.core.nouns import Caller
 from tidegate.core.policy_rules import allows
 from tidegate.upstream.lane import DeploymentStatus
 from tidegate.upstream.probe import Listed
-from tidegate.web import wire
+from tidegate.web import asks, wire
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded
 
@@ -31,6 +31,9 @@ ASKED_AT_ONCE_MAX = 4
 MODELS_MAX = 1_000
 SCOPE = "batches:read or inference"
 NOBODYS = Listed()
+# The list always comes whole. Anthropic's clients page through it, and OpenAI's Codex says its version.
+ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
+OPENAI_LIST = ("client_version",)
 
 # A deployment at an address: what another server said under the same name does not count.
 Place = tuple[str, str]
@@ -57,6 +60,7 @@ class Models:
         ]
 
     async def list(self, request: Request, caller: Caller) -> Response:
+        asks.refuse_unknown(request.query_params, ANTHROPIC_LIST if _is_anthropic(request) else OPENAI_LIST)
         found = await self._found(caller)
         if _is_anthropic(request):
             data = [self._anthropic(name, said) for name, said in found.items()]

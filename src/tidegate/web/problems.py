@@ -17,6 +17,8 @@ from tidegate.core.translate import error_to_anthropic
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
+# OpenAI's code for an account without money, which is also the type of the error.
+INSUFFICIENT_QUOTA = "insufficient_quota"
 # Here callers speak Anthropic's shapes, and so do refusals.
 ANTHROPIC_PATHS = "/v1/messages"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -34,8 +36,10 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
-def error_type(status: int) -> str:
+def error_type(status: int, code: str) -> str:
     """What OpenAI calls this kind of failure; its SDK goes by the status alone."""
+    if code == INSUFFICIENT_QUOTA:
+        return code
     named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     if status >= 500:
         return "server_error"
@@ -73,16 +77,18 @@ def problem_of(error: Exception, request_id: str) -> ApiProblem:
 
 def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Response:
     """The refusal in the shape of the door that this path leads to."""
-    body = ErrorBody(ErrorDetail(problem.message, error_type(problem.status), problem.param, problem.code))
+    body = ErrorBody(
+        ErrorDetail(problem.message, error_type(problem.status, problem.code), problem.param, problem.code)
+    )
     said = msgspec.json.encode(body)
     if path.startswith(ANTHROPIC_PATHS):
         said = error_to_anthropic(problem.status, said, request_id)
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
-    if problem.status == 409 or problem.code == HookCode.FAILED:
-        # OpenAI's SDK takes a conflict or a 500 for a passing one and sends it again. None of our conflicts passes, and where a hook broke
-        # on an answer each repeat would be paid for.
+    if problem.status == 409 or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
+        # OpenAI's SDK takes a conflict, a 429 or a 500 for a passing one and sends it again. None of our conflicts passes, money does not
+        # come back by itself, and where a hook broke on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

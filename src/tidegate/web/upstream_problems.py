@@ -3,9 +3,11 @@
 import math
 
 from tidegate.core.errors import (
+    Ambiguous,
     ApiProblem,
     BrokenAnswer,
     KeyRejected,
+    Overspent,
     PoolExhausted,
     Refused,
     Throttled,
@@ -13,12 +15,25 @@ from tidegate.core.errors import (
     UpstreamError,
     Withheld,
 )
+from tidegate.core.translate import says_why
+from tidegate.upstream.lane import FAILING
+
+# OpenAI's sentence for an account without money.
+NO_MONEY = "You exceeded your current quota, please check your plan and billing details."
+# What these say is true of the gateway too: it cannot answer now. Any other 5xx is a 502 where the server does not say why.
+PASSED_ON = (503, 504, 529)
 
 
 def own_words(error: UpstreamError) -> bytes | None:
-    """The body that the engine sent with a 4xx of its own; None when there is none that is the client's to read."""
-    is_its_own = isinstance(error, Refused | Throttled) and 400 <= error.status <= 499
-    return error.body if is_its_own and error.body else None
+    """The body that the engine sent with a 4xx or 5xx of its own; None when there is none that is the client's to read.
+
+    The body of a 5xx is often the page of a proxy, with addresses in it, so it must be an error object.
+    """
+    if not error.body:
+        return None
+    if isinstance(error, Ambiguous):
+        return error.body if error.status >= 400 and says_why(error.body) else None
+    return error.body if isinstance(error, Refused | Throttled) and 400 <= error.status <= 499 else None
 
 
 def retry_after(error: UpstreamError) -> int | None:
@@ -27,6 +42,8 @@ def retry_after(error: UpstreamError) -> int | None:
 
 
 def problem_of(error: UpstreamError) -> ApiProblem:
+    if isinstance(error, Overspent):
+        return ApiProblem(429, "insufficient_quota", f"{NO_MONEY} {_sentence(error.message)}")
     status, message = _said(error)
     return ApiProblem(status, error.code, message, retry_after_s=retry_after(error))
 
@@ -48,19 +65,40 @@ def _said(error: UpstreamError) -> tuple[int, str]:
         case Withheld():
             return 503, "Nobody can say at the moment what the limits still allow, so nothing is sent. Try again soon."
         case Throttled() if error.code == "flex_unavailable":
-            return 429, error.message[0].upper() + error.message[1:] + "."
+            return 429, _sentence(error.message)
         case Throttled():
             return 429, "Every server of this model is busy. Wait as long as Retry-After says, then send it again."
         case PoolExhausted():
             return 503, "Every connection to this model's servers is in use. Send it again in a moment."
         case KeyRejected():
             return 503, "This model's server does not accept the gateway's own key. Tell your operator."
+        case Unavailable() if error.code == FAILING:
+            return (
+                503,
+                "This model's server answered the last calls with errors, so nothing is sent to it for a moment. Nothing was done: send "
+                "it again later.",
+            )
         case Unavailable():
             return 503, "No server of this model can be reached at the moment. Nothing was done: send it again later."
         case Refused() if 400 <= error.status <= 499:
-            return error.status, error.message[0].upper() + error.message[1:] + "."
+            return error.status, _sentence(error.message)
         case Refused():
             return 502, "This model's server sends its callers elsewhere. Tell your operator."
         case BrokenAnswer():
             return 502, "This model's server sent something that is no answer. It may have done the work all the same."
+        case Ambiguous() if error.status in (503, 529):
+            return (
+                error.status,
+                f"This model's server is overloaded or not ready ({error.status}). Send it again later.",
+            )
+        case Ambiguous() if error.status:
+            status = error.status if error.status in PASSED_ON else 502
+            return (
+                status,
+                f"This model's server failed with status {error.status}. It may have done the work all the same.",
+            )
     return 502, "The call broke off after it was sent to this model's server. It may have done the work all the same."
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

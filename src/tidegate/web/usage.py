@@ -32,6 +32,7 @@ class UsageDoor:
         """`by`, `from` and `to` (UTC days, both included) and `format`, as `tidegate usage` takes them."""
         require_operator(request)
         query = request.query_params
+        asks.refuse_unknown(query, ("by", "format", "from", "to"))
         by = [name for name in (asks.one(query, "by") or BY).split(",") if name]
         if not by or any(name not in spending.DIMENSIONS for name in by):
             raise _bad("by", f"`by` may name: {', '.join(spending.DIMENSIONS)}.")

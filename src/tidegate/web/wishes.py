@@ -10,12 +10,10 @@ from starlette.requests import Request
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.line_faults import LineFault
-from tidegate.core.lines import MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.core.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
 from tidegate.web.intake import Intake
 
 FLEX = "flex"
-# Moderations may leave their model out; this is the one that OpenAI's documentation names then.
-MODERATION_MODEL = "omni-moderation-latest"
 READ_HERE_BYTES_MAX = 1 << 20
 
 # Two readers could take such a body for two different requests, and one of them decides whose money is spent.
@@ -37,6 +35,7 @@ class Wish(NamedTuple):
     is_stream: bool
     is_flex: bool
     body: bytes
+    names_model: bool = True
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -86,9 +85,9 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
         _refuse_twice(body)
     model = said.model
     if model is msgspec.UNSET:
-        if endpoint != "/v1/moderations":
+        if endpoint not in DEFAULT_MODELS:
             raise ApiProblem(400, "missing_required_parameter", "`model` is missing: name a model.", param="model")
-        model = MODERATION_MODEL
+        model = DEFAULT_MODELS[endpoint]
     if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
         message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise ApiProblem(400, "invalid_parameter", message, param="model")
@@ -96,7 +95,8 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
         message = "`background` must be false: background responses are not supported yet. Send a batch, or wait for the answer."
         raise ApiProblem(400, "unsupported_parameter", message, param="background")
     is_flex = said.service_tier == FLEX
-    return Wish(model, bool(said.stream), is_flex, _without_tier(body) if is_flex else body)
+    names_model = said.model is not msgspec.UNSET
+    return Wish(model, bool(said.stream), is_flex, _without_tier(body) if is_flex else body, names_model)
 
 
 def _without_tier(body: bytes) -> bytes:

@@ -11,7 +11,7 @@ named in `left_out`. This package speaks shapes only: it knows no HTTP, no clock
 
 from tidegate.core.translate.answers import answer_to_anthropic, answer_to_openai
 from tidegate.core.translate.fields import Translated
-from tidegate.core.translate.problems import error_to_anthropic, error_to_openai
+from tidegate.core.translate.problems import error_to_anthropic, error_to_openai, is_error_of, says_why
 from tidegate.core.translate.request_to_anthropic import request_to_anthropic
 from tidegate.core.translate.request_to_openai import OPENAI, VLLM, OpenAiDialect, request_to_openai
 from tidegate.core.translate.stream_to_anthropic import StreamToAnthropic
@@ -28,6 +28,8 @@ __all__ = [
     "answer_to_openai",
     "error_to_anthropic",
     "error_to_openai",
+    "is_error_of",
     "request_to_anthropic",
     "request_to_openai",
+    "says_why",
 ]

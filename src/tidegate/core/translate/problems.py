@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 MESSAGE_CHARS_MAX = 4096
+NAME_CHARS_MAX = 256
 KINDS_ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -46,6 +47,22 @@ def error_to_anthropic(status: int, body: bytes, request_id: str | None = None) 
     return msgspec.json.encode(error_object(status, _said(body), request_id))
 
 
+def is_error_of(body: bytes, *, anthropic: bool) -> bool:
+    """Whether a body is an error in Anthropic's shape, or in OpenAI's, already."""
+    try:
+        decoded = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    inner = decoded.get("error")
+    has_shape = isinstance(inner, dict) and isinstance(inner.get("message"), str)
+    return has_shape and (decoded.get("type") == "error") is anthropic
+
+
+def says_why(body: bytes) -> bool:
+    """Whether a body that came with a failure is an object with a message in one of the known shapes."""
+    return bool(_words(_said(body)))
+
+
 def error_to_openai(status: int, body: bytes) -> bytes:
     """Anthropic's error, or any other body that came with this status, as OpenAI's."""
     return msgspec.json.encode(openai_error_object(status, _said(body)))
@@ -54,15 +71,15 @@ def error_to_openai(status: int, body: bytes) -> bytes:
 def error_object(status: int, said: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
     kind = KINDS_ANTHROPIC.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": _message(status, said)}
-    error |= {name: said[name] for name in ("code", "param") if isinstance(said.get(name), str)}
+    error |= {name: said[name][:NAME_CHARS_MAX] for name in ("code", "param") if isinstance(said.get(name), str)}
     return {"type": "error", "error": error, "request_id": request_id}
 
 
 def openai_error_object(status: int, said: dict[str, Any]) -> dict[str, Any]:
     kind = KINDS_OPENAI.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     named = [said[name] for name in ("code", "type") if isinstance(said.get(name), str)]
-    param = said["param"] if isinstance(said.get("param"), str) else None
-    code = named[0] if named else None
+    param = said["param"][:NAME_CHARS_MAX] if isinstance(said.get("param"), str) else None
+    code = named[0][:NAME_CHARS_MAX] if named else None
     return {"error": {"message": _message(status, said), "type": kind, "param": param, "code": code}}
 
 
@@ -88,9 +105,16 @@ def _said(body: bytes) -> dict[str, Any]:
 
 
 def _message(status: int, said: dict[str, Any]) -> str:
-    message = said.get("message")
-    return (
-        message[:MESSAGE_CHARS_MAX]
-        if isinstance(message, str)
-        else f"the upstream answered {status} without saying why"
-    )
+    return _words(said) or f"the upstream answered {status} without saying why"
+
+
+def _words(said: dict[str, Any]) -> str:
+    """The sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail` of FastAPI's servers."""
+    for name in ("message", "detail"):
+        words = said.get(name)
+        if isinstance(words, list):
+            # FastAPI lists what is wrong with each field.
+            words = "; ".join(one["msg"] for one in words if isinstance(one, dict) and isinstance(one.get("msg"), str))
+        if isinstance(words, str) and words:
+            return words[:MESSAGE_CHARS_MAX]
+    return ""
