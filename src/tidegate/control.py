@@ -1,20 +1,33 @@
-"""How a command on this machine finds and convinces the process that serves a data directory: a private file in it.
+"""How a command on this machine finds and convinces the process that serves a data directory: a private file and a socket in it.
 
-Who can read the file owns the data anyway, so its token opens the API for any tenant, but only from this machine.
+The commands talk through the socket, so they work on whatever address the server listens. Who can read the file or open the socket owns the
+data anyway, so the file's token stands for any tenant, but only from this machine.
 """
 
 import contextlib
 import os
 import secrets
+import socket
+import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from tidegate.core.deployments import Secret
+from tidegate.core.errors import SettingsError
 
 NAME = "control.json"
+SOCKET_NAME = "control.sock"
 _FILE_BYTES_MAX = 4_096
+# Systems take between 104 and 108 bytes, with an end mark of their own.
+_ADDRESS_BYTES_MAX = 100
+_DESCRIPTORS = Path("/proc/self/fd")
+_CONNECT_S = 2.0
+_BACKLOG_COUNT = 16
+# The kernel's `struct ucred`: process, user and group.
+_CREDENTIALS = struct.Struct("=iii")
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -45,18 +58,83 @@ def control_file(data_dir: Path, url: str, token: Secret) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def control_socket(data_dir: Path) -> Iterator[socket.socket]:
+    """Listen for commands in the data directory, for this user alone; one of several processes there takes the place of the one before.
+
+    OSError where the file system has no sockets."""
+    name = f".{SOCKET_NAME}.{secrets.token_hex(8)}"
+    partial, path = data_dir / name, data_dir / SOCKET_NAME
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            with _address(data_dir, name) as address:
+                listener.bind(address)
+            partial.chmod(0o600)
+            listener.listen(_BACKLOG_COUNT)
+            own = partial.stat()
+            # Only now does it get its name, so whoever finds it may use it.
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.lstat(), own):
+                    path.unlink()
+
+
 def running_control(data_dir: Path) -> Control | None:
     """The process that serves this data directory; None when none does."""
     control = _read(data_dir)
-    if control is None:
-        return None
+    return control if control is not None and _is_answered(data_dir) else None
+
+
+@contextlib.contextmanager
+def socket_address(data_dir: Path) -> Iterator[str]:
+    """Yield the address at which commands reach the server. SettingsError when another user put the socket there."""
+    found, owner = (data_dir / SOCKET_NAME).lstat(), data_dir.stat().st_uid
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (owner, os.geteuid()):
+        raise SettingsError(f"{data_dir / SOCKET_NAME} was not put there by the owner of the directory. Remove it.")
+    with _address(data_dir, SOCKET_NAME) as address:
+        yield address
+
+
+def is_peer_owner(peer: socket.socket) -> bool:
+    """Whether the other end runs as this user or as root. Where the system does not tell, the socket's mode decides alone."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user_id, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return user_id in (0, os.geteuid())
+
+
+@contextlib.contextmanager
+def _address(data_dir: Path, name: str) -> Iterator[str]:
+    """Yield a path to a socket in the directory that is short enough for the system: a long one goes through an open descriptor."""
+    path = str(data_dir / name)
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX or not _DESCRIPTORS.is_dir():
+        yield path
+        return
+    directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.kill(control.pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return control
+        yield str(_DESCRIPTORS / str(directory) / name)
+    finally:
+        os.close(directory)
+
+
+def _is_answered(data_dir: Path) -> bool:
+    """Whether a process listens at the socket: that of a process that died is still there, and refuses."""
+    try:
+        with _address(data_dir, SOCKET_NAME) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_CONNECT_S)
+            probe.connect(address)
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return False
+    except OSError:
+        # It is there, and too busy or not ours to ask: what is asked next says so.
+        return True
+    return True
 
 
 def _read(data_dir: Path) -> Control | None:

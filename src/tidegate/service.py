@@ -61,6 +61,7 @@ from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
 from tidegate.web.health import Health
 from tidegate.web.loopback import require_loopback
+from tidegate.web.operator_socket import operator_socket
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
@@ -212,6 +213,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             address = await stack.enter_async_context(
                 listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
             )
+            await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
         await stack.enter_async_context(scraped(settings, Health(context).routes()))
         on_ready(address)

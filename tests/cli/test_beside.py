@@ -210,6 +210,8 @@ def test_a_second_writer_is_refused_and_a_stop_is_clean(serving: Serving) -> Non
     control = data / "control.json"
     assert stat.S_IMODE(os.stat(data).st_mode) == 0o700
     assert stat.S_IMODE(os.stat(control).st_mode) == 0o600
+    found = os.stat(data / "control.sock")
+    assert (stat.S_ISSOCK(found.st_mode), stat.S_IMODE(found.st_mode), found.st_uid) == (True, 0o600, os.geteuid())
     token = json.loads(control.read_text())["token"]
     desk.write_requests(1)
     second = desk.run()
@@ -220,6 +222,7 @@ def test_a_second_writer_is_refused_and_a_stop_is_clean(serving: Serving) -> Non
     serving.proc.terminate()
     assert serving.proc.wait() == 0, serving.proc.logs()
     assert not control.exists()
+    assert not (data / "control.sock").exists()
     assert token not in serving.proc.logs() + examined.logs()
 
 

@@ -50,3 +50,14 @@ def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_ur
         wait_until(lambda: all(post.gone.is_set() for post in upstream.posts), 20, "the server to see them gone")
     finally:
         upstream.close()
+
+
+def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_url: str) -> None:
+    """Each data directory has a pepper of its own, unless the settings name one for all."""
+    store = {"TIDEGATE_STORE_URL": postgres_url}
+    made = json.loads(desk.done("keys", "create", "--org", "acme", "--json", **store).stdout())
+    refused = desk.done("keys", "create", "--org", "acme", "--data", "elsewhere", code=2, **store)
+    assert "Set auth.pepper" in refused.stderr()
+    assert "Set auth.pepper" in desk.done("keys", "rotate", made["id"], "--data", "elsewhere", code=2, **store).stderr()
+    # What needs no pepper works from any machine.
+    desk.done("keys", "revoke", made["id"], "--data", "elsewhere", **store)

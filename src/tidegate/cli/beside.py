@@ -6,6 +6,7 @@ With PostgreSQL every process may write, so nobody needs to be asked.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -35,9 +36,10 @@ class _Problem(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs beside this command and writes to its store."""
+    """A server that runs beside this command, whom it asks through the socket in the data directory."""
 
     control: "Control"
+    data_dir: Path
 
     async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
         """Ask it to do something; its refusals come out as they would from the store."""
@@ -50,22 +52,25 @@ class Server:
     async def _ask(self, method: str, path: str, answer: type[T], body: bytes | None, tenant: str | None) -> T:
         import aiohttp
 
+        from tidegate.control import socket_address
         from tidegate.web.auth import CONTROL_HEADER, TENANT_HEADER
 
-        url = self.control.url.rstrip("/") + path
         headers = {CONTROL_HEADER: self.control.token, "Content-Type": "application/json"}
         if tenant is not None:
             headers[TENANT_HEADER] = quote(tenant, safe="")
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
-            async with aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
-            ) as session:
-                async with session.request(method, url, data=body, headers=headers) as response:
+            with socket_address(self.data_dir) as address:
+                connector = aiohttp.UnixConnector(address)
+                async with (
+                    aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+                    session.request(method, f"http://localhost{path}", data=body, headers=headers) as response,
+                ):
                     said = await response.content.read(ANSWER_BYTES_MAX)
                     if response.status < 300:
                         return msgspec.json.decode(said, type=answer)
                     raise _refusal(response.status, said)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             raise StoreUnavailable(
                 f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
                 "Wait a moment, or stop it and run the command again."
@@ -85,12 +90,15 @@ async def reading(settings: Settings) -> AsyncIterator["Parts"]:
 
 def server(settings: Settings) -> Server | None:
     """The server that must be asked; None when this command may write itself."""
+    return None if settings.store.is_postgresql else running_server(settings)
+
+
+def running_server(settings: Settings) -> Server | None:
+    """The server that runs on this machine over this data directory; None when there is none."""
     from tidegate.control import running_control
 
-    if settings.store.is_postgresql:
-        return None
     control = running_control(settings.data_dir)
-    return Server(control) if control is not None else None
+    return Server(control, settings.data_dir) if control is not None else None
 
 
 def _refusal(status: int, said: bytes) -> ApiProblem:

@@ -231,11 +231,10 @@ def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
 
 async def shown(settings: Settings) -> "list[RoutingShown]":
     """All that there is, as the server on this machine knows it, or as the store does where none runs."""
-    from tidegate.control import running_control
     from tidegate.web.deployments import Clerk, RoutingList
 
-    if (control := running_control(settings.data_dir)) is not None:
-        return (await beside.Server(control).get("/control/routing", RoutingList)).data
+    if (server := beside.running_server(settings)) is not None:
+        return (await server.get("/control/routing", RoutingList)).data
     async with beside.reading(settings) as parts:
         return await Clerk(parts.store, settings, looks_up=False).list()
 

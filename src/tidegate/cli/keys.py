@@ -15,6 +15,7 @@ from tidegate.core.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
+    from tidegate.service import Parts
     from tidegate.web.limit_asks import KeyLimitAsk
     from tidegate.web.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
 
@@ -321,13 +322,24 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
     from tidegate.web.operator import KeyMade, check_wish, make_key
-    from tidegate.web.pepper import pepper_of
 
     check_wish(wish)
     if (server := beside.server(settings)) is not None:
         return await server.post("/control/keys", KeyMade, wish)
     async with service.opened(settings) as parts:
-        return await make_key(parts.store, parts.entropy, pepper_of(settings), wish)
+        return await make_key(parts.store, parts.entropy, await _pepper(parts), wish)
+
+
+async def _pepper(parts: "Parts") -> bytes:
+    """What keys are hashed with. One that is made anew here would make keys that no API process takes, where others made keys before."""
+    from tidegate.web.pepper import is_pepper_known, pepper_of
+
+    if not is_pepper_known(parts.settings) and await parts.store.any_key():
+        raise SettingsError(
+            "The keys of this store are hashed with a pepper that is not here, so a key made here would never work. "
+            "Set auth.pepper as the API processes have it, or name their data directory with --data."
+        )
+    return pepper_of(parts.settings)
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:
@@ -350,7 +362,6 @@ async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
 async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     from tidegate import service
     from tidegate.web.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
-    from tidegate.web.pepper import pepper_of
 
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
@@ -358,7 +369,7 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     if (server := beside.server(settings)) is not None:
         return await server.post(f"/control/keys/{key}/rotate", KeyMade, rotation)
     async with service.opened(settings) as parts:
-        return await rotate_key(parts.store, parts.entropy, pepper_of(settings), key, rotation)
+        return await rotate_key(parts.store, parts.entropy, await _pepper(parts), key, rotation)
 
 
 async def _revoke(settings: Settings, key: str) -> bool:

@@ -81,11 +81,10 @@ def set_mode(
 
 
 async def _status(settings: Settings) -> "SchedulerStatus":
-    from tidegate.control import running_control
     from tidegate.web.scheduler import SchedulerStatus, status_of
 
-    if (control := running_control(settings.data_dir)) is not None:
-        return await beside.Server(control).get("/control/scheduler", SchedulerStatus)
+    if (server := beside.running_server(settings)) is not None:
+        return await server.get("/control/scheduler", SchedulerStatus)
     async with beside.reading(settings) as parts:
         return status_of(settings, await parts.store.scheduler_switch())
 

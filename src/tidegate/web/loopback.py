@@ -9,6 +9,8 @@ from starlette.datastructures import Headers
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.store.store import Store
 
+# In a request's scope: it came through the socket in the data directory, so from this machine.
+BY_SOCKET = "tidegate.by_socket"
 # What proxies add: a request that carries one comes from somewhere else, though its connection comes from here.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 

@@ -32,6 +32,11 @@ def pepper_of(settings: Settings) -> bytes:
     return pepper
 
 
+def is_pepper_known(settings: Settings) -> bool:
+    """Whether the pepper is there already; otherwise asking for it makes a new one."""
+    return settings.auth.pepper is not None or (settings.data_dir / NAME).exists()
+
+
 def _make(path: Path) -> None:
     """A whole file appears under its name or none does; the first to come wins."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
