@@ -25,6 +25,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.nouns import Usage
+from tidegate.core.redaction import without_account
 
 FAILURE_BODY_BYTES_MAX = 64 * 1024
 
@@ -186,4 +187,5 @@ def _date_ms(text: str | None) -> int | None:
 
 
 def _bounded(body: bytes) -> bytes:
-    return answers.one_line(body, FAILURE_BODY_BYTES_MAX)
+    """What a server said that is no answer, as one line, and without the ids of the account that pays."""
+    return answers.one_line(without_account(body[: FAILURE_BODY_BYTES_MAX + 1]), FAILURE_BODY_BYTES_MAX)

@@ -6,12 +6,35 @@ closed before its end closes its connection, so that the upstream sees it and st
 
 import asyncio
 from collections.abc import Callable, Mapping
-
-import aiohttp
+from typing import Protocol
 
 from tidegate.core.errors import UpstreamError
+from tidegate.core.redaction import KeyRedactor, StreamRedactor
 from tidegate.upstream import classify
 from tidegate.upstream.exchange import Exchange
+
+
+class Payload(Protocol):
+    """Where the bytes of an answer come from."""
+
+    async def readany(self) -> bytes:
+        """Wait for the next bytes; none at the end."""
+
+
+class RedactedPayload:
+    """The bytes of an answer without our key, also where it lies across two pieces."""
+
+    __slots__ = ("_payload", "_redactor")
+
+    def __init__(self, payload: Payload, key: KeyRedactor) -> None:
+        self._payload = payload
+        self._redactor = StreamRedactor(key)
+
+    async def readany(self) -> bytes:
+        while piece := await self._payload.readany():
+            if shown := self._redactor.feed(piece):
+                return shown
+        return self._redactor.end()
 
 
 class Stream:
@@ -26,7 +49,7 @@ class Stream:
         self,
         status: int,
         headers: Mapping[str, str],
-        payload: aiohttp.StreamReader,
+        payload: Payload,
         exchange: Exchange,
         end: Callable[[bool], None],
         bytes_max: int,

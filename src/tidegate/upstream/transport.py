@@ -22,12 +22,13 @@ from yarl import URL
 from tidegate import __version__
 from tidegate.core.deployments import AUDIO_ENDPOINTS, Deployment, Engine, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
+from tidegate.core.redaction import KeyRedactor
 from tidegate.upstream import classify
 from tidegate.upstream.connections import Connections, Wire, tls_context
 from tidegate.upstream.exchange import Exchange, Sweep
 from tidegate.upstream.purse import Leave, LeaveDied
 from tidegate.upstream.seats import Seats
-from tidegate.upstream.streams import Stream
+from tidegate.upstream.streams import RedactedPayload, Stream
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
@@ -141,7 +142,7 @@ class Way:
 
 
 class AiohttpLine:
-    __slots__ = ("_headers", "_quiet", "_read_timeout_s", "_tls", "_transport", "_ways")
+    __slots__ = ("_headers", "_quiet", "_read_timeout_s", "_tls", "_transport", "_ways", "key")
 
     def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
         self._read_timeout_s = read_timeout_s
@@ -150,6 +151,7 @@ class AiohttpLine:
             self._quiet = frozenset(URL(deployment.url_of(endpoint)) for endpoint in AUDIO_ENDPOINTS)
         self._transport = transport
         self._headers = _headers(deployment)
+        self.key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
         self._tls = transport.tls(deployment.tls)
         self._ways: dict[URL, Way] = {}
 
@@ -285,7 +287,7 @@ class AiohttpTransport:
             whole = True
         finally:
             self.connections.give_back(way.key, wire, whole=whole)
-        return Reply(message.code, message.headers, answer)
+        return Reply(message.code, message.headers, line.key.whole(answer))
 
     async def open(
         self,
@@ -342,7 +344,8 @@ class AiohttpTransport:
             self.connections.give_back(way.key, wire, whole=whole)
             end()
 
-        return Stream(message.code, message.headers, payload, exchange, finish, self.limits.response_bytes_max)
+        source = RedactedPayload(payload, line.key) if line.key else payload
+        return Stream(message.code, message.headers, source, exchange, finish, self.limits.response_bytes_max)
 
     async def _wire(self, line: AiohttpLine, url: URL, idempotency_key: str) -> tuple[Way, Wire]:
         way = line.way(url)
