@@ -41,6 +41,7 @@ from tidegate.flow.unleased import Unleased
 from tidegate.flow.worker_options import WorkerOptions
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
+from tidegate.settings.body_fields import field_rules
 from tidegate.settings.models import model_caps, retry_policies
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
@@ -416,6 +417,7 @@ def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) 
             worker_options(parts.settings, parts.scratch),
             model_of=roster.model_of,
             reached_by=roster.reached_by,
+            fields_of=roster.fields_of,
             retry_of=roster.retry_of,
             price_of=router.price_of,
         ),
@@ -449,6 +451,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         in_flight_caps=tenants.in_flight_caps(),
         model_of={one.name: one.model for one in resources(settings)},
         reached_by=reached_names(resources(settings)),
+        fields_of=field_rules(settings, deployments(settings), resources(settings)),
         parallel_of=lambda piece, key_max: tenants.of(piece.tenant).parallel(
             piece.tenant_id, piece.user, piece.key_id, key_max
         ),

@@ -22,6 +22,7 @@ import structlog
 
 from tidegate import metrics
 from tidegate.core.budgets import Bound, Budget, with_limits
+from tidegate.core.caller_fields import rules_for
 from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld, WorkerBroken
 from tidegate.core.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
@@ -290,6 +291,7 @@ class Worker:
                     self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
                     options.parallel_of(held.slice, self._keys.parallel_max(held.slice)),
                     self._keys.models(held.slice),
+                    rules_for(options.fields_of, held.slice.model),
                 )
             except asyncio.CancelledError:
                 if not held.aborted:

@@ -47,7 +47,7 @@ ENTRY_KEYS = {
 }
 MAPPINGS = {"models", "tenants", "resources", "tiers", "hooks", "guardrails"}
 # Where settings become nouns of the core: reading there counts.
-TURNED = {"models.py", "tenants.py", "policy.py", "added.py"}
+TURNED = {"models.py", "tenants.py", "policy.py", "added.py", "body_fields.py"}
 # Groups that are handed on whole: their values are read from what they become.
 HANDED_ON = {"http", "retry", "limits"}
 WHOLE = {"limits", "policy", "quotas"}

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from tests.support.processes import wait_until_async
+from tidegate.core.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
 from tidegate.flow import roster
@@ -131,7 +132,10 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
         assert {name: one.attempts_max for name, one in retry_of.items()} == {"own": 7}
         await store.put_routing("deployment", "d", '{"model": "m", "url": "http://h/v1"}', 0)
         await store.put_routing("resource", "chat", '{"model": "m"}', 0)
-        seen = await store.put_routing("model", "m", '{"in_flight_max": 5, "retry": {"attempts_max": 1}}', 0)
+        fields_of = kept.fields_of
+        assert set(fields_of) == {OTHER, "own"}
+        said = '{"in_flight_max": 5, "retry": {"attempts_max": 1}, "allowed_fields": ["rid"], "media_hosts": ["h.example"]}'
+        seen = await store.put_routing("model", "m", said, 0)
         await store.put_routing("model", "own", '{"in_flight_max": 99}', 0)
         await kept.look()
         assert caps[-1] == {"own": 3, "m": 5}
@@ -140,10 +144,13 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
             "m": (1, 40),
             "chat": (1, 40),
         }
+        for name in ("m", "chat"):
+            assert (fields_of[name].allowed, fields_of[name].media_hosts) == ({"rid"}, {"h.example"})
         assert list(kept.unusable) == [("model", "own")], "the settings win"
         await store.drop_routing("model", "m", seen)
         await kept.look()
         assert caps[-1] == {"own": 3}
         assert list(retry_of) == ["own"]
+        assert not fields_of["m"].allowed, "its deployment is there, and nothing is said of it"
     finally:
         await store.close()

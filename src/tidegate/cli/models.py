@@ -17,7 +17,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="in_flight_max or retry, its value as YAML; may be repeated.",
+        help="in_flight_max, retry, allowed_fields or media_hosts, its value as YAML; may be repeated.",
         show_default=False,
     ),
 ]

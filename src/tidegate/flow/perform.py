@@ -11,15 +11,20 @@ import structlog
 from tidegate import failpoints, metrics
 from tidegate.core import results, retry
 from tidegate.core.budgets import Budget
+from tidegate.core.caller_fields import STRICT, FieldFault, FieldRules
 from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Answer, Call, Item, LeasedSlice, Usage
+from tidegate.core.plain_body import read_plain
 from tidegate.core.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, Upstream
+from tidegate.flow.closer_look import look_closely
 from tidegate.flow.guard import Guard
 
 log = structlog.get_logger()
+
+BAD_REQUEST = 400
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
@@ -76,26 +81,28 @@ async def perform(
     guard: Guard | None = None,
     parallel: tuple[tuple[str, int], ...] = (),
     models: frozenset[str] = frozenset(),
+    fields: FieldRules = STRICT,
 ) -> Answered | Failed | Again:
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
-    when the lease may be over. `denial` says whether its key still allows it, and `guard` judges what is sent and what came back."""
+    when the lease may be over. `denial` says whether its key still allows it, `fields` what its author may not ask for (what a hook adds
+    afterwards is the operator's own), and `guard` judges what is sent and what came back."""
     if (unsent := _never_sent(upstream, clock, piece, deadline_ms, item, denial)) is not None:
         return unsent
-    job_id, number = piece.job_id, item.number
+    job_id, number, body = piece.job_id, item.number, item.body
     name = item_id(job_id, number)
-    key = f"{name}-{blake2b(item.body, digest_size=8).hexdigest()}"
-    body = item.body
+    key = f"{name}-{blake2b(body, digest_size=8).hexdigest()}"
+    if read_plain(body) is None and (fault := await look_closely(body, fields)) is not None:
+        return _refused(job_id, item, fault)
     if guard is not None:
         said = await guard.before(body, lambda: _about(piece, item))
         if isinstance(said, Stop):
             return _stopped(clock, piece, deadline_ms, item, said)
         body = said
+        # A hook may have taken its time, and a key's state is not believed for long.
         if (denied := denial(piece)) is not None:
-            # A hook may have taken its time, and a key's state is not believed for long.
             return _stopped(clock, piece, deadline_ms, item, denied)
     if failpoints.ARMED:
         await failpoints.hit("before_send", item.custom_id)
-    count = item.attempt_count
     try:
         answer = await upstream.send(
             Call(
@@ -106,7 +113,7 @@ async def perform(
                 body,
                 key,
                 deadline_ms,
-                count,
+                item.attempt_count,
                 grace_ms,
                 begin_by_ms(piece),
                 budgets,
@@ -123,14 +130,12 @@ async def perform(
         return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
     if failpoints.ARMED:
         await failpoints.hit("after_answer")
-    kept = answer.body
+    kept: bytes | Stop = answer.body
     if guard is not None:
-        said = await guard.after(kept, lambda: _about(piece, item))
-        if isinstance(said, Stop):
-            return _stopped(clock, piece, deadline_ms, item, said, answer)
-        kept = said
-    line = results.response_line(name, item.custom_id, answer.status, kept)
-    return Answered(line, answer.usage, answer.deployment)
+        kept = await guard.after(answer.body, lambda: _about(piece, item))
+    if isinstance(kept, Stop):
+        return _stopped(clock, piece, deadline_ms, item, kept, answer)
+    return Answered(results.response_line(name, item.custom_id, answer.status, kept), answer.usage, answer.deployment)
 
 
 def _never_sent(
@@ -165,6 +170,13 @@ def _never_sent(
         )
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     return None
+
+
+def _refused(job_id: str, item: Item, fault: FieldFault) -> Failed:
+    """The request is one that we refuse in the model server's place, as an answer to this item alone."""
+    param = f"body.{fault.param}" if fault.param else "body"
+    body = results.refused_body(fault.message, fault.code, param)
+    return Failed(results.response_line(item_id(job_id, item.number), item.custom_id, BAD_REQUEST, body), fault.code)
 
 
 def _stopped(

@@ -12,11 +12,13 @@ from typing import TypeVar
 import structlog
 
 from tidegate import metrics
+from tidegate.core.caller_fields import FieldRules
 from tidegate.core.deployments import Deployment, Resource, Secret, reached_names
 from tidegate.core.errors import StoreError
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
+from tidegate.settings.body_fields import field_rules
 from tidegate.settings.models import model_caps, retry_policies
 from tidegate.settings.renewal import Renewal
 from tidegate.store.store import Store
@@ -32,8 +34,8 @@ Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], 
 
 
 class Roster:
-    """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, and `retry_of` how items of a
-    name are tried again: mappings whose content follows."""
+    """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, `retry_of` how items of a
+    name are tried again, and `fields_of` what its callers may not say: mappings whose content follows."""
 
     def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
         self._store = store
@@ -48,6 +50,7 @@ class Roster:
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
         self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
         self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
+        self.fields_of: dict[str, FieldRules] = field_rules(settings, deployments(settings), resources(settings))
 
     async def look(self) -> None:
         """Follow what an operator changed since the last look."""
@@ -67,6 +70,8 @@ class Roster:
                 log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
+            # Rules come before the deployments that they bind.
+            _follow(self.fields_of, field_rules(self._settings, ours, named, found.models))
             refused = self._serve(ours, named, model_caps(self._settings, found.models))
             places = {one.name for one in ours}
             unusable = found.unusable | {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.core.budgets import Budget
+from tidegate.core.caller_fields import FieldRules
 from tidegate.core.hooks import Rule
 from tidegate.core.ingest_turns import IngestLimits
 from tidegate.core.nouns import LeasedSlice
@@ -37,6 +38,7 @@ class WorkerOptions:
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
     reached_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fields_of: Mapping[str, FieldRules] = field(default_factory=dict)
     price_of: Callable[[str], Price | None] = lambda deployment: None
     parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
     rules: tuple[Rule, ...] = ()

@@ -15,7 +15,7 @@ from msgspec import Meta, inspect
 
 from tidegate.core.deployments import Deployment, Resource, Secret
 from tidegate.core.errors import SettingsError
-from tidegate.settings import models, secrets
+from tidegate.settings import body_fields, models, secrets
 from tidegate.settings.allowed import Allowed
 from tidegate.settings.capacity import ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.check import Checker, Refused
@@ -126,7 +126,7 @@ def check(kind: str, name: str, document: Mapping[str, object]) -> None:
     if kind == "deployment":
         _deployment(name, document, _only_references)
     elif kind == "model":
-        _entry(ModelTerms, document, _only_references)
+        _model_terms(document)
     else:
         _entry(ResourceEntry, document, _only_references)
 
@@ -145,9 +145,18 @@ def _deployment(name: str, fields: Mapping[str, object], resolve: Callable[[str]
 
 
 def _terms(settings: Settings, fields: Mapping[str, object]) -> ModelTerms:
-    entry: ModelTerms = _entry(ModelTerms, fields, _only_references)
+    entry = _model_terms(fields)
     if said := models.retry_problem(settings, entry):
         raise SettingsError(f"retry {said}")
+    return entry
+
+
+def _model_terms(fields: Mapping[str, object]) -> ModelTerms:
+    entry: ModelTerms = _entry(ModelTerms, fields, _only_references)
+    problems = _Problems()
+    for path, text in body_fields.field_problems(("models",), entry.allowed_fields, entry.media_hosts):
+        problems.add(path, text)
+    _raise_for(problems)
     return entry
 
 

@@ -129,6 +129,8 @@ class ModelDeployment(Entry, frozen=True):
 
 
 ModelInFlight = Annotated[int, Meta(ge=0, le=1_000_000)]
+AllowedFields = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=128)]
+MediaHosts = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=1_000)]
 
 
 class ModelRetry(Entry, frozen=True):
@@ -141,11 +143,17 @@ class ModelRetry(Entry, frozen=True):
 
 
 class Model(Entry, frozen=True):
-    """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it."""
+    """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it.
+
+    `allowed_fields` are fields of the body that callers may set though they are refused otherwise, and `media_hosts` the hosts that the
+    model's servers may fetch files from.
+    """
 
     deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
     in_flight_max: ModelInFlight = 0
     retry: ModelRetry = ModelRetry()
+    allowed_fields: AllowedFields = ()
+    media_hosts: MediaHosts = ()
 
 
 class ModelTerms(Entry, frozen=True):
@@ -153,6 +161,8 @@ class ModelTerms(Entry, frozen=True):
 
     in_flight_max: ModelInFlight = 0
     retry: ModelRetry = ModelRetry()
+    allowed_fields: AllowedFields = ()
+    media_hosts: MediaHosts = ()
 
 
 class ResourceEntry(Entry, frozen=True):

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tidegate.core.deployments import HttpLimits, Secret
 from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
-from tidegate.settings.capacity import Budgets, Model, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import AllowedFields, Budgets, MediaHosts, Model, ResourceEntry, TenantEntry
 from tidegate.settings.declare import DAY_S, Group, Host, Name, ShortName, Text, Weight
 from tidegate.settings.declare import about as _about
 from tidegate.settings.declare import number as _num
@@ -173,6 +173,15 @@ class Upstream(Group, frozen=True):
     verify: Annotated[
         bool, _about("Whether the upstream's certificate is checked; only for tests should it not be.")
     ] = True
+    allowed_fields: Annotated[
+        AllowedFields,
+        _about(
+            "Fields of the body that callers of that upstream may set though they are refused otherwise, such as [priority]."
+        ),
+    ] = ()
+    media_hosts: Annotated[
+        MediaHosts, _about("Hosts that upstream may fetch files of a request from, such as [images.example.com].")
+    ] = ()
 
 
 class Gateway(Group, frozen=True):

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tidegate.core.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
 from tidegate.flow.interactive_book import InteractiveBook
 from tidegate.flow.roster import Roster
-from tidegate.settings import Settings, resources
+from tidegate.settings import Settings, deployments, resources
+from tidegate.settings.body_fields import field_rules
 from tidegate.store.store import Store
 from tidegate.upstream.router import Router
 
@@ -48,3 +50,9 @@ class WebContext:
     def reached_by(self) -> Mapping[str, tuple[str, ...]]:
         """Every name that a call to a resource may come under: one mapping, which follows what is added at run time."""
         return self.roster.reached_by if self.roster is not None else reached_names(resources(self.settings))
+
+    def fields_of(self) -> Mapping[str, FieldRules]:
+        """What callers of each name may not say: one mapping, which follows what is added at run time."""
+        if self.roster is not None:
+            return self.roster.fields_of
+        return field_rules(self.settings, deployments(self.settings), resources(self.settings))

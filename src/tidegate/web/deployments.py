@@ -81,7 +81,12 @@ class Clerk:
         configured: list[Deployment | Resource] = [*deployments(self._settings), *resources(self._settings)]
         shown = [_shown(one, "settings") for one in configured]
         for name, model in self._settings.models.items():
-            said = {"in_flight_max": model.in_flight_max, "retry": msgspec.structs.asdict(model.retry)}
+            said: dict[str, Any] = {
+                "in_flight_max": model.in_flight_max,
+                "retry": msgspec.structs.asdict(model.retry),
+                "allowed_fields": model.allowed_fields,
+                "media_hosts": model.media_hosts,
+            }
             shown.append(RoutingShown("model", name, "settings", name, document=_said(said)))
         nouns: dict[tuple[str, str], Deployment | Resource] = {(DEPLOYMENT, one.name): one for one in found.deployments}
         nouns |= {(RESOURCE, one.name): one for one in found.resources}

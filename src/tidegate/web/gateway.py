@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core.budgets import Bound, Budget, with_limits
+from tidegate.core.caller_fields import rules_for
 from tidegate.core.errors import ApiProblem
 from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
 from tidegate.core.policy_rules import allows
+from tidegate.flow.closer_look import look_closely
 from tidegate.flow.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
@@ -50,6 +52,7 @@ class Gateway:
         self._tenants = Tenants(context.settings)
         self._names: OrderedDict[str, str] = OrderedDict()
         self._model_of = context.model_of()
+        self._fields_of = context.fields_of()
         self._guards = Guards(call_rules(context.settings), context.reached_by())
 
     def routes(self) -> list[Guarded]:
@@ -59,6 +62,7 @@ class Gateway:
         """Answer one call. `endpoint` is that of the route, which is also the upstream's path."""
         wish = await wish_of(request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max)
         self._check_model(wish, caller)
+        await self._check_fields(wish)
         tenant = await self._tenant(caller)
         guard = self._guards.of(tenant, caller.key_id, wish.model)
         about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
@@ -113,6 +117,13 @@ class Gateway:
         if not wish.names_model:
             message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
         raise ApiProblem(404, "model_not_found", message, param="model")
+
+    async def _check_fields(self, wish: Wish) -> None:
+        """Refuse what the caller may not ask for. What a hook adds afterwards is the operator's own."""
+        if wish.is_plain:
+            return
+        if (fault := await look_closely(wish.body, rules_for(self._fields_of, wish.model))) is not None:
+            raise ApiProblem(400, fault.code, fault.message, param=fault.param or None)
 
     async def _tenant(self, caller: Caller) -> str:
         """The organization's name, by which settings speak of it."""

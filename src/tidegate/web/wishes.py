@@ -11,6 +11,7 @@ from starlette.requests import Request
 from tidegate.core.errors import ApiProblem
 from tidegate.core.line_faults import LineFault
 from tidegate.core.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.core.plain_body import read_plain
 from tidegate.web.intake import Intake
 
 FLEX = "flex"
@@ -31,11 +32,14 @@ class _Body(msgspec.Struct):
 
 
 class Wish(NamedTuple):
+    """One that `is_plain` can say nothing that its caller may not."""
+
     model: str
     is_stream: bool
     is_flex: bool
     body: bytes
     names_model: bool = True
+    is_plain: bool = False
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -75,8 +79,9 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
         check_depth(body, depth_max)
     except LineFault:
         raise _not_json(f"it is nested deeper than {depth_max} levels") from None
+    plain = read_plain(body)
     try:
-        said = _decode(body)
+        said = plain or _decode(body)
     except msgspec.ValidationError as wrong:
         raise _mismatch(str(wrong)) from None
     except (msgspec.DecodeError, RecursionError) as wrong:
@@ -96,7 +101,8 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
         raise ApiProblem(400, "unsupported_parameter", message, param="background")
     is_flex = said.service_tier == FLEX
     names_model = said.model is not msgspec.UNSET
-    return Wish(model, bool(said.stream), is_flex, _without_tier(body) if is_flex else body, names_model)
+    sent = _without_tier(body) if is_flex else body
+    return Wish(model, bool(said.stream), is_flex, sent, names_model, plain is not None)
 
 
 def _without_tier(body: bytes) -> bytes:

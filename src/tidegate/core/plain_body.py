@@ -1,0 +1,103 @@
+"""The quick look at a request's body: one typed decode that tells whether it is plain.
+
+A plain body has only well-known parameters, spelled as the APIs spell them, and only texts for prompts. It cannot name an object that a
+provider keeps, a file that lies elsewhere, or a parameter that a caller may not set. Most bodies are plain. Every other body is read again,
+slowly, by `caller_fields`, which decides whether it may pass. Because this look decodes JSON, a name that is written with escapes is read
+like any other, and a name that comes twice is checked each time.
+"""
+
+from typing import cast
+
+import msgspec
+from msgspec import Raw
+
+NOTHING = Raw(b"")
+
+# Parameters whose values no server takes for a file, an object or a template, however deep they are nested.
+HARMLESS = frozenset({
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "best_of", "cache_control", "cache_salt",
+    "continue_final_message", "dimensions", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call", "functions",
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include", "include_stop_str_in_output", "json_schema",
+    "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_output_tokens", "max_tokens", "max_tool_calls", "metadata",
+    "min_p", "min_tokens", "modalities", "n", "output_config", "parallel_tool_calls", "presence_penalty", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_penalty", "response_format",
+    "safety_identifier", "seed", "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_sequences", "stop_token_ids",
+    "store", "stream_options", "structured_outputs", "suffix", "temperature", "text", "thinking", "tool_choice", "top_k", "top_logprobs",
+    "top_p", "truncate_prompt_tokens", "truncation", "use_beam_search", "user", "verbosity",
+})  # fmt: skip
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A part of a message that holds a text, a call of a tool or its result."""
+
+    type: Raw = NOTHING
+    text: Raw = NOTHING
+    cache_control: Raw = NOTHING
+    id: Raw = NOTHING
+    name: Raw = NOTHING
+    input: Raw = NOTHING
+    tool_use_id: Raw = NOTHING
+    is_error: Raw = NOTHING
+    content: "str | list[str | _Part] | None" = None
+
+
+_Text = str | list[str | _Part] | None
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message, or an item of a response's input that is given whole."""
+
+    role: Raw = NOTHING
+    content: _Text = None
+    type: Raw = NOTHING
+    name: Raw = NOTHING
+    refusal: Raw = NOTHING
+    reasoning: Raw = NOTHING
+    reasoning_content: Raw = NOTHING
+    tool_calls: Raw = NOTHING
+    tool_call_id: Raw = NOTHING
+    call_id: Raw = NOTHING
+    arguments: Raw = NOTHING
+    output: _Text = None
+    status: Raw = NOTHING
+
+
+class _Tool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A function of the caller's own."""
+
+    type: Raw = NOTHING
+    function: Raw = NOTHING
+    name: Raw = NOTHING
+    description: Raw = NOTHING
+    parameters: Raw = NOTHING
+    input_schema: Raw = NOTHING
+    strict: Raw = NOTHING
+    cache_control: Raw = NOTHING
+
+
+class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What the doors read of a plain body, and what is looked at in it. The type of each value is checked each time that its name comes."""
+
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    stream: bool | None = None
+    service_tier: object = None
+    background: object = None
+    messages: list[_Message] | None = None
+    system: _Text = None
+    instructions: _Text = None
+    input: str | list[str | int | list[Raw] | _Message] | None = None
+    prompt: str | list[str | int | list[Raw]] | None = None
+    tools: list[_Tool] | None = None
+
+
+_fields = [(name, Raw, NOTHING) for name in sorted(HARMLESS)]
+_Whole = msgspec.defstruct("_Whole", _fields, bases=(PlainBody,), forbid_unknown_fields=True, gc=False)
+_decode = msgspec.json.Decoder(cast("type[PlainBody]", _Whole)).decode
+
+
+def read_plain(body: bytes) -> PlainBody | None:
+    """Return what a plain body says; None when it is not plain, or no JSON object."""
+    try:
+        return _decode(body)
+    except (ValueError, RecursionError):
+        return None
