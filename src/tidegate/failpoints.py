@@ -1,8 +1,8 @@
 """Places where a test may make a process die, stop, fail or wait: every phase border has one.
 
 Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
-`kill`, `stop`, `raise` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`. `name@TEXT=action` acts only
-where what passes bears that text: `before_send@poison=kill`.
+`kill`, `stop`, `raise`, `raise:once` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.
+`name@TEXT=action` acts only where what passes bears that text: `before_send@poison=kill`.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def arm(text: str) -> None:
         passes_left, action = (int(passes), rest) if star and passes.isdigit() else (0, action)
         if name not in NAMES or action.partition(":")[0] not in ("kill", "stop", "raise", "sleep"):
             raise SettingsError(
-                f"unknown failpoint {part!r}: names are {', '.join(NAMES)}; actions kill, stop, raise, sleep:S"
+                f"unknown failpoint {part!r}: names are {', '.join(NAMES)}; actions kill, stop, raise, raise:once, sleep:S"
             )
         ARMED[name] = _Armed(action, passes_left, text.encode())
 
@@ -79,4 +79,6 @@ async def hit(name: str, bears: bytes = b"") -> None:
     elif action == "sleep":
         await asyncio.sleep(float(argument))
     else:
+        if argument == "once":
+            del ARMED[name]
         raise FailpointRaised(f"failpoint {name}")

@@ -205,7 +205,11 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
         address = me.id
         token = Secret(parts.entropy.token_bytes(32).hex())
-        checks = functools.partial(unleased.checks, worker.trouble if worker else None)
+
+        def checks() -> dict[str, str | None]:
+            stopping = "it was told to stop and takes no new work" if stop.is_set() else None
+            return {"process": stopping, **unleased.checks(worker.trouble if worker else None)}
+
         context = replace(_web_context(parts, me, router, token), readiness=checks)
         if roles.api:
             book = InteractiveBook(parts.store, parts.entropy)
@@ -216,7 +220,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             )
             await stack.enter_async_context(operator_socket(app, settings.data_dir))
             stack.enter_context(control_file(settings.data_dir, address, token))
-        await stack.enter_async_context(scraped(settings, Health(context).routes()))
+        await stack.enter_async_context(scraped(settings, Health(context).routes(), stop))
         on_ready(address)
         if worker is not None:
             await worker.run(stop)

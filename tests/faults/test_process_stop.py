@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+
+import pytest
+
 from tests.support.processes import wait_until
 from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
 
@@ -71,3 +77,45 @@ def test_two_workers_are_replaced_twice_under_load(cluster: Site) -> None:
         old.terminate()
         assert old.wait() == 0, old.logs()
     cluster.judge(batch_id, lines)
+
+
+def test_a_process_that_stops_is_not_ready_and_still_answers(embedded: Site) -> None:
+    lines = requests(2, lambda number: behaving("latency=4000"))
+    proc = embedded.serve()
+    batch_id = embedded.submit(lines)
+    embedded.until_called(2)
+    proc.terminate()
+    ready = embedded.client().get("/readyz")
+    assert (ready.status_code, "told to stop" in ready.json()["checks"]["process"]) == (503, True)
+    assert embedded.client().get("/healthz").status_code == 200
+    assert embedded.batch(batch_id)["status"] == "in_progress"
+    assert proc.wait() == 0
+    embedded.relieve()
+    embedded.judge(batch_id, lines)
+
+
+def test_a_clean_end_still_does_what_was_registered_for_it() -> None:
+    registered = "import atexit; atexit.register(print, 'done at the end')"
+    code = f"{registered}; from tidegate.cli.stopping import leave_at_once; leave_at_once(3)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "done at the end\n")
+
+
+@pytest.mark.soak
+def test_a_stop_with_downloads_that_are_not_read_ends_within_the_grace(embedded: Site) -> None:
+    grace_s = 10.0
+    proc = embedded.serve(more={"TIDEGATE_WORKER_GRACE_MS": str(int(grace_s * 1000))})
+    file = embedded.upload(["x" * 500_000] * 16).json()["id"]
+    host, _, port = embedded.url.removeprefix("http://").rpartition(":")
+    held = [socket.create_connection((host, int(port))) for _ in range(200)]
+    try:
+        for one in held:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        for one in held:
+            assert one.recv(1024).startswith(b"HTTP/1.1 200")
+        proc.terminate()
+        assert proc.wait(grace_s) == 0, proc.logs()
+    finally:
+        for one in held:
+            one.close()

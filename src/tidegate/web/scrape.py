@@ -3,6 +3,7 @@
 Whoever may scrape learns how much is done, never by whom: see what labels may be in `metrics.py`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,7 +18,7 @@ from tidegate import metrics
 from tidegate.settings import Settings
 from tidegate.web.host import HostChecked
 from tidegate.web.loopback import FORWARDED, is_local_program, is_loopback
-from tidegate.web.serving import listening
+from tidegate.web.serving import ListenLimits, listening
 
 PATH = "/metrics"
 
@@ -28,13 +29,18 @@ def local_route() -> Route:
 
 
 @asynccontextmanager
-async def scraped(settings: Settings, health: Sequence[Route] = ()) -> AsyncIterator[str]:
-    """Listen on `metrics.port` and show metrics and health there; gives the address, or nothing where the port is off."""
+async def scraped(
+    settings: Settings, health: Sequence[Route] = (), stop: asyncio.Event | None = None
+) -> AsyncIterator[str]:
+    """Listen on `metrics.port` and show metrics and health there; gives the address, or nothing where the port is off.
+
+    A scraper that does not read its answer is given up with the grace, which begins with `stop`."""
     if not settings.metrics.port:
         yield ""
         return
     app = Starlette(routes=[Route(PATH, _shown_to_scrapers), *health], middleware=[Middleware(HostChecked)])
-    async with listening(app, settings.metrics.host, settings.metrics.port) as address:
+    limits = ListenLimits(grace_s=settings.worker.grace_ms / 1000)
+    async with listening(app, settings.metrics.host, settings.metrics.port, limits, stop) as address:
         yield address
 
 

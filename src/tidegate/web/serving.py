@@ -25,7 +25,8 @@ HEADER_WAIT_MS = 10_000
 REQUEST_LINE_AND_HEADERS_BYTES_MAX = 64 * 1024
 BACKLOG_COUNT = 1024
 _READY_WAIT_S = 10.0
-_CLOSE_WAIT_S = 5.0
+# The server gets this long to see that its connections are closed, also when the grace is over.
+_CLOSE_WAIT_S = 0.5
 # The rest of the grace is for closing everything else.
 ANSWERS_SHARE = 0.8
 CONNECTIONS_MIN = 32
@@ -99,13 +100,13 @@ async def listening(
         await _until_it_accepts(task, host, port)
         yield f"http://{_bracketed(host)}:{port}"
     finally:
-        now_s = asyncio.get_running_loop().time()
-        left_s = limits.grace_s * ANSWERS_SHARE - (now_s - asked_at.result() if asked_at.done() else 0.0)
+        loop = asyncio.get_running_loop()
+        began_s = asked_at.result() if asked_at.done() else loop.time()
         server.stop()  # type: ignore[no-untyped-call]
-        await asyncio.wait((task,), timeout=max(left_s, 0.0))
+        await asyncio.wait((task,), timeout=max(began_s + limits.grace_s * ANSWERS_SHARE - loop.time(), 0.0))
         if not task.done():
             await asyncio.to_thread(inbound.close_all)
-            await asyncio.wait((task,), timeout=_CLOSE_WAIT_S)
+            await asyncio.wait((task,), timeout=max(began_s + limits.grace_s - loop.time(), _CLOSE_WAIT_S))
         if not task.done():
             log.error(
                 "server_stop_failed", advice="connections are left to the system, which closes them with the process"
