@@ -38,6 +38,13 @@ def forms(secret: str) -> set[str]:
 async def quotes_the_key(request: Request, peer: Peer) -> None:
     """Says what it was sent, as some servers do to a wrong key; which way is in the prompt."""
     shown = request.headers.get("Authorization", "").encode()
+    if b"say it well" in request.body:
+        choice = (
+            b'{"index":0,"message":{"role":"assistant","content":"You sent %s, said well"},"finish_reason":"stop"}'
+            % shown
+        )
+        await peer.answer(200, b'{"id":"x","object":"chat.completion","choices":[%s]}' % choice, X_Echo=shown.decode())
+        return
     status = next((code for code in (401, 400, 500, 200) if f"say {code}".encode() in request.body), 401)
     await peer.answer(status, b'{"error":{"message":"Incorrect API key provided: %s"}}' % shown, X_Echo=shown.decode())
 
@@ -143,7 +150,7 @@ def test_no_secret_is_ever_said(installation: Installation) -> None:
         told.by[f"process {number} {' '.join(proc.args[1:3])}"] = proc.stdout() + proc.stderr()
     assert told.heard_of({**CANARY, **one.keys, "control token": one.token}) == []
     said = "".join(told.by.values())
-    for word in ("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled"):
+    for word in ("upstream_key_rejected", "127.0.0.1:1", "redis", "invalid_api_key", "batch_cancelled", "said well"):
         assert word in said, f"nothing told of {word}: the search would prove nothing"
 
 
@@ -152,6 +159,7 @@ def _ask_interactively(client: httpx2.Client, told: Told) -> None:
         ("quoted", "say 400"),
         ("quoted", "say 500"),
         ("quoted", "say 200"),
+        ("quoted", "say it well"),
         ("gone", ""),
         ("well", ""),
     ):
@@ -165,14 +173,19 @@ def _ask_interactively(client: httpx2.Client, told: Told) -> None:
 
 def _run_a_batch(one: Installation, key: str, told: Told) -> None:
     site = one.site.as_caller(key)
-    texts = {"quoted": ("say 400", "say 500", "say 200"), "forbidden": ("a", "b"), "gone": ("a", "b"), "well": ("a",)}
+    texts = {
+        "quoted": ("say 400", "say 500", "say 200", "say it well"),
+        "forbidden": ("a", "b"),
+        "gone": ("a", "b"),
+        "well": ("a",),
+    }
     lines = [
         chat_line(f"{model} {number}", text, model)
         for model, all_of_it in texts.items()
         for number, text in enumerate(all_of_it)
     ]
     batch_id = site.submit(lines)
-    site.until_done(batch_id, 4)
+    site.until_done(batch_id, 5)
     one.serve.wait_for_line("upstream_key_rejected")
     one.command("explain", batch_id, "--org", "acme")
     site.cancel(batch_id)

@@ -117,6 +117,8 @@ MEDIA = [
     (asks({"type": "audio_url", "audio_url": {"url": URL}}), "messages[0].content[0].audio_url.url"),
     (asks({"type": "input_audio", "input_audio": {"url": URL}}), "messages[0].content[0].input_audio.url"),
     (asks({"type": "input_audio", "input_audio": {"data": URL}}), "messages[0].content[0].input_audio.data"),
+    (asks({"type": "image", "source": {"type": "base64", "data": URL}}), "messages[0].content[0].source.data"),
+    (asks({"type": "file", "file": {"file_data": URL}}), "messages[0].content[0].file.file_data"),
     (asks({"type": "image", "image": URL}), "messages[0].content[0].image"),
     (asks({"type": "image", "source": {"type": "url", "url": URL}}), "messages[0].content[0].source.url"),
     (asks({"type": "document", "source": {"type": "url", "url": URL}}), "messages[0].content[0].source.url"),
@@ -148,6 +150,9 @@ FINE = [
     asks({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}),
     asks({"type": "input_audio", "input_audio": {"data": "/9j/4AAQ", "format": "wav"}}),
     asks({"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}}),
+    asks({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": f"{URL} is a link"}}),
+    asks({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}),
+    asks(chat_template_kwargs={"my_switch": {"deep": True}}),
     asks({"type": "search_result", "source": URL, "title": "t", "content": [{"type": "text", "text": "x"}]}),
     asks({"type": "tool_use", "id": "t1", "name": "read", "input": {"file_id": "7", "image_url": URL, "priority": 1}}),
     asks({"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "x"}]}),
@@ -211,6 +216,22 @@ def test_what_is_no_web_address_is_never_fetched(url: str) -> None:
         fault = fault_in(written(asks({"type": "image_url", "image_url": {"url": url}})), rules)
         assert fault is not None
         assert fault.code == "media_not_allowed"
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_what_is_typical_is_plain(at: int) -> None:
+    """Such bodies pass by the quick look alone."""
+    picture = "data:image/png;base64,iVBORw0KGgo="
+    typical = [
+        asks(temperature=0.2, max_tokens=5, seed=1, response_format={"type": "json_object"}),
+        asks({"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": picture, "detail": "low"}}),
+        asks({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}),
+        asks(chat_template_kwargs={"enable_thinking": False}, top_k=5, tools=[{"type": "function", "function": {}}]),
+        responds(
+            {"role": "user", "content": [{"type": "input_image", "image_url": picture}]}, instructions="Be brief."
+        ),
+    ]
+    assert read_plain(written(typical[at])) is not None
 
 
 @pytest.mark.parametrize("body", FINE)
@@ -329,7 +350,7 @@ NAMES = sorted(
     }
 )
 VALUES = st.recursive(
-    st.sampled_from([None, "", "text", "item_reference", "url", URL, 1, True]),
+    st.sampled_from([None, "", "text", "item_reference", "url", URL, "data:image/png;base64,AA", 1, True]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
     max_leaves=12,
 )

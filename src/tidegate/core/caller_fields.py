@@ -162,6 +162,9 @@ class _Look:
             if name == "input" and not is_top and isinstance(value, _Object):
                 # The arguments of a tool's call.
                 continue
+            if name == "data" and kinds == {"text"}:
+                # A document that is given as a text.
+                continue
             here = _at(path, key)
             if fault := self._member(name, value, here):
                 return fault
@@ -226,7 +229,7 @@ def _at(path: str, key: str) -> str:
 def _kept_elsewhere(path: str, name: str) -> FieldFault:
     message = (
         f"`{path}` names an object that the provider keeps, and this model does not take such ids. Send the content itself, or ask the "
-        f"operator to list `{name}` in the model's allowed_fields."
+        f"operator to list `{name}` in allowed_fields of the model or of `upstream`."
     )
     return FieldFault("parameter_not_allowed", message, path)
 
@@ -234,7 +237,7 @@ def _kept_elsewhere(path: str, name: str) -> FieldFault:
 def _steers(path: str, name: str) -> FieldFault:
     message = (
         f"`{path}` steers the model server itself, and callers of this model may not set it. Leave it out, or ask the operator to list "
-        f"`{name}` in the model's allowed_fields."
+        f"`{name}` in allowed_fields of the model or of `upstream`."
     )
     return FieldFault("parameter_not_allowed", message, path)
 
@@ -252,4 +255,8 @@ def _fetched_from(url: str, path: str) -> FieldFault:
         why = f"and this model's servers may not fetch from {host}. Send the file as a data: URL, or ask the operator to list the host"
     else:
         why = "by something that is no plain http(s) URL. Send the file as a data: URL, or name a host that the operator lists"
-    return FieldFault("media_not_allowed", f"`{path}` names a file elsewhere, {why} in the model's media_hosts.", path)
+    return FieldFault(
+        "media_not_allowed",
+        f"`{path}` names a file elsewhere, {why} in media_hosts of the model or of `upstream`.",
+        path,
+    )

@@ -12,7 +12,7 @@ URL_CHARS_MAX = 8_192
 
 # A host, a host with a port, `*.` before a host for all names below it, or `*` for every host.
 _HOSTS = re.compile(r"\*|(?:\*\.)?[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?", re.IGNORECASE)
-_SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|file:)", re.IGNORECASE)
+_SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]{0,30}://|file:)", re.IGNORECASE)
 _LOCAL = re.compile(r"\s*data:", re.IGNORECASE)
 _URL = re.compile(r"(https?)://([a-z0-9.-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?", re.IGNORECASE)
 _PORTS = {"http": "80", "https": "443"}

@@ -1,23 +1,24 @@
 """The quick look at a request's body: one typed decode that tells whether it is plain.
 
-A plain body has only well-known parameters, spelled as the APIs spell them, and only texts for prompts. It cannot name an object that a
-provider keeps, a file that lies elsewhere, or a parameter that a caller may not set. Most bodies are plain. Every other body is read again,
-slowly, by `caller_fields`, which decides whether it may pass. Because this look decodes JSON, a name that is written with escapes is read
-like any other, and a name that comes twice is checked each time.
+A plain body has only well-known parameters, spelled as the APIs spell them, and for prompts only texts and files that it holds itself. It
+cannot name an object that a provider keeps, a file that lies elsewhere, or a parameter that a caller may not set. Most bodies are plain.
+Every other body is read again, slowly, by `caller_fields`, which decides whether it may pass. Because this look decodes JSON, a name that
+is written with escapes is read like any other, and a name that comes twice is checked each time.
 """
 
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 NOTHING = Raw(b"")
 
 # Parameters whose values no server takes for a file, an object or a template, however deep they are nested.
 HARMLESS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "best_of", "cache_control", "cache_salt",
-    "continue_final_message", "dimensions", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call", "functions",
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include", "include_stop_str_in_output", "json_schema",
+    "continue_final_message", "dimensions", "documents", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call",
+    "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include", "json_schema",
+    "include_reasoning", "include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids", "separate_reasoning",
     "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_output_tokens", "max_tokens", "max_tool_calls", "metadata",
     "min_p", "min_tokens", "modalities", "n", "output_config", "parallel_tool_calls", "presence_penalty", "prompt_cache_key",
     "prompt_cache_retention", "prompt_logprobs", "reasoning", "reasoning_effort", "regex", "repetition_penalty", "response_format",
@@ -27,8 +28,31 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
+_DataUrl = Annotated[str, Meta(pattern=r"^data:")]
+# Anything but a URL or a place on the server's disk.
+_Content = Annotated[str, Meta(pattern=r"^(?!\s*(?:[A-Za-z][A-Za-z0-9+.-]{0,30}://|[fF][iI][lL][eE]:))")]
+
+
+class _Image(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An image that is given itself."""
+
+    url: _DataUrl | None = None
+    detail: Raw = NOTHING
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A file that is given itself."""
+
+    type: Raw = NOTHING
+    media_type: Raw = NOTHING
+    format: Raw = NOTHING
+    filename: Raw = NOTHING
+    data: _Content | None = None
+    file_data: _Content | None = None
+
+
 class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A part of a message that holds a text, a call of a tool or its result."""
+    """A part of a message that holds a text, a file itself, a call of a tool or its result."""
 
     type: Raw = NOTHING
     text: Raw = NOTHING
@@ -39,6 +63,23 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     tool_use_id: Raw = NOTHING
     is_error: Raw = NOTHING
     content: "str | list[str | _Part] | None" = None
+    image_url: _DataUrl | _Image | None = None
+    detail: Raw = NOTHING
+    source: _File | None = None
+    file: _File | None = None
+    input_audio: _File | None = None
+    filename: Raw = NOTHING
+    file_data: _Content | None = None
+
+
+class _TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Arguments of a server's own chat template that switch something."""
+
+    enable_thinking: Raw = NOTHING
+    thinking: Raw = NOTHING
+    thinking_budget: Raw = NOTHING
+    preserve_thinking: Raw = NOTHING
+    reasoning_effort: Raw = NOTHING
 
 
 _Text = str | list[str | _Part] | None
@@ -88,6 +129,7 @@ class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input: str | list[str | int | list[Raw] | _Message] | None = None
     prompt: str | list[str | int | list[Raw]] | None = None
     tools: list[_Tool] | None = None
+    chat_template_kwargs: _TemplateSwitches | None = None
 
 
 _fields = [(name, Raw, NOTHING) for name in sorted(HARMLESS)]

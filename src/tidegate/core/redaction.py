@@ -38,12 +38,13 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 class KeyRedactor:
     """Replaces one key, as it is and as JSON and URLs may write it."""
 
-    __slots__ = ("_forms",)
+    __slots__ = ("_forms", "_letters")
 
     def __init__(self, key: str) -> None:
         plain = key.encode()
         forms = {plain, plain.replace(b"/", b"\\/"), quote(key, safe="").encode()} if _is_secret(key) else set()
         self._forms = tuple(sorted(forms, key=len, reverse=True))
+        self._letters = frozenset(b"".join(forms))
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -58,6 +59,9 @@ class KeyRedactor:
     def begun(self, data: bytes) -> int:
         """Return how many bytes at the end of the data may be the beginning of a key."""
         most = 0
+        if not data or data[-1] not in self._letters:
+            # The end of an event, nearly always.
+            return most
         for form in self._forms:
             tail = data[1 - len(form) :]
             at = tail.find(form[0])
@@ -80,10 +84,10 @@ class StreamRedactor:
 
     def feed(self, piece: bytes) -> bytes:
         """Return what may be passed on; what could be the beginning of a key is kept until more comes."""
-        data = self._key.whole(self._kept + piece)
+        data = self._key.whole(self._kept + piece if self._kept else piece)
         kept = self._key.begun(data)
-        self._kept = data[len(data) - kept :]
-        return data[: len(data) - kept]
+        self._kept = data[len(data) - kept :] if kept else b""
+        return data[: len(data) - kept] if kept else data
 
     def end(self) -> bytes:
         """Return what was kept."""
