@@ -480,3 +480,34 @@ def test_two_models_do_not_share_a_fate(world: World) -> None:
             both.close()
     finally:
         good.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_server_is_asked_for_its_own_name_of_the_model(world: World, stream: bool) -> None:
+    good = streams(chunk("hi"), b"data: [DONE]\n\n") if stream else answers(chat_with("hi"))
+    world.start(good, options=[{"upstream_model": "org/inner"}], resources={"support": ResourceEntry(model="m")})
+    client = world.client()
+    for name in ("m", "support"):
+        assert client.post(CHAT, json={**ASK, "model": name, "stream": stream}).status_code == 200
+        asked = {**ASK, "model": name, "stream": stream, "max_tokens": 5}
+        assert client.post(MESSAGES, json=asked).status_code == 200
+    assert [json.loads(sent.body)["model"] for sent in world.upstreams[0].posts] == ["org/inner"] * 4
+
+
+def test_a_model_under_another_name_is_listed_with_what_its_server_says(world: World) -> None:
+    async def listing(request: Request, peer: Peer) -> None:
+        data = [{"id": "inner", "owned_by": "them", "max_model_len": 4096}, {"id": "m", "owned_by": "another"}]
+        await peer.answer(200, json.dumps({"object": "list", "data": data}).encode())
+
+    world.start(listing, options=[{"upstream_model": "inner"}])
+    [model] = world.client().get("/v1/models").json()["data"]
+    assert (model["id"], model["owned_by"]) == ("m", "them")
+
+
+def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None:
+    world.start(answers(), answers(), options=[{"engine": "anthropic", "weight": 100.0}, {"weight": 0.01}])
+    client = world.client()
+    assert client.post(CHAT, json={**ASK, "logit_bias": {"5": 1}}).status_code == 200
+    assert client.post("/v1/embeddings", json={"model": "m", "input": "x"}).status_code == 502, "it gave a chat answer"
+    assert [len(upstream.posts) for upstream in world.upstreams] == [0, 2]
+    assert world.interactive("u0") == (0, 0)

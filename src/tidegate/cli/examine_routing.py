@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.upstream.probe import Probe
 
 NAMES_SHOWN_MAX = 5
+CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]
         yield _tried(by_name[probe.deployment], probe, is_added=probe.deployment in known.added)
     for warning in (said for one in more for said in one.warnings):
         yield Finding("upstream", Grade.WARNING, warning)
+    for finding in _not_served(settings, known):
+        yield finding
     for resource in known.resources:
         for finding in _led(resource, known, answers):
             yield finding
@@ -88,11 +91,32 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> Finding:
     if probe.message:
         grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
         return Finding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
-    if one.models and probe.is_whole and not set(one.models) & set(probe.models):
+    expected = (one.upstream_model,) if one.upstream_model else one.models
+    if expected and probe.is_whole and not set(expected) & set(probe.models):
         served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"
-        said = f"{where} does not list {one.models[0]}; it serves: {served}"
-        return Finding("upstream", Grade.WARNING, said, "check the model's name")
+        said = f"{where} does not list {expected[0]}; it serves: {served}"
+        to_do = "correct upstream_model" if one.upstream_model else "check the model's name, or set upstream_model"
+        return Finding("upstream", Grade.WARNING, said, to_do)
     return Finding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")
+
+
+def _not_served(settings: Settings, known: Routing) -> Iterator[Finding]:
+    """Endpoints that an engine does not have, and models that only batches or only interactive calls get."""
+    from tidegate.upstream.translation import unserved_endpoints
+    from tidegate.web.gateway import ENDPOINTS
+
+    for one in known.deployments:
+        if lacking := unserved_endpoints(one.engine, (*ENDPOINTS, *settings.endpoints)):
+            said = (
+                f"{one.name} speaks Anthropic's Messages: {CHAT} is translated, and not served are {', '.join(lacking)}"
+            )
+            yield Finding("upstream", Grade.OK, said)
+    for model in dict.fromkeys(model for one in known.deployments for model in one.models):
+        places = _serving(model, known)
+        if not any(one.takes_interactive for one in places):
+            yield Finding("upstream", Grade.OK, f"{model} is served to batches only, and not to interactive calls")
+        if not any(one.takes_batch for one in places):
+            yield Finding("upstream", Grade.OK, f"{model} is served to interactive calls only, and not to batches")
 
 
 def _led(resource: Resource, known: Routing, answers: Mapping[str, bool]) -> Iterator[Finding]:

@@ -175,7 +175,11 @@ def _check_target(path: Path, source: Input, option: str) -> None:
 def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
     """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
     routes = {
-        model: [_one_spelling(one.url) for one in entry.deployments] for model, entry in sorted(settings.models.items())
+        model: [
+            _one_spelling(one.url) + (f"#{one.upstream_model}" if one.upstream_model else "")
+            for one in entry.deployments
+        ]
+        for model, entry in sorted(settings.models.items())
     }
     said = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, wishes, turn])
     return ids.make("batch", hashlib.sha256(said).digest()[: ids.RANDOM_BYTES])

@@ -184,6 +184,7 @@ class Deployment:
     One of a later `order` gets calls only while none of an earlier one is fit for them; who is merely full is waited for.
     `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
     its own, where it is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0: nobody knows.
+    With `upstream_model` the server knows the model by that name, and requests are sent with it.
     So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are not worth
     one; how chat items are taken, `chat_batching` says.
     """
@@ -216,6 +217,7 @@ class Deployment:
     price: Price | None = None
     output_tokens_max: int = 0
     queue: Queue | None = None
+    upstream_model: str = ""
 
     def __post_init__(self) -> None:
         where = f"deployment {self.name!r}"
@@ -247,6 +249,10 @@ class Deployment:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
         if self.queue is not None:
             self._check_queue(where)
+        if self.engine is Engine.ANTHROPIC and self.items_per_call_max > 1:
+            raise SettingsError(
+                f"{where}: engine anthropic takes one item in a call: leave out chat_batching and upstream_max_batch_inputs"
+            )
         if self.api_key is not None and not _fits_a_header(self.api_key.reveal()):
             raise SettingsError(f"{where}: api_key is empty or has spaces, line ends or non-ASCII characters: check it")
 

@@ -20,6 +20,7 @@ TidegateError
 │   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
 │   ├── Refused               4xx: this request will never work
 │   │   ├── Overspent         a budget in money has too little left for it: nothing was sent
+│   │   ├── Untranslatable    it cannot be said to the engine that serves its model: nothing was sent
 │   │   └── Unbounded         nothing says what it can cost, and a budget in money binds it: nothing was sent
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
@@ -172,6 +173,10 @@ class Overspent(Refused):
 
 class Unbounded(Refused):
     reason = "max_tokens_required"
+
+
+class Untranslatable(Refused):
+    pass
 
 
 class Ambiguous(UpstreamError):

@@ -125,6 +125,7 @@ class ModelDeployment(Entry, frozen=True):
     upstream_max_batch_inputs: Annotated[int, Meta(ge=1, le=2_048)] = 1
     upstream_min_batch_inputs: Annotated[int, Meta(ge=2, le=2_048)] = 2
     chat_batching: DeploymentChatBatching = DeploymentChatBatching()
+    upstream_model: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     queue: DeploymentQueue | None = None
 
 

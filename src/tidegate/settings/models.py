@@ -227,6 +227,7 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
         upstream_min_batch_inputs=entry.upstream_min_batch_inputs,
         chat_batching=_chat_batching(entry),
         queue=_queue(model, entry),
+        upstream_model=entry.upstream_model or "",
     )
 
 

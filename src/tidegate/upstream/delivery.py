@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from tidegate.core.deployments import Estimate
-from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable, Withheld
+from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable, UpstreamError, Withheld
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
 from tidegate.core.prices import CostRange, cost
@@ -21,6 +21,7 @@ from tidegate.upstream.purse import FREE, Leave, LeaveDied, Purse, Terms
 from tidegate.upstream.reserve import WHOLE_BUDGET, Reserve
 from tidegate.upstream.routes import Route
 from tidegate.upstream.tides import Flight
+from tidegate.upstream.translation import ItemTranslation, Shaped, is_translated
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,13 @@ class Delivery:
     ) -> tuple[int, bytes, Usage]:
         """The same for a call that budgets bind, or that is told more, or is weighed. `flight` knows whether it was taken back."""
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
-        body = lane.hinter.body(route.body(call.body))
+        engine = lane.deployment.engine
+        translation = None
+        endpoint, body = call.endpoint, call.body
+        if is_translated(endpoint, engine):
+            translation = ItemTranslation(endpoint, body, engine, self._clock.now_ms() // 1000)
+            endpoint, body = translation.shaped.endpoint, translation.shaped.body
+        shaped = Shaped(endpoint, lane.hinter.body(route.body(lane, body)))
         is_weighed = terms.counts_tokens or lane.tokens_max
         tokens = self._reserve.tokens(call, lane.deployment.estimate) if is_weighed else 0
         nano = self._reserve.nano(call, lane.deployment, batch=True) if terms.counts_money else FREE
@@ -63,7 +70,14 @@ class Delivery:
         try:
             for _ in range(LEAVES_MAX):
                 try:
-                    return await self._send_once(terms, lane, call, body, tokens, nano, total_s, flight)
+                    status, line, usage = await self._send_once(
+                        terms, lane, call, shaped, tokens, nano, total_s, flight
+                    )
+                    return status, line if translation is None else translation.answer(line), usage
+                except UpstreamError as error:
+                    if translation is not None:
+                        translation.failed(error)
+                    raise
                 except LeaveDied:
                     # Nothing was written, and the connection that took so long is there now.
                     continue
@@ -79,7 +93,7 @@ class Delivery:
         terms: Terms,
         lane: Lane,
         call: Call,
-        body: bytes,
+        shaped: Shaped,
         tokens: int,
         nano: CostRange,
         total_s: float,
@@ -100,11 +114,11 @@ class Delivery:
             )
             number = lane.quota.count(tokens)
             status, headers, answer = await lane.line.post(
-                lane.url(call.endpoint), call.idempotency_key, body, total_s, more, leave, call.attempt_count
+                lane.url(shaped.endpoint), call.idempotency_key, shaped.body, total_s, more, leave, call.attempt_count
             )
             if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
                 self.hear(lane, headers, call, number)
-            line, usage = classify.accept(call.endpoint, status, headers, answer, self._clock.now_ms)
+            line, usage = classify.accept(shaped.endpoint, status, headers, answer, self._clock.now_ms)
         except BaseException as wrong:
             if is_granted and not leave.begun:
                 self._purse.give_back(leave)

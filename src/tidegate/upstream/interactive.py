@@ -17,6 +17,7 @@ import structlog
 from tidegate.core import answers
 from tidegate.core.deployments import Engine, Estimate
 from tidegate.core.errors import (
+    ApiProblem,
     BrokenAnswer,
     KeyRejected,
     Overspent,
@@ -41,24 +42,13 @@ from tidegate.upstream.retry_budget import Attempt
 from tidegate.upstream.routes import Route
 from tidegate.upstream.streams import Stream
 from tidegate.upstream.tab import Heard, Tab
+from tidegate.upstream.translation import Shaped as Shaped
 from tidegate.upstream.usage_asking import UsageAsking, names_the_option
 
 log = structlog.get_logger(__name__)
 
 FLEX_RETRY_MS = 5_000
 EVENT_STREAM = "text/event-stream"
-
-
-class Shaped(NamedTuple):
-    """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end.
-
-    `hides_usage`: the stream's usage was asked for by us, and the caller must not see the chunk that says it.
-    """
-
-    endpoint: str
-    body: bytes
-    headers: bytes = b""
-    hides_usage: bool = False
 
 
 Shape = Callable[[Engine], Shaped]
@@ -130,8 +120,8 @@ class Interactive:
                     raise
                 await asyncio.sleep(max(error.until_ms - now_ms, 1.0) / 1000)
                 lane = await self._lane(route, ask, ())
-            except (Throttled, Unavailable, KeyRejected, Overspent) as error:
-                # What cannot be paid for there may be cheaper elsewhere.
+            except (Throttled, Unavailable, KeyRejected, Overspent, ApiProblem) as error:
+                # What cannot be paid for there may be cheaper elsewhere, and what cannot be said there may be said elsewhere.
                 tried.append(lane)
                 other = self._choose(route, ask, tried)
                 if other is None:
@@ -140,7 +130,7 @@ class Interactive:
                     "upstream_failover",
                     deployment=lane.deployment.name,
                     to=other.deployment.name,
-                    why=error.reason,
+                    why=error.code,
                     model=call.model,
                 )
                 lane = other
@@ -324,7 +314,7 @@ class Interactive:
         closed: Closed,
     ) -> Passage:
         call = ask.call
-        body = route.body(shaped.body)
+        body = route.body(lane, shaped.body)
         line = lane.open_line
         assert line is not None
         terms = self._purse.terms(route.budgets(lane) + call.budgets)

@@ -87,6 +87,7 @@ class DeploymentStatus:
     last_failure: str
     spent_for_ms: int = 0
     discovered: Limit | None = None
+    upstream_model: str = ""
 
 
 class Lane:
@@ -263,7 +264,8 @@ class Lane:
         return tuple(found)
 
     def _is_plain(self) -> bool:
-        return not self.budgets and self.hinter.is_silent and not self.tokens_max
+        is_as_sent = self.deployment.engine is not Engine.ANTHROPIC and not self.deployment.upstream_model
+        return is_as_sent and not self.budgets and self.hinter.is_silent and not self.tokens_max
 
     # What it learns.
 
@@ -330,6 +332,7 @@ class Lane:
             last_failure=self.last_failure,
             spent_for_ms=max(0, math.ceil(spent_until_ms - now_ms)),
             discovered=self.discovered,
+            upstream_model=self.deployment.upstream_model,
         )
 
     def _is_there(self) -> None:

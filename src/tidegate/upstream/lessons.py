@@ -18,6 +18,7 @@ from tidegate.core.errors import (
     Throttled,
     Unavailable,
     Unbounded,
+    Untranslatable,
     UpstreamError,
     Withheld,
 )
@@ -59,7 +60,9 @@ class Lessons:
     def failed(self, lane: Lane, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
-        was_withheld = isinstance(error, Withheld | Overspent | Unbounded) or error.code == EXCEEDS_LIMIT
+        was_withheld = (
+            isinstance(error, Withheld | Overspent | Unbounded | Untranslatable) or error.code == EXCEEDS_LIMIT
+        )
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
             lane.budget.undo(attempt)

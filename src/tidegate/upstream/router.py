@@ -21,6 +21,7 @@ from tidegate.core.errors import (
     SettingsError,
     Throttled,
     Unavailable,
+    Untranslatable,
     UpstreamError,
     Withheld,
 )
@@ -48,6 +49,7 @@ from tidegate.upstream.routes import Route, Routes, stick
 from tidegate.upstream.slots import Capacity, Caps, SharedSlots
 from tidegate.upstream.tide_loop import TideLoop
 from tidegate.upstream.tides import tide_of
+from tidegate.upstream.translation import MESSAGES
 from tidegate.upstream.transport import AiohttpTransport, Transport
 from tidegate.upstream.waiters import Missing, Waiters
 
@@ -308,8 +310,8 @@ class Router:
                 put_off.append(lane)
                 lane = await self._put_off.next_lane(route, put_off, call, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
-            except (Throttled, Unavailable, KeyRejected, Overspent) as error:
-                # What cannot be paid for there may be cheaper elsewhere.
+            except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable) as error:
+                # What cannot be paid for there may be cheaper elsewhere, and what cannot be said there may be said elsewhere.
                 tried.append(lane)
                 now_ms = self._clock.monotonic_ms()
                 is_left = any(one not in tried for one in route.lanes)
@@ -402,7 +404,7 @@ class Router:
             if is_probe:
                 await knock(lane)
             total_s = min(left_s + call.grace_ms / 1000, route.total_s(lane, call.endpoint))
-            if lane.is_plain and route.is_plain and not call.budgets:
+            if lane.is_plain and route.is_plain and not call.budgets and call.endpoint != MESSAGES:
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
                 leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
                 number = lane.quota.count(0)

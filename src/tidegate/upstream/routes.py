@@ -93,9 +93,10 @@ class Route:
         """How long a whole call for this name may take on this deployment."""
         return lane.total_s(endpoint) if self._total_s is None else self._total_s
 
-    def body(self, body: bytes) -> bytes:
-        """The request as the deployment must see it."""
-        return renamed(body, self._model) if self._model else body
+    def body(self, lane: Lane, body: bytes) -> bytes:
+        """The request with the name by which the deployment knows the model."""
+        model = lane.deployment.upstream_model or self._model
+        return renamed(body, model) if model else body
 
     def budgets(self, lane: Lane) -> tuple[Budget, ...]:
         """What binds a call for this name on this deployment, beside its own."""

@@ -22,8 +22,9 @@ from tidegate.flow.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
 from tidegate.upstream.interactive import Ask
+from tidegate.upstream.translation import MESSAGES
 from tidegate.web.context import WebContext
-from tidegate.web.dialects import MESSAGES, Dialect
+from tidegate.web.dialects import Dialect
 from tidegate.web.guarding import guarded_answer, guarded_stream, guarded_wish
 from tidegate.web.passing import Passing
 from tidegate.web.routes import Guarded

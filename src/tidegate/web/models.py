@@ -93,11 +93,13 @@ class Models:
         names = set(self._router.names())
         said: dict[str, Listed] = {}
         for one in status:
-            for name, listed in self._listed.get((one.name, one.url), {}).items():
-                if not one.models:
-                    names.add(name)
-                if not one.models or name in one.models:
-                    said[name] = said[name].beside(listed) if name in said else listed
+            for own_name, listed in self._listed.get((one.name, one.url), {}).items():
+                shown = one.models if own_name == one.upstream_model else (own_name,)
+                for name in shown:
+                    if not one.models:
+                        names.add(name)
+                    if not one.models or (name in one.models and own_name == (one.upstream_model or name)):
+                        said[name] = said[name].beside(listed) if name in said else listed
         allowed = (name for name in names if allows(caller.models, caller.resources, name, self._model_of))
         return {name: said.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
 
