@@ -293,18 +293,21 @@ def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_it
     """Answers, usage and errors are those of chat completions, and doctor says what such an engine does not serve."""
     odd = json.loads(chat("odd", "hello"))
     odd["body"]["logit_bias"] = {"5": 1}
-    lines = [chat("good", "hello"), chat("bad", behaving("400")), json.dumps(odd)]
-    (desk.here / "requests.jsonl").write_text("".join(line + "\n" for line in lines))
+    negative = json.loads(chat("negative", "hello"))
+    negative["body"]["max_tokens"] = -1
+    lines = [chat("good", "hello"), chat("bad", behaving("400")), json.dumps(odd), json.dumps(negative)]
+    desk.write(lines)
     place = {"url": desk.engine.url, "engine": "anthropic", "upstream_model": "inner"}
     (desk.here / "c.yaml").write_text(json.dumps({"models": {"m": {"deployments": [place]}}}))
-    desk.done("run", "requests.jsonl", "--config", "c.yaml", "-o", "results.jsonl", code=1)
+    done = desk.done("run", "requests.jsonl", "--config", "c.yaml", "-o", "results.jsonl", "--json", code=1)
+    desk.verified(str(said_summary(done)["batch"]))
     [good] = desk.results()
     body = good["response"]["body"]
     assert (good["custom_id"], body["object"]) == ("good", "chat.completion")
     assert body["choices"][0]["message"]["content"]
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"] > 0
     failed = {one["custom_id"]: one["response"] for one in desk.results("results.errors.jsonl")}
-    assert {name: one["status_code"] for name, one in failed.items()} == {"bad": 400, "odd": 400}
+    assert {name: one["status_code"] for name, one in failed.items()} == {"bad": 400, "odd": 400, "negative": 400}
     assert all(set(one["body"]["error"]) == {"message", "type", "param", "code"} for one in failed.values())
     assert failed["odd"]["body"]["error"]["param"] == "logit_bias"
     calls = [call for call in desk.engine.calls() if call["path"] == "/v1/messages"]

@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(slots=True)
 class ResultLine:
-    """One line of an output or error file. `faults` says how it departs from the shape."""
+    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body."""
 
     name: str
     line: int
@@ -49,6 +49,7 @@ class ResultLine:
     custom_id: str | None = None
     status: int | None = None
     code: str | None = None
+    refusal: str = ""
     message: str = ""
     usage: Usage = field(default_factory=Usage)
     cost_nano: int = 0
@@ -172,6 +173,8 @@ def _read_response(read: ResultLine, said: Any) -> None:
         read.faults.append("response.body is no object")
     elif read.good:
         read.usage = read_usage(said["body"].get("usage"))
+    elif isinstance(error := said["body"].get("error"), dict):
+        read.refusal = str(error.get("code") or "")
 
 
 def _read_error(read: ResultLine, said: Any) -> None:

@@ -23,6 +23,19 @@ def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
     return case.witness.calls
 
 
+# Codes of a 400 that the gateway gives in the model server's place, before anything is sent.
+OWN_REFUSALS = frozenset(
+    {
+        "invalid_request",
+        "max_tokens_required",
+        "missing_required_parameter",
+        "request_exceeds_limit",
+        "unsupported_endpoint",
+        "unsupported_parameter",
+    }
+)
+
+
 @rule("calls_known", "P6", "Every call of this job in the witness names one of its items")
 def calls_known(case: Case, found: Finding) -> None:
     for number, calls in _calls(case, found).items():
@@ -39,6 +52,8 @@ def results_called(case: Case, found: Finding) -> None:
         seen = calls.get(number, [])
         if any(call.shared and 200 <= call.status <= 299 for call in seen):
             # What it was told there is in the answer that it shared.
+            continue
+        if line.status == 400 and not seen and line.refusal in OWN_REFUSALS:
             continue
         if line.status is not None and all(call.status != line.status for call in seen):
             found.wrong(
