@@ -23,6 +23,7 @@ pytestmark = pytest.mark.anyio
 
 NOW_MS = 1_700_000_000_000
 AT_ONCE = LanePolicy(patience_ms=0)
+MESSAGE = b'{"type":"message","role":"assistant","content":[{"type":"text","text":"hi"}]}'
 
 OPENAI = {
     "x-ratelimit-limit-requests": "60",
@@ -159,16 +160,16 @@ async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins()
             "anthropic-ratelimit-requests-reset": "2023-11-14T22:13:50Z",
             **more,
         }
-        await peer.answer(status, CHAT, **headers)
+        await peer.answer(status, MESSAGE, **headers)
 
     async with RawServer(script) as server:
         place = deployment(server.url, engine=Engine.ANTHROPIC)
         async with world.router(place, capacity=Capacity(MemoryLimits(world.clock))) as router:
-            await router.send(world.call())
+            await router.send(world.call(endpoint="/v1/messages"))
             assert router.rests_until_ms("m") == world.clock.monotonic + 30_000
             world.clock.advance(30_000)
             with pytest.raises(Throttled):
-                await router.send(world.call())
+                await router.send(world.call(endpoint="/v1/messages"))
             assert router.rests_until_ms("m") == world.clock.monotonic + 100_000
             assert router.status()[0].state == "resting"
     assert len(server.posts) == 2

@@ -19,6 +19,7 @@ from tidegate.core.errors import (
     Throttled,
     Unavailable,
     Unbounded,
+    Untranslatable,
     Withheld,
 )
 from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
@@ -39,9 +40,10 @@ def test_every_class_of_upstream_error_is_decided_on_purpose() -> None:
         for _, kind in inspect.getmembers(errors, inspect.isclass)
         if issubclass(kind, errors.UpstreamError) and kind is not errors.UpstreamError
     }
-    assert every == {*COUNTED, *UNCOUNTED, Refused, Overspent, Unbounded}
+    assert every == {*COUNTED, *UNCOUNTED, Refused, Overspent, Unbounded, Untranslatable}
     assert issubclass(Overspent, Refused)
     assert issubclass(Unbounded, Refused)
+    assert issubclass(Untranslatable, Refused)
 
 
 @given(counts, moments, moments, jitters, waits)

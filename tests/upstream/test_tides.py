@@ -249,7 +249,8 @@ async def test_a_process_without_a_worker_looks_at_the_engine_for_flex_calls_alo
 async def test_switched_off_it_leaves_the_ceiling_alone(engine: Engine) -> None:
     async with sea(engine=engine, tide=TideMode.OFF, max_in_flight=40, batch_fraction=0.5) as at:
         assert at.router._lanes["one"].tide is None
-        flying = [at.send(LONG_BYTES) for _ in range(3)]
+        endpoint = "/v1/messages" if engine is Engine.ANTHROPIC else CHAT_ENDPOINT
+        flying = [at.send(LONG_BYTES, endpoint=endpoint) for _ in range(3)]
         await at.arrived(3)
         at.open()
         await at.arrived(4)
