@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import Processes
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, World, world
 from tests.web.upstream import Upstream, answers, streams
@@ -44,7 +44,9 @@ def upstream() -> Iterator[Upstream]:
     made.close()
 
 
-def test_every_result_line_is_one_line_to_every_client(tmp_path: Path, upstream: Upstream) -> None:
+def test_every_result_line_is_one_line_to_every_client(
+    processes: Processes, tmp_path: Path, upstream: Upstream
+) -> None:
     lines = [
         {"custom_id": f"c{n}", "url": CHAT, "body": {"model": "m", "messages": [{"role": "user", "content": str(n)}]}}
         for n in range(3)
@@ -56,7 +58,7 @@ def test_every_result_line_is_one_line_to_every_client(tmp_path: Path, upstream:
     command += ["--data", str(tmp_path / "data"), "-o", str(results), "--errors", str(errors)]
     command += ["--invalid-lines", "error_file"]
     env = {"TIDEGATE_RETRY_ATTEMPTS_MAX": "1", "PATH": ""}
-    done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60, env=env)
+    done = processes.completed(command, env=env)
     assert done.returncode == 1, done.stderr
     said = {}
     for path in (results, errors):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +36,7 @@ class Served:
     """A server with its engine, and where it keeps its data."""
 
     def __init__(self, processes: Processes, directory: Path, engine: Engine) -> None:
+        self._processes = processes
         self.data = directory / "data"
         self.engine = engine
         command = [sys.executable, "-m", "tidegate", "serve", "--data", str(self.data), "--port", "0"]
@@ -67,7 +67,8 @@ class Served:
 
     def make_key(self, org: str, *options: str) -> str:
         command = [sys.executable, "-m", "tidegate", "keys", "create", "--org", org, "--data", str(self.data), "--json"]
-        made = subprocess.run([*command, *options], capture_output=True, check=True, text=True, timeout=60)
+        made = self._processes.completed([*command, *options])
+        assert made.returncode == 0, made.stderr
         return str(json.loads(made.stdout)["key"])
 
 

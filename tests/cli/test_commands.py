@@ -4,26 +4,43 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import Processes
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 CANARY = "sk-canary-never-printed"
 
 
-def tidegate(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    surroundings = {"PATH": os.environ["PATH"], "HOME": str(cwd), **(env or {})}
-    return subprocess.run(
-        [TIDEGATE, *arguments], cwd=cwd, env=surroundings, capture_output=True, text=True, timeout=60, check=False
-    )
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_config_shows_where_each_value_came_from(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("server:\n  port: 9000\nupstream: {api_key: 'env:KEY'}\n")
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A user's directory, with nothing of the test's own in it."""
+    path = tmp_path / "here"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def tidegate(processes: Processes, here: Path) -> Command:
+    """Runs a command in the user's directory to its end."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        surroundings = {"PATH": os.environ["PATH"], "HOME": str(here), **(env or {})}
+        return processes.completed([TIDEGATE, *arguments], cwd=here, env=surroundings)
+
+    return run
+
+
+def test_config_shows_where_each_value_came_from(tidegate: Command, here: Path) -> None:
+    (here / "c.yaml").write_text("server:\n  port: 9000\nupstream: {api_key: 'env:KEY'}\n")
     done = tidegate(
         "config", "--config", "c.yaml", "--data", "d", "--json",
-        cwd=tmp_path,
         env={"TIDEGATE_WORKER_POLL_MS": "50", "KEY": CANARY, "TIDEGATE_STORE_URL": f"postgresql://u:{CANARY}@h/d"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -35,22 +52,22 @@ def test_config_shows_where_each_value_came_from(tmp_path: Path) -> None:
     assert entries["store.url"]["value"] == "postgresql://u:***@h/d"
     assert entries["upstream.api_key"]["value"] == "***"
     assert CANARY not in done.stdout + done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
+    assert list(here.iterdir()) == [here / "c.yaml"]
 
 
-def test_config_puts_no_blanks_behind_a_long_value(tmp_path: Path) -> None:
+def test_config_puts_no_blanks_behind_a_long_value(tidegate: Command, here: Path) -> None:
     models = ", ".join(f"m{number}: {{deployments: [{{url: 'http://h/v1'}}]}}" for number in range(9))
-    (tmp_path / "c.yaml").write_text(f"models: {{{models}}}\nserver: {{port: 81}}\n")
-    lines = tidegate("config", "--config", "c.yaml", "--changed", cwd=tmp_path).stdout.splitlines()
+    (here / "c.yaml").write_text(f"models: {{{models}}}\nserver: {{port: 81}}\n")
+    lines = tidegate("config", "--config", "c.yaml", "--changed").stdout.splitlines()
     assert next(line for line in lines if line.startswith("server.port")).split() == ["server.port", "c.yaml:2", "81"]
     assert max(len(line) for line in lines if not line.startswith("models")) < 80
 
 
-def test_config_never_prints_a_secret_in_any_form(tmp_path: Path) -> None:
+def test_config_never_prints_a_secret_in_any_form(tidegate: Command, here: Path) -> None:
     models = {"m": {"deployments": [{"url": "http://h/v1", "api_key": CANARY}]}}
-    (tmp_path / "c.yaml").write_text(json.dumps({"models": models, "auth": {"pepper": CANARY}}))
+    (here / "c.yaml").write_text(json.dumps({"models": models, "auth": {"pepper": CANARY}}))
     for form in (["--json"], ["--explain"], ["--changed"], []):
-        done = tidegate("config", "--config", "c.yaml", *form, cwd=tmp_path)
+        done = tidegate("config", "--config", "c.yaml", *form)
         assert done.returncode == 0
         assert CANARY not in done.stdout + done.stderr
         assert done.stderr.count("holds a secret in plain text") == 2
@@ -70,16 +87,16 @@ def test_config_never_prints_a_secret_in_any_form(tmp_path: Path) -> None:
         (["simulate", "--port", "0", "--calls-log", "no/x"], "tidegate: the calls log no/x cannot be opened"),
     ],
 )
-def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    done = tidegate(*arguments, cwd=tmp_path)
+def test_a_mistake_is_a_sentence_and_exit_code_2(tidegate: Command, arguments: list[str], says: str) -> None:
+    done = tidegate(*arguments)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
-    done = tidegate("config", "--config", "absent.yaml", "--debug", cwd=tmp_path)
+def test_debug_shows_where_an_error_came_from(tidegate: Command) -> None:
+    done = tidegate("config", "--config", "absent.yaml", "--debug")
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("tidegate: There is no configuration file")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import TIDEGATE, Desk, behaving, chat
 from tests.support.engine import Engine
-from tests.support.processes import Proc, free_port, wait_until
+from tests.support.processes import Proc, Processes, free_port, wait_until
 from tidegate.cli.app import app
 from tidegate.core.errors import SettingsError
 
@@ -274,14 +274,13 @@ def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:
         (["batches", "show", "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"], "Nothing is kept in"),
     ],
 )
-def test_mistakes_are_told_before_any_work(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_mistakes_are_told_before_any_work(
+    processes: Processes, tmp_path: Path, arguments: list[str], says: str
+) -> None:
     (tmp_path / "requests.jsonl").write_text(chat("a", "hi") + "\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "noise.jsonl").write_bytes(os.urandom(100))
-    done = subprocess.run(
-        [TIDEGATE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+    done = processes.completed([TIDEGATE, *arguments], cwd=tmp_path, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr

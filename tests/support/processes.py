@@ -214,6 +214,13 @@ class Processes:
         self.started.append(proc)
         return proc
 
+    def completed(
+        self, args: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a process to its end and return what `subprocess.run` would."""
+        proc = self.start(args, env=env, cwd=cwd)
+        return subprocess.CompletedProcess(proc.args, proc.wait(60), proc.stdout(), proc.stderr())
+
     def close(self) -> None:
         for proc in reversed(self.started):
             proc.kill()
