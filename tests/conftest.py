@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from tests.support.redis import RedisServer
 from tests.support.run_directory import RunDirectory, ServiceFailed
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims
+from tidegate.store.postgres import PostgresDriver
+from tidegate.store.store import Store
 
 RUN = pytest.StashKey[RunDirectory]()
 
@@ -26,6 +30,9 @@ RUN = pytest.StashKey[RunDirectory]()
 # Properties are judged by what holds, never by how long an example takes: the machine may be busy.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# An authority that signed nothing: its key was never kept.
+AUTHORITY = Path(__file__).with_name("support") / "authority.pem"
 
 # Tests sign certificates, run the pages' commands as a reader would, and build small shims.
 TOOLS = ("bash", "cc", "curl", "openssl")
@@ -40,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         config.stash[RUN] = RunDirectory.create()
+        # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
+        os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}
     else:
         config.stash[RUN] = RunDirectory.attach(workerinput["run_directory"])
 
@@ -96,12 +105,50 @@ def postgres_server(run_directory: RunDirectory) -> PostgresServer:
         pytest.fail(str(failure), pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def database_drops() -> Iterator[Callable[[PostgresServer, str], None]]:
+    """Drops databases while other tests run: each drop waits for a checkpoint."""
+    drops: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda server, url: drops.append(thread.submit(server.drop_database, url))
+    for drop in drops:
+        drop.result()
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+def postgres_url(
+    postgres_server: PostgresServer, database_drops: Callable[[PostgresServer, str], None]
+) -> Iterator[str]:
     """A fresh, empty database."""
     url = postgres_server.create_database()
     yield url
-    postgres_server.drop_database(url)
+    database_drops(postgres_server, url)
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: PostgresServer) -> str:
+    """The name of a database that has the schema and nothing in it: to copy one costs half of migrating one."""
+    url = postgres_server.create_database()
+    opened = Store(PostgresDriver(url, pool_size=1, statement_timeout_ms=20_000, pooler="none"))
+
+    async def migrate() -> None:
+        await opened.migrate()
+        await opened.close()
+
+    asyncio.run(migrate())
+    return url.rsplit("/", 1)[1]
+
+
+@pytest.fixture
+def migrated_postgres_url(
+    postgres_server: PostgresServer,
+    migrated_template: str,
+    database_drops: Callable[[PostgresServer, str], None],
+) -> Iterator[str]:
+    """A fresh database with the schema of the product."""
+    url = postgres_server.create_database(migrated_template)
+    yield url
+    database_drops(postgres_server, url)
 
 
 @pytest.fixture

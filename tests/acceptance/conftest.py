@@ -29,7 +29,7 @@ def make_crew(request: pytest.FixtureRequest, processes: Processes, tmp_path: Pa
         more: dict[str, str] | None = None,
     ) -> Crew:
         engine = Engine(processes, tmp_path / "engine", "--latency-ms", str(latency_ms), mode="fixed")
-        env = {"TIDEGATE_STORE_URL": request.getfixturevalue("postgres_url")}
+        env = {"TIDEGATE_STORE_URL": request.getfixturevalue("migrated_postgres_url")}
         env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
         if redis is not None:
             env["TIDEGATE_REDIS_URL"] = redis.url

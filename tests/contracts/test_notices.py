@@ -73,7 +73,8 @@ async def test_a_lost_connection_is_replaced_and_sending_meanwhile_raises_nothin
         await first.says("before", second)
         admin = await asyncpg.connect(postgres_url)
         try:
-            assert len(await admin.fetch(CUT)) == 2
+            # On a busy machine one may have connected a second time before it was heard.
+            assert len(await admin.fetch(CUT)) >= 2
         finally:
             await admin.close()
         await eventually(lambda: first.notices._connection is None, "the connection to be lost")  # type: ignore[union-attr]

@@ -32,7 +32,7 @@ def make_site(
     def make(kind: str) -> Site:
         env = {}
         if kind == "cluster":
-            env["TIDEGATE_STORE_URL"] = request.getfixturevalue("postgres_url")
+            env["TIDEGATE_STORE_URL"] = request.getfixturevalue("migrated_postgres_url")
             env |= s3_env(request.getfixturevalue("s3_server"), request.getfixturevalue("s3_bucket"))
         sites.append(Site(kind, processes, tmp_path, slow_engine, env))
         return sites[-1]

@@ -41,9 +41,9 @@ def test_killed_while_it_stops(site: Site) -> None:
     site.until_called(IN_FLIGHT + 1)
     first.terminate()
     assert first.wait() == -9
-    kept = site.durable()
+    loss = site.loss()
     site.relieve()
-    site.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT, kept=kept)
+    site.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT, loss=loss)
 
 
 def test_unsent_items_run_elsewhere_while_calls_in_flight_end(cluster: Site) -> None:

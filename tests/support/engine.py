@@ -41,6 +41,11 @@ class Engine:
         whole, _, _ = self.calls_log.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
+    def settle(self) -> None:
+        """Wait until every call that reached it before is in the log: a new connection is served after those that were there."""
+        with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as response:
+            response.read()
+
     def set_faults(self, rates: Mapping[str, float] | None = None) -> None:
         """Let these shares of calls meet these behaviours from now on, such as `{"503": 1.0}`; nothing heals the engine."""
         body = json.dumps({} if rates is None else {"rate": dict(rates)}).encode()

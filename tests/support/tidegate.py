@@ -7,13 +7,14 @@ and as many `tidegate worker` processes as a test starts. Leases and polls are s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import psutil  # type: ignore[import-untyped]
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
+from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import job_part
 from tidegate.flow.tend import lost_workers
 from tidegate.flow.tend.garbage import Garbage
@@ -52,6 +54,7 @@ QUICK = {
 END_S = 60.0
 ASK_S = 0.05
 ENDED = ("completed", "failed", "expired", "cancelled")
+UNBILLED = (401, 403, 429)
 
 
 def chat_line(custom_id: str, text: str, model: str = "m") -> str:
@@ -79,6 +82,18 @@ class Results:
 
     def error_codes(self) -> Counter[str]:
         return Counter(_code(line) for line in self.errors)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a worker that died left behind: how often it called each item, and the items whose answers are durable."""
+
+    calls: Counter[str]
+    durable: frozenset[str]
+
+    def calls_max(self, item: str) -> int:
+        """How many calls of an item there may be when another worker has gone on."""
+        return self.calls[item] + (item not in self.durable)
 
 
 @dataclass
@@ -262,23 +277,34 @@ class Site:
         mine = (f"batch_req_{job_part(batch_id)}", f"batch_grp_{job_part(batch_id)}")
         return [call for call in self.engine.calls() if str(call["idempotency_key"]).startswith(mine)]
 
-    def repeated(self) -> Counter[str]:
-        """Items by how often they were called again after a call that may have been billed."""
-        keys = Counter(call["idempotency_key"] for call in self.calls() if call["status"] not in (401, 403, 429))
-        return Counter({key.partition("-")[0]: count - 1 for key, count in keys.items() if count > 1})
+    def item_calls(self) -> Counter[str]:
+        """Items by how often they were called in a way that may have been billed."""
+        return Counter(
+            call["idempotency_key"].partition("-")[0] for call in self.calls() if call["status"] not in UNBILLED
+        )
 
-    def durable(self) -> dict[str, int]:
-        """Items whose answers lie, whole, in a log or a spool of this machine, recorded or not, and how often each was called again so far.
+    def loss(self) -> Loss:
+        """Look at what a worker left that died just now. Ask before another worker starts."""
+        self.engine.settle()
+        return Loss(self.item_calls(), frozenset(self._durable_lines()))
 
-        One that died with its worker and was called again by the next is durable only since then."""
-        found: set[str] = set()
-        for directory in (self.data / "blobs", self.data / "spool"):
-            for path in directory.rglob("blob_*"):
-                whole, _, _ = path.read_bytes().rpartition(b"\n")
-                lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"id":"batch_req_')]
-                found |= {str(line["id"]) for line in lines}
-        repeated = self.repeated()
-        return {item_id: repeated[item_id] for item_id in found}
+    def _durable_lines(self) -> Iterator[str]:
+        """Ids of the items whose answers lie, whole, in a log or a spool, recorded or not."""
+        found = [path.read_bytes() for place in ("blobs", "spool") for path in (self.data / place).rglob("blob_*")]
+        for data in found + ([] if self.embedded else asyncio.run(self._stored_blobs())):
+            whole, _, _ = data.rpartition(b"\n")
+            for line in whole.splitlines():
+                if line.startswith(b'{"id":"batch_req_'):
+                    yield str(json.loads(line)["id"])
+
+    async def _stored_blobs(self) -> list[bytes]:
+        async with opened(self.settings, read_only=True) as parts:
+            found = []
+            for blob_id in await parts.blobs.list_ids("", 1_000):
+                # A log that its dead worker did not end has bytes in the spool alone.
+                with contextlib.suppress(BlobMissing):
+                    found.append(await parts.blobs.read(blob_id, 0, await parts.blobs.size(blob_id) or 0))
+            return found
 
     # ---- the store, seen from outside
 
@@ -356,13 +382,13 @@ class Site:
         lines: Sequence[str],
         status: str = "completed",
         repeats_max: int = 0,
-        kept: Mapping[str, int] | None = None,
+        loss: Loss | None = None,
         *,
         witnessed: bool = True,
     ) -> Results:
         """Wait for the end; then nothing may be lost or twice, the counts must be right and the repeats within bounds.
 
-        `kept` are items whose answers were durable before the fault: none of them may have been called again since."""
+        After a `loss`, only items that had been called and are not durable may be called again, each of them once."""
         results = self.ended(batch_id)
         batch = results.batch
         assert batch["status"] == status, batch
@@ -375,11 +401,13 @@ class Site:
         assert all(line["response"]["status_code"] == 200 for line in results.output)
         if status == "completed":
             assert counts["failed"] == len(results.errors), results.errors[:3]
-        repeated = self.repeated()
-        mine = {item: count for item, count in repeated.items() if item.startswith(f"batch_req_{job_part(batch_id)}")}
-        assert sum(mine.values()) <= repeats_max, f"{mine} were called again, at most {repeats_max} calls may be"
-        twice = {item_id for item_id, before in (kept or {}).items() if repeated[item_id] > before}
-        assert not twice, f"{twice} were called again although their answers were durable"
+        calls = self.item_calls()
+        mine = {item: calls[item] - 1 for item in calls if item.startswith(f"batch_req_{job_part(batch_id)}")}
+        again = {item: count for item, count in mine.items() if count}
+        assert sum(again.values()) <= repeats_max, f"{again} were called again, at most {repeats_max} calls may be"
+        if loss is not None:
+            needless = {item for item, count in calls.items() if count > loss.calls_max(item)}
+            assert not needless, f"{needless} were called again although their answers were durable, or more than once"
         self.verify(batch_id, witnessed=witnessed)
         return results
 
