@@ -87,6 +87,7 @@ OBJECTS = [
 STEERING = [
     (asks(priority=-1), "priority"),
     (asks(Priority=-1), "Priority"),
+    (asks(priority=None), "priority"),
     (asks(chat_template="{{ 1 }}"), "chat_template"),
     (asks(chat_template_kwargs={"chat_template": "{{ 1 }}"}), "chat_template_kwargs.chat_template"),
     (asks(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs.tokenize"),
@@ -142,7 +143,7 @@ ALWAYS = [
 FINE = [
     asks(),
     asks(temperature=0.5, max_tokens=5, n=1, stop=["a"], user="u", metadata={"file_id": "file-1", "image_url": URL}),
-    asks(previous_response_id=None, priority=None, container=None, conversation=None, file_ids=[]),
+    asks(previous_response_id=None, container=None, conversation=None, file_ids=[]),
     asks(**{"a field of the future": {"deep": [1.0]}}),
     asks(chat_template_kwargs={"enable_thinking": False}),
     asks({"type": "text", "text": f"see {URL} and file_id"}),

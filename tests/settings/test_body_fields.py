@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import page, section
 from tidegate.core.body_names import ENGINE_FIELDS, KNOWN_FIELDS
-from tidegate.core.caller_fields import FieldRules, rules_for
+from tidegate.core.caller_fields import FieldRules, field_fault, rules_for
 from tidegate.core.deployments import Engine
 from tidegate.core.errors import SettingsError
 from tidegate.settings import added, deployments, load, resources
@@ -44,6 +44,16 @@ def test_each_name_has_the_rules_of_all_that_it_may_come_to(tmp_path: Path) -> N
     assert found["hosted"] == FieldRules(frozenset(), frozenset({"file_id"}), frozenset({"*"}))
     assert found["both"] == FieldRules(engines, frozenset({"file_id"}), hosts)
     assert rules_for(found, "nosuch") == FieldRules(), "nothing is allowed to a name that nobody knows"
+
+
+def test_the_field_that_says_how_urgent_a_call_is_belongs_to_the_operator(tmp_path: Path) -> None:
+    place = "deployments: [{url: 'http://h/v1', engine: openai, hints: {priority_field: nice}}, {url: 'http://i/v1', engine: openai}]"
+    found = rules_of(
+        tmp_path, f"models: {{m: {{{place}}}, n: {{{place.replace('://', '://n.')}, allowed_fields: [nice]}}}}"
+    )
+    body = b'{"model":"m","input":"hi","nice":-5}'
+    assert field_fault(body, found["m"]) is not None
+    assert field_fault(body, found["n"]) is None
 
 
 def test_one_upstream_for_every_model_has_rules_too(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ OTHER = ""
 
 @dataclass(frozen=True, slots=True)
 class FieldRules:
-    """What binds calls to one name. `refused` are parameters of its engines; `allowed` are those that the operator allows all the same.
+    """What binds calls to one name. `refused` are parameters that steer its servers; `allowed` are names that the operator allows.
 
     `media_hosts` are the hosts, in lower case, that its servers may fetch files from.
     """
@@ -120,10 +120,10 @@ class _Look:
             name = folded(key)
             if name in READ_SPELLED and key != READ_SPELLED[name]:
                 return _misspelled(_at(path, key), READ_SPELLED[name])
-            if value is None:
-                continue
-            if name in ENGINE_SPELLED and self._rules.refuses(ENGINE_SPELLED[name]):
-                return _steers(_at(path, key), ENGINE_SPELLED[name])
+            # Also when it is null: then the server does not get what the operator says there.
+            steering = ENGINE_SPELLED.get(name, key)
+            if steering in self._rules.refused and steering not in self._rules.allowed:
+                return _steers(_at(path, key), steering)
             if name == "chattemplatekwargs" and (fault := self._template(value, _at(path, key))):
                 return fault
             if name == "extrabody" and isinstance(value, _Object) and (fault := self.top(value, _at(path, key))):

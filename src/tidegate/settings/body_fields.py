@@ -19,20 +19,22 @@ def field_rules(
 ) -> dict[str, FieldRules]:
     """Return the rules of every model and resource, and under `OTHER` those of all other names.
 
-    Several deployments may serve a model: what one of their engines refuses is refused. A call to a resource may come to its fallbacks:
+    Several deployments may serve a model: what one of them refuses is refused. A call to a resource may come to its fallbacks:
     only what all of their models allow is allowed. `more` was added at run time; the settings win.
     """
-    engines: dict[str, set[Engine]] = {}
+    refused: dict[str, frozenset[str]] = {}
     for deployment in served:
+        # By this field the operator tells the server how urgent a call is.
+        steering = ENGINE_FIELDS[deployment.engine] | {deployment.hints.priority_field}
         for model in deployment.models:
-            engines.setdefault(model, set()).add(deployment.engine)
+            refused[model] = refused.get(model, frozenset()) | steering
     terms: dict[str, Model | ModelTerms] = {**(more or {}), **settings.models}
     upstream = settings.upstream
-    other = _rules({Engine(upstream.engine)}, upstream.allowed_fields, upstream.media_hosts)
+    other = _rules(ENGINE_FIELDS[Engine(upstream.engine)], upstream.allowed_fields, upstream.media_hosts)
     found = {}
-    for model, kinds in engines.items():
+    for model, steering in refused.items():
         said = terms.get(model) or ModelTerms()
-        found[model] = _rules(kinds, said.allowed_fields, said.media_hosts)
+        found[model] = _rules(steering - {""}, said.allowed_fields, said.media_hosts)
     by_name = {one.name: one for one in named}
     of_resources = {}
     for name, own in by_name.items():
@@ -48,15 +50,17 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     upstream = settings.upstream
     yield from field_problems(("upstream",), upstream.allowed_fields, upstream.media_hosts)
     for model, entry in settings.models.items():
-        yield from field_problems(("models", model), entry.allowed_fields, entry.media_hosts)
+        steering = {one.hints.priority_field for one in entry.deployments}
+        fields = [one for one in entry.allowed_fields if one not in steering]
+        yield from field_problems(("models", model), fields, entry.media_hosts)
 
 
 def field_problems(path: KeyPath, fields: Iterable[str], hosts: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
     """Return what is wrong with fields and hosts that are allowed."""
-    for index, name in enumerate(fields):
+    for name in fields:
         if name not in KNOWN_FIELDS:
             yield (
-                (*path, "allowed_fields", index),
+                (*path, "allowed_fields"),
                 f"is {name!r}, which is not refused anyway; remove it or correct the name",
             )
     for index, host in enumerate(hosts):
@@ -65,6 +69,5 @@ def field_problems(path: KeyPath, fields: Iterable[str], hosts: Iterable[str]) -
             yield (*path, "media_hosts", index), said
 
 
-def _rules(engines: Iterable[Engine], fields: Iterable[str], hosts: Iterable[str]) -> FieldRules:
-    refused = frozenset[str]().union(*(ENGINE_FIELDS[one] for one in engines))
+def _rules(refused: frozenset[str], fields: Iterable[str], hosts: Iterable[str]) -> FieldRules:
     return FieldRules(refused, frozenset(fields), frozenset(one.lower() for one in hosts))
