@@ -174,6 +174,12 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
     made = json.loads(
         desk.done("keys", "create", "--org", "acme", "--label", "ci", "--expires", "90d", "--json").stdout()
     )
+    bound = json.loads(desk.done("keys", "create", "--org", "acme", "--addresses", "192.0.2.0/24", "--json").stdout())
+    assert serving.call("GET", "/v1/batches", key=bound["key"])[0] == 401
+    assert json.loads(desk.done("keys", "show", bound["id"], "--json").stdout())["addresses"] == "192.0.2.0/24"
+    desk.done("keys", "change", bound["id"], "--addresses", "127.0.0.0/8,192.0.2.0/24")
+    wait_until(lambda: serving.call("GET", "/v1/batches", key=bound["key"])[0] == 200, what="the change to be seen")
+    desk.done("keys", "delete", bound["id"])
     wait_until(lambda: serving.call("GET", "/v1/batches")[0] == 401, what="keys to be needed")
     assert serving.call("GET", "/v1/batches", key=made["key"])[0] == 200
     batch = serving.submit([chat("a", "hi")], made["key"])
@@ -241,6 +247,7 @@ def test_a_server_that_died_does_not_stand_in_the_way(serving: Serving) -> None:
         (["--org", "a\x1b[2Jb"], "`org` needs 1 to 255 printable characters"),
         (["--org", "a", "--scopes", "files:read,root"], "there is no scope 'root'"),
         (["--org", "a", "--expires", "90"], "a duration with a unit"),
+        (["--org", "a", "--addresses", "10.0.0.0/8,here"], "`addresses` needs IP addresses or ranges"),
         (["--org", "a", "--limit", "month:cost=0"], "--limit 'month:cost=0': `cost` must be above 0"),
         (["--org", "a", "--limit", "month:cost=-1"], "`cost` is -1: use a number from 0"),
         (["--org", "a", "--limit", "month:cost=nan"], "`cost` is 'nan': write a number"),

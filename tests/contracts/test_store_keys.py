@@ -216,6 +216,12 @@ async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
     key = await world.store.get_key("k1")
     assert key is not None
     assert (key["models"], key["resources"], key["scopes"], key["expires_at"]) == ("[]", '["r"]', "write", None)
+    assert key["addresses"] == ""
+    for addresses in ('["10.0.0.0/8"]', ""):
+        assert await world.store.change_key("k1", addresses=addresses)
+        assert await world.store.change_key("k1", scopes="write")
+        [listed] = await world.store.list_keys(10)
+        assert listed["addresses"] == addresses
     assert '"day"' in key["limits"]
     assert await world.store.change_key("k1", limits=(), expires_at=START_MS + 1)
     key = await world.store.get_key("k1")

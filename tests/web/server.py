@@ -171,6 +171,7 @@ class WebServer:
                 expires_at=options.get("expires_at"),
                 limits=options.get("limits", ()),
                 parallel_max=options.get("parallel_max", 0),
+                addresses=keys.addresses_text(options.get("addresses", ())),
             )
 
         self.run(put())

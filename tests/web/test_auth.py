@@ -112,6 +112,35 @@ def test_revoked_within_two_seconds(web: WebServer) -> None:
     is_error(get(web, key), REFUSED)
 
 
+def test_a_key_works_only_from_the_addresses_that_it_names(start_web: Any) -> None:
+    """The answer is that for a wrong key; a proxy that is trusted says where the caller is, and no caller does."""
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1",)})
+    free, key = web.make_key("acme"), web.make_key("acme", addresses=["198.51.100.0/24", "2001:db8::/32"])
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+
+    def asked(text: str, forwarded: str) -> httpx2.Response:
+        with web.client(text) as client:
+            return client.get("/v1/files", headers={"X-Forwarded-For": forwarded} if forwarded else {})
+
+    for forwarded in ("198.51.100.7", "203.0.113.1, 198.51.100.7", "2001:db8::1"):
+        assert asked(key, forwarded).status_code == 200
+    for forwarded in ("", "203.0.113.1", "198.51.100.7, 203.0.113.1", "2001:db9::1"):
+        is_error(asked(key, forwarded), REFUSED)
+        assert asked(free, forwarded).status_code == 200
+    path = f"/control/keys/{keys.public_id_of(key)}/change"
+    with web.client() as client:
+        for wrong in (["nowhere"], ["10.0.0.0/33"], [""], ["10.0.0.1"] * 101):
+            refused = client.post(path, json={"addresses": wrong}, headers=operator)
+            is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "addresses"})
+        assert client.post(path, json={"addresses": ["203.0.113.1"]}, headers=operator).json()["changed"]
+    web.clock.ahead_ms += 2_001
+    assert [asked(key, one).status_code for one in ("203.0.113.1", "198.51.100.7")] == [200, 401]
+    with web.client() as client:
+        assert client.post(path, json={"addresses": []}, headers=operator).json()["changed"]
+    web.clock.ahead_ms += 2_001
+    assert asked(key, "192.0.2.1").status_code == 200
+
+
 def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
     old = web.make_key("acme")
     assert get(web, old).status_code == 200

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from tidegate.web.client_address import client_address, networks_of, owner_of
+from tidegate.core.keys import addresses_text
+from tidegate.web.client_address import client_address, is_allowed, networks_of, owner_of
 
 PROXIES = networks_of(["10.0.0.0/8", "192.0.2.1", "fd00::/8"])
 
@@ -32,6 +33,26 @@ def test_the_last_address_that_is_no_trusted_proxy(peer: str, forwarded: str, ad
     headers = Headers({"x-forwarded-for": forwarded} if forwarded else {})
     assert client_address(peer, headers, PROXIES) == address
     assert client_address(peer, headers, ()) == peer
+
+
+@pytest.mark.parametrize(
+    ("address", "networks", "allowed"),
+    [
+        ("198.51.100.7", [], True),
+        ("", [], True),
+        ("198.51.100.7", ["198.51.100.7"], True),
+        ("198.51.100.8", ["198.51.100.7"], False),
+        ("198.51.100.8", ["10.0.0.0/8", "198.51.100.0/24"], True),
+        ("::ffff:198.51.100.8", ["198.51.100.0/24"], True),
+        ("2001:db8:1::9", ["2001:db8:1::/48"], True),
+        ("2001:db8:2::9", ["2001:db8:1::/48"], False),
+        ("198.51.100.7", ["::/0"], False),
+        ("", ["0.0.0.0/0"], False),
+        ("nonsense", ["0.0.0.0/0", "::/0"], False),
+    ],
+)
+def test_where_a_key_may_be_used_from(address: str, networks: list[str], allowed: bool) -> None:
+    assert is_allowed(address, addresses_text(networks)) is allowed
 
 
 def test_several_headers_are_one_list() -> None:

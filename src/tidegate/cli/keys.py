@@ -8,15 +8,13 @@ import uvloop
 
 from tidegate.cli import beside, options, screen
 from tidegate.cli.deployments import shown
+from tidegate.cli.key_limits import limit_text, read_limits
 from tidegate.core import keys, window
-from tidegate.core.budgets import Limit
-from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.prices import units_text
+from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
-    from tidegate.web.limit_asks import KeyLimitAsk
     from tidegate.web.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
@@ -25,6 +23,7 @@ Key = Annotated[
     str, typer.Argument(metavar="KEY", help="A key's id, as `tidegate keys list` shows it.", show_default=False)
 ]
 LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
+ADDRESSES_HELP = "Addresses or ranges it may be used from, such as 10.0.0.0/8"
 PARALLEL_HELP = "How many calls it may have at once; 0 for any number."
 PARALLEL_MAX = 1_000_000
 
@@ -57,6 +56,9 @@ def create(
         typer.Option("--limit", metavar="minute:requests=10,tokens=500", help=LIMIT_HELP, show_default="none"),
     ] = None,
     parallel: Annotated[int, typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP)] = 0,
+    addresses: Annotated[
+        str | None, typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}.", show_default="any")
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -80,8 +82,9 @@ def create(
         _words(models) or [],
         _duration_ms("--expires", expires),
         _words(resources) or [],
-        _limits(limit or []),
+        read_limits(limit or []),
         parallel,
+        _words(addresses) or [],
     )
     made = uvloop.run(_create(settings, wish))
     _warn_of_unserved_names(settings, wish.models, wish.resources)
@@ -175,6 +178,10 @@ def change(
         int | None,
         typer.Option("--parallel", metavar="N", min=0, max=PARALLEL_MAX, help=PARALLEL_HELP, show_default="as it was"),
     ] = None,
+    addresses: Annotated[
+        str | None,
+        typer.Option("--addresses", metavar="A,B", help=f"{ADDRESSES_HELP}; '' for any.", show_default="as it was"),
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
@@ -190,12 +197,12 @@ def change(
 
     settings = options.loaded(config, data).settings
     _check_id(key)
-    limits = None if not limit else _limits([one for one in limit if one])
+    limits = None if not limit else read_limits([one for one in limit if one])
     expires_ms = _duration_ms("--expires", expires)
-    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, expires_ms, parallel)
+    wish = KeyChange(_words(scopes), _words(models), _words(resources), limits, expires_ms, parallel, _words(addresses))
     if wish == KeyChange():
         raise SettingsError(
-            "Nothing is to be changed: give --scopes, --models, --resources, --limit, --parallel or --expires."
+            "Nothing is to be changed: give --scopes, --models, --resources, --limit, --parallel, --addresses or --expires."
         )
     if not uvloop.run(_change(settings, key, wish)):
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
@@ -410,21 +417,11 @@ def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
         "scopes": row["scopes"],
         "models": " ".join(sorted(keys.models_from(row["models"]))) or "any",
         "resources": " ".join(sorted(keys.models_from(row["resources"]))) or "any",
-        "limits": " ".join(_limit_text(limit) for limit in limits_from(row["limits"])) or "none",
+        "limits": " ".join(limit_text(limit) for limit in limits_from(row["limits"])) or "none",
         "parallel": row["parallel_max"] or "any",
+        "addresses": " ".join(keys.addresses_from(row["addresses"])) or "any",
         "old_secret_until": _when(row["old_until"] if (row["old_until"] or 0) > now_ms else None),
     }
-
-
-def _limit_text(limit: Limit) -> str:
-    sides: list[tuple[str, object]] = [
-        ("requests", limit.requests),
-        ("tokens", limit.tokens),
-        ("cost", units_text(limit.nano) if limit.nano else None),
-        ("batches", limit.jobs),
-        ("bytes", limit.bytes),
-    ]
-    return f"{limit.period}:{','.join(f'{name}={said}' for name, said in sides if said)}"
 
 
 def _check_id(key: str) -> None:
@@ -432,47 +429,6 @@ def _check_id(key: str) -> None:
         raise SettingsError(
             "That is no key id: it has 8 letters and digits. Never paste the key itself; see `tidegate keys list`."
         )
-
-
-def _limits(texts: list[str]) -> "list[KeyLimitAsk]":
-    """Limits as a command is told them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
-    from tidegate.web.limit_asks import job_limits
-
-    found = []
-    for text in texts:
-        try:
-            found.append(_limit(text))
-            job_limits(found[-1:])
-        except ApiProblem as problem:
-            raise SettingsError(f"--limit {text!r}: {problem.message.replace('`limits[0].', '`')}") from None
-    return found
-
-
-def _limit(text: str) -> "KeyLimitAsk":
-    from tidegate.web.limit_asks import COUNT_MAX, KeyLimitAsk
-
-    period, _, sides = text.partition(":")
-    given = [side.partition("=")[::2] for side in sides.split(",")]
-    said = dict(given)
-    if not all(said.values()) or not set(said) <= {"requests", "tokens", "cost", "batches", "bytes"}:
-        raise SettingsError(
-            f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500 or month:cost=20.50."
-        )
-    if len(said) < len(given):
-        raise SettingsError(f"--limit {text!r} says the same twice: which of them is meant?")
-    cost = said.pop("cost", None)
-    counts = {name: int(count) if count.isascii() and count.isdecimal() else 0 for name, count in said.items()}
-    for name, count in counts.items():
-        if not 0 < count <= COUNT_MAX:
-            raise SettingsError(f"--limit {text!r}: `{name}` must be a whole number from 1 to {COUNT_MAX:,}.")
-    return KeyLimitAsk(
-        period,
-        counts.get("requests"),
-        counts.get("tokens"),
-        cost=cost,
-        batches=counts.get("batches"),
-        bytes=counts.get("bytes"),
-    )
 
 
 def _when(at_ms: int | None) -> str:

@@ -94,6 +94,16 @@ def models_from(text: str) -> frozenset[str]:
     return frozenset(json.loads(text)) if text else frozenset()
 
 
+def addresses_text(networks: Iterable[str]) -> str:
+    """Addresses and ranges that a key may be used from, as the store keeps them; none given means any."""
+    named = sorted(set(networks))
+    return json.dumps(named) if named else ""
+
+
+def addresses_from(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if text else ()
+
+
 def _check(body: str) -> str:
     return _base62(zlib.crc32(body.encode()), CHECK_LENGTH)
 

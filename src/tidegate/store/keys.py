@@ -77,6 +77,7 @@ class Keys(Table):
         resources: str = "",
         limits: tuple[Limit, ...] = (),
         parallel_max: int = 0,
+        addresses: str = "",
     ) -> None:
         async def body(tx: Tx) -> None:
             await tx.all(
@@ -93,6 +94,7 @@ class Keys(Table):
                 resources=resources,
                 limits=limits_text(limits) if limits else None,
                 parallel_max=parallel_max,
+                addresses=addresses,
             )
 
         await self._driver.write(body)
@@ -107,6 +109,7 @@ class Keys(Table):
         limits: tuple[Limit, ...] | None = None,
         expires_at: int | None = None,
         parallel_max: int | None = None,
+        addresses: str | None = None,
     ) -> bool:
         """Change what a key may do; None leaves a part as it is. False: there is no such key, or it is revoked."""
 
@@ -120,6 +123,7 @@ class Keys(Table):
                 limits=None if limits is None else limits_text(limits),
                 expires_at=expires_at,
                 parallel_max=parallel_max,
+                addresses=addresses,
             )
             return changed is not None
 

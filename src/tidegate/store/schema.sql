@@ -54,7 +54,8 @@ create table keys (
     old_until bigint,
     parallel_max bigint not null default 0,
     deleted_at bigint,
-    changed_at bigint not null default 0
+    changed_at bigint not null default 0,
+    addresses text not null default ''
 );
 create index keys_by_tenant on keys (tenant_id);
 

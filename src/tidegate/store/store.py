@@ -24,7 +24,7 @@ from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 
 class Store(

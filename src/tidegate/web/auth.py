@@ -15,13 +15,14 @@ from collections import OrderedDict
 from typing import Any
 from urllib.parse import unquote
 
+import structlog
 from starlette.requests import Request
 
 from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.core.nouns import Caller
 from tidegate.store.rows import limits_from
-from tidegate.web.client_address import client_address, networks_of, owner_of
+from tidegate.web.client_address import client_address, is_allowed, networks_of, owner_of
 from tidegate.web.context import WebContext
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import BY_SOCKET, is_loopback, refuse_strangers
@@ -29,6 +30,8 @@ from tidegate.web.loopback import require_loopback as require_loopback
 from tidegate.web.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.pepper import pepper_of as pepper_of
 from tidegate.web.problems import ANTHROPIC_PATHS
+
+log = structlog.get_logger()
 
 DEFAULT_TENANT = "default"
 CONTROL_HEADER = "X-Tidegate-Control"
@@ -95,6 +98,9 @@ class Authenticator:
         if row is None or not matches or row["revoked_at"] is not None or is_over(row, age_ms):
             if row is None or row["revoked_at"] is not None or is_over(row, age_ms):
                 self._proven.pop(public_id, None)
+            raise self._failed(client, public_id)
+        if not is_allowed(client, row["addresses"]):
+            log.warning("key_address_refused", key=public_id, address=client)
             raise self._failed(client, public_id)
         self._note_use(public_id)
         request.scope["tidegate.intake"].open_call = self._open_calls.add(public_id, given)

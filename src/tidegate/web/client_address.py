@@ -10,6 +10,8 @@ from functools import lru_cache
 
 from starlette.datastructures import Headers
 
+from tidegate.core.keys import addresses_from
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 HOPS_MAX = 32
@@ -44,6 +46,16 @@ def owner_of(address: str) -> str:
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, IPV6_OWNER_BITS), strict=False))
     return str(parsed) if parsed is not None else address
+
+
+def is_allowed(address: str, text: str) -> bool:
+    """Whether a key may be used from this address; `text` is what the store keeps of where it may."""
+    return not text or _is_within(address, _networks_in(text))
+
+
+@lru_cache(maxsize=4096)
+def _networks_in(text: str) -> tuple[Network, ...]:
+    return networks_of(addresses_from(text))
 
 
 def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

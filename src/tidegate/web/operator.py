@@ -20,12 +20,14 @@ from tidegate.core.problems import no_such_batch
 from tidegate.store.store import Store
 from tidegate.web import asks, wire
 from tidegate.web.auth import CONTROL_HEADER
+from tidegate.web.client_address import networks_of
 from tidegate.web.context import WebContext
 from tidegate.web.limit_asks import KeyLimitAsks, job_limits
 from tidegate.web.routes import Guarded
 
 NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000
+ADDRESSES_MAX = 100
 EXPIRES_MS_MAX = 100 * 366 * 86_400_000
 GRACE_MS = 86_400_000
 GRACE_MS_MAX = 90 * 86_400_000
@@ -47,11 +49,12 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resources: list[str] = []
     limits: KeyLimitAsks = []
     parallel_max: ParallelMax = 0
+    addresses: list[str] = []
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a key is to be another way; what is not given stays. An empty list of models or resources allows any, and 0 parallel calls
-    as many as there are slots."""
+    """What of a key is to be another way; what is not given stays. An empty list of models, resources or addresses allows any, and 0
+    parallel calls as many as there are slots."""
 
     scopes: list[str] | None = None
     models: list[str] | None = None
@@ -59,6 +62,7 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: KeyLimitAsks | None = None
     expires_after_ms: int | None = None
     parallel_max: ParallelMax | None = None
+    addresses: list[str] | None = None
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +111,16 @@ def check_wish(wish: KeyWish) -> None:
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
     if wish.label and not _is_name(wish.label):
         raise _bad("label", f"`label` may have {NAME_CHARS_MAX} printable characters.")
-    check_change(KeyChange(wish.scopes or None, wish.models, wish.resources, wish.limits, wish.expires_after_ms))
+    check_change(
+        KeyChange(
+            wish.scopes or None,
+            wish.models,
+            wish.resources,
+            wish.limits,
+            wish.expires_after_ms,
+            addresses=wish.addresses,
+        )
+    )
 
 
 def check_change(change: KeyChange) -> None:
@@ -119,6 +132,13 @@ def check_change(change: KeyChange) -> None:
             )
     if change.expires_after_ms is not None and not 0 < change.expires_after_ms <= EXPIRES_MS_MAX:
         raise _bad("expires_after_ms", "A key must work for a while, of at most 100 years: give a time above 0.")
+    if len(change.addresses or ()) > ADDRESSES_MAX:
+        raise _bad("addresses", f"`addresses` may name {ADDRESSES_MAX:,} addresses or ranges.")
+    try:
+        networks_of(change.addresses or [])
+    except ValueError:
+        message = "`addresses` needs IP addresses or ranges, such as 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32."
+        raise _bad("addresses", message) from None
     job_limits(change.limits)
     if change.scopes == []:
         raise _bad("scopes", f"A key needs a scope: name some of {', '.join(keys.SCOPES)}, or revoke the key.")
@@ -147,6 +167,7 @@ async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish)
         resources=keys.models_text(wish.resources),
         limits=job_limits(wish.limits),
         parallel_max=wish.parallel_max,
+        addresses=keys.addresses_text(wish.addresses),
     )
     return KeyMade(made.public_id, made.text.reveal())
 
@@ -174,6 +195,7 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
         limits=None if change.limits is None else job_limits(change.limits),
         expires_at=None if after_ms is None else await store.now_ms() + after_ms,
         parallel_max=change.parallel_max,
+        addresses=None if change.addresses is None else keys.addresses_text(change.addresses),
     )
 
 
