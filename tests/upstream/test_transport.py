@@ -664,8 +664,10 @@ async def test_a_server_that_rejects_our_certificate_was_sent_nothing(
         other, other_key = made_certificate(tmp_path_factory.mktemp("stranger"))
         tls = Tls(ca_file=str(cert), cert_file=str(other), key_file=str(other_key))
     async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable) as refused:
             await line.post(url, "k", b"{}".ljust(body_bytes), 10)
+        # Some servers end the connection so early that nothing was written at all.
+        assert refused.value.code in ("upstream_tls_rejected", "upstream_unavailable")
         with pytest.raises(Unavailable):
             await line.open(url, "k", b"{}".ljust(body_bytes), 10)
         assert server.posts == []

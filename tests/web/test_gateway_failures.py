@@ -245,3 +245,15 @@ def test_lists_take_what_clients_send(world: World) -> None:
         assert list(ours.files.list(limit=1, order="asc", purpose="batch")) == []
     with asks_anthropic(world) as theirs:
         assert [one.id for one in theirs.models.list(limit=1)] == ["m"]
+
+
+@pytest.mark.parametrize("words", ["No required SSL certificate was sent", "The SSL certificate error"])
+def test_a_server_that_wants_a_certificate_uses_up_no_attempt_and_says_so(world: World, words: str) -> None:
+    """As nginx does it: the handshake succeeds, and every request is refused with a page."""
+    page = f"<html>\r\n<head><title>400 {words}</title></head>\r\n<body>nginx</body></html>".encode()
+    world.start(answers(page, 400, Content_Type="text/html"))
+    client = world.client()
+    for _ in range(7):
+        answer = client.post(CHAT, json=ASK)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_tls_rejected")
+    assert len(world.upstreams[0].posts) == 5, "it is left alone after five failures"

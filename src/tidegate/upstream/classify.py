@@ -7,6 +7,7 @@ never chained to ours, because its representation would show them.
 
 import asyncio
 import math
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -28,6 +29,15 @@ from tidegate.core.nouns import Usage
 from tidegate.core.redaction import without_account
 
 FAILURE_BODY_BYTES_MAX = 64 * 1024
+PAGE_BYTES_MAX = 512
+CERTIFICATE_WORDS = (
+    "the server does not accept our side of the TLS handshake: does it demand a client certificate? "
+    "check the deployment's tls.cert_file and tls.key_file"
+)
+# nginx ends the handshake all the same, and refuses the request with a page of its own.
+_WANTS_CERTIFICATE = re.compile(
+    rb"<title>4[0-9]{2} (?:No required SSL certificate was sent|The SSL certificate error)</title>"
+)
 
 
 class CallCut(Exception):
@@ -82,6 +92,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             status=status,
             body=raw,
         )
+    if _WANTS_CERTIFICATE.search(raw[:PAGE_BYTES_MAX]):
+        return Unavailable(f"the call never started: {CERTIFICATE_WORDS}", code="upstream_tls_rejected")
     if 400 <= status <= 499:
         return Refused(f"the upstream refused the request with status {status}", status=status, body=raw)
     return BrokenAnswer(f"the upstream ended with status {status}, which is no answer", status=status, body=raw)
@@ -98,6 +110,8 @@ def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
             status=wrong.status,
         )
     what = _in_words(wrong)
+    if isinstance(wrong, HandshakeRejected):
+        return Unavailable(f"the call never started: {what}", code="upstream_tls_rejected")
     if isinstance(wrong, NEVER_CONNECTED) or not sent:
         return Unavailable(f"the call never started: {what}")
     return Ambiguous(f"the call broke after it was sent: {what}")
@@ -120,10 +134,7 @@ def _in_words(wrong: BaseException) -> str:
         case CallCut():
             return str(wrong)
         case HandshakeRejected():
-            return (
-                "the server ended the TLS connection during the handshake: does it demand a client certificate? "
-                "check the deployment's tls.cert_file and tls.key_file"
-            )
+            return CERTIFICATE_WORDS
         case aiohttp.ClientConnectorDNSError():
             return f"the name {wrong.host!r} cannot be resolved: check the deployment's url and DNS"
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():

@@ -6,7 +6,7 @@ It reads what the lanes remember of their last failures. It waits for nothing an
 from collections.abc import Sequence
 
 from tidegate.core.errors import KeyRejected, Throttled, Unavailable, UpstreamError
-from tidegate.upstream.lane import Lane
+from tidegate.upstream.lane import FAILING, TLS_REJECTED, Lane
 
 
 def closed_route_error(model: str, lanes: Sequence[Lane], retry_after_ms: int | None) -> UpstreamError:
@@ -19,6 +19,9 @@ def closed_route_error(model: str, lanes: Sequence[Lane], retry_after_ms: int | 
             retry_after_ms=retry_after_ms,
         )
     said = f"every deployment of model {model!r} is shut after failures"
-    if any(lane.answers_errors for lane in lanes):
+    codes = {lane.failure_code for lane in lanes}
+    if TLS_REJECTED in codes:
+        return Unavailable(said, retry_after_ms=retry_after_ms, code="upstream_tls_rejected")
+    if FAILING in codes:
         return Unavailable(said, retry_after_ms=retry_after_ms, code="upstream_failing")
     return Unavailable(said, retry_after_ms=retry_after_ms)

@@ -39,6 +39,8 @@ CALLS_REMEMBERED_MAX = 10_000
 
 # The code of a call that is not sent because its deployment answered the last ones with errors.
 FAILING = "upstream_failing"
+# The code of a call whose server does not accept our certificate, or wants one.
+TLS_REJECTED = "upstream_tls_rejected"
 
 # Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
 KEY_REST_MS_MAX = 6_000
@@ -114,8 +116,8 @@ class Lane:
         self.answered = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
-        # Whether its last failure was an answer of its own: then it can be reached.
-        self.answers_errors = False
+        # The code that a closed route gives after its last failure; empty where the server was not reached.
+        self.failure_code = ""
         self.probes = 0
         self._policy = policy
         self._urls: dict[str, URL] = {}
@@ -281,7 +283,7 @@ class Lane:
         """Learn from a failure. True when it shut the deployment."""
         self.failures[error.reason] += 1
         self.last_failure = error.message
-        self.answers_errors = error.status >= 400 or error.code == FAILING
+        self.failure_code = FAILING if error.status >= 400 else error.code
         if isinstance(error, Throttled) or error.retry_after_ms is not None:
             self._refused(error.retry_after_ms, idempotency_key, now_ms, jitter)
         else:

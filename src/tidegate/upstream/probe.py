@@ -98,7 +98,7 @@ async def knock(lane: Lane) -> None:
     try:
         reply = await lane.control.get(lane.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)
     except UpstreamError as wrong:
-        why, code = wrong.message, None
+        why, code = wrong.message, wrong.code if isinstance(wrong, Unavailable) else None
     else:
         if reply.status < 500:
             return

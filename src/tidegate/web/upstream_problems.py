@@ -16,7 +16,7 @@ from tidegate.core.errors import (
     Withheld,
 )
 from tidegate.core.translate import says_why
-from tidegate.upstream.lane import FAILING
+from tidegate.upstream.lane import FAILING, TLS_REJECTED
 
 # OpenAI's sentence for an account without money.
 NO_MONEY = "You exceeded your current quota, please check your plan and billing details."
@@ -78,6 +78,8 @@ def _said(error: UpstreamError) -> tuple[int, str]:
                 "This model's server answered the last calls with errors, so nothing is sent to it for a moment. Nothing was done: send "
                 "it again later.",
             )
+        case Unavailable() if error.code == TLS_REJECTED:
+            return 503, "This model's server does not accept the gateway's TLS certificate. Tell your operator."
         case Unavailable():
             return 503, "No server of this model can be reached at the moment. Nothing was done: send it again later."
         case Refused() if 400 <= error.status <= 499:
