@@ -191,6 +191,8 @@ class Worker:
                     metrics.worker_broken.set(1)
                     self.broken = f"{type(error).__name__} in {loop.__name__}"
                     self._broke.set()
+                    for held in self._hand.held():
+                        self._hand.drop(held)
                 log.exception("worker_broken", loop=loop.__name__)
             await asyncio.sleep(_RETRY_S)
 
