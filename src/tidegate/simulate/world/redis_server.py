@@ -1,7 +1,7 @@
-"""A Redis that all processes share, under the real client code: our two scripts as Python, and what can go wrong with such a server.
+"""A Redis that all processes share, under the real client code and with our real scripts, and what can go wrong with such a server.
 
 It forgets everything, forgets its scripts, goes away, takes too long, carries a command out and loses the answer, and is replaced by a
-copy that missed the last writes. Only what `RedisLine` asks of a connection is here.
+copy that missed the last writes. Only what `RedisLine` asks of a connection is here, and the commands that the scripts call.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from tidegate.backends import redis_line
 from tidegate.simulate.world.loop import VirtualLoop
 from tidegate.simulate.world.process import EPOCH_MS, Process
+from tidegate.simulate.world.redis_scripts import Hash, Keys
 from tidegate.simulate.world.weather import Weather
 
 T = TypeVar("T")
-Fields = dict[str, int | str]
 
 _SCHEME = "redis://"
 _REPLICA_BEHIND_S = 0.3
@@ -37,9 +37,9 @@ class RedisServer:
     def __init__(self, loop: VirtualLoop, weather: Weather) -> None:
         self._loop = loop
         self._weather = weather
-        self._keys: dict[str, Fields] = {}
-        self._past: deque[tuple[float, dict[str, Fields]]] = deque()
-        self._scripts: dict[str, Callable[[str, Sequence[Any]], list[Any]]] = {}
+        self._keys = Keys(self._now_ms)
+        self._past: deque[tuple[float, dict[bytes, Hash]]] = deque()
+        self._scripts: dict[str, str] = {}
         self._runs = 0
         self._skew_ms = 0
         self.away = False
@@ -49,14 +49,14 @@ class RedisServer:
         return f"run{self._runs}"
 
     def flush(self) -> None:
-        self._keys.clear()
+        self._keys.hashes.clear()
         self._scripts.clear()
 
     def fail_over(self) -> None:
         """Another server goes on with what it had copied, a moment behind, with a clock of its own. Connections break."""
         dice = self._weather.dice
         seen_s = self._loop.time() - dice.uniform(0.0, _REPLICA_BEHIND_S)
-        self._keys = next((keys for at_s, keys in reversed(self._past) if at_s <= seen_s), {})
+        self._keys.hashes = next((hashes for at_s, hashes in reversed(self._past) if at_s <= seen_s), {})
         self._past.clear()
         self._scripts.clear()
         self._runs += 1
@@ -65,7 +65,7 @@ class RedisServer:
     def _remember(self) -> None:
         """What a replica may still believe in a moment."""
         now_s = self._loop.time()
-        self._past.append((now_s, copy.deepcopy(self._keys)))
+        self._past.append((now_s, copy.deepcopy(self._keys.hashes)))
         while self._past[0][0] < now_s - 2 * _REPLICA_BEHIND_S:
             self._past.popleft()
 
@@ -74,61 +74,17 @@ class RedisServer:
             raise RedisConnectionError("the connection was reset")
         verb, script, _, key, *words = command
         if verb == "EVAL":
-            name = next(name for name in _SCRIPTS if redis_line.script_text(name) == script)
             known = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-            self._scripts[known] = getattr(self, f"_{name}")
+            self._scripts[known] = script
             script = known
         if script not in self._scripts:
             return NoScriptError("no matching script")
         if self._weather.plan.strength("redis_fail_over"):
             self._remember()
-        return self._scripts[script](key, words)
+        return self._keys.run_script(self._scripts[script], key, words)
 
-    def _now(self) -> int:
+    def _now_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self._skew_ms
-
-    # ---- the scripts of backends/lua, word for word
-
-    def _take(self, key: str, words: Sequence[Any]) -> list[Any]:
-        asked, each, fresh, lender_ms = map(int, words)
-        now = self._now()
-        block = self._keys.setdefault(key, {})
-
-        def number(name: str) -> int:
-            return int(block.get(name) or 0)
-
-        if number("at") > now:
-            block.clear()
-        block["asked"] = number("asked") + fresh
-        if number("requests") > 0 and number("from") <= now < number("till"):
-            count = min(asked, number("requests"))
-            if each > 0:
-                count = min(count, number("tokens") // each)
-            if count > 0:
-                block["requests"] = number("requests") - count
-                block["tokens"] = number("tokens") - count * each
-                return [b"granted", count, number("till") - now, str(block["grant"]).encode()]
-        if number("rest_till") > now and each >= number("rest_each"):
-            return [b"resting", number("wait_till") - now, str(block["spent"]).encode()]
-        if number("lender_till") > now:
-            return [b"busy"]
-        demand = number("asked") if number("tight_till") <= now else 0
-        block["lender_till"], block["asked"], block["at"] = now + lender_ms, 0, now
-        return [b"lend", now, demand]
-
-    def _deposit(self, key: str, words: Sequence[Any]) -> list[Any]:
-        block = self._keys.setdefault(key, {})
-        old = [block.get(name, "") for name in ("grant", "requests", "tokens")]
-        left, now, rest_ms = int(old[1] or 0), self._now(), int(words[5])
-        names = ("requests", "tokens", "from", "till", "grant", "rest_till", "rest_each", "wait_till", "spent")
-        block.update(zip(names, words, strict=True))
-        block["rest_till"], block["at"] = now + rest_ms, now
-        if left > 0:
-            block["wait_till"] = min(int(words[7]), now + rest_ms)
-        if rest_ms > 0:
-            block["tight_till"] = now + _TIGHT_MS
-        block.pop("lender_till", None)
-        return [str(old[0]).encode(), left, int(old[2] or 0)]
 
     # ---- clients
 
@@ -145,10 +101,6 @@ class RedisServer:
             yield
         finally:
             redis_line.open_connection = before
-
-
-_SCRIPTS = ("take", "deposit")
-_TIGHT_MS = 90_000
 
 
 class Connection:
