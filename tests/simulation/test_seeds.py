@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.seeds import CHUNK, FIXED_COUNT, ONCE_BROKEN
+from tests.simulation.seeds import CHUNK, FIXED_COUNT
 from tidegate.core.schedule import Mode
 from tidegate.simulate.world.estate import Shape
 from tidegate.simulate.world.plan import KINDS, draw
@@ -17,7 +17,8 @@ from tidegate.simulate.world.settings import SPANS
 from tidegate.simulate.world.world import Verdict, simulate
 
 MEETING_COUNT = 40
-FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 20, 2**40
+DRAWN_COUNT = 160
+FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 10, 2**40
 SOAK_FROM = 1_000_000
 SOAK_CHUNKS = 16
 
@@ -46,12 +47,8 @@ def test_every_promise_holds_for_fresh_seeds(chunk: int, record_property: Callab
     assert len(run(range(first, first + FRESH_COUNT))) == FRESH_COUNT
 
 
-def test_seeds_that_once_showed_a_bug() -> None:
-    run(sorted({seed for seed in ONCE_BROKEN.values() if seed >= FIXED_COUNT}))
-
-
 def test_without_faults_each_item_is_called_exactly_once() -> None:
-    for seed in range(15):
+    for seed in range(10):
         verdict = simulate(draw(seed, frozenset(KINDS)))
         assert verdict.broken is None, report(verdict)
         assert verdict.call_count == verdict.runnable_count
@@ -73,8 +70,8 @@ def test_the_runs_meet_what_they_are_for() -> None:
 
 def test_the_seeds_mean_every_shape_and_mode() -> None:
     """What is drawn is drawn often enough: shapes, modes, switches, limits of every kind, slots, Redis, weights."""
-    estates = [draw(seed).estate for seed in range(FIXED_COUNT)]
-    assert {draw(seed).shape for seed in range(FIXED_COUNT)} == set(Shape)
+    estates = [draw(seed).estate for seed in range(DRAWN_COUNT)]
+    assert {draw(seed).shape for seed in range(DRAWN_COUNT)} == set(Shape)
     assert {estate.policy.mode for estate in estates} == set(Mode)
     assert {estate.switch_to for estate in estates} == {None, *Mode}
     tenants = [tenant for estate in estates for tenant in estate.tenants]
@@ -89,20 +86,20 @@ def test_the_seeds_mean_every_shape_and_mode() -> None:
 
 
 def test_a_seed_replays_to_the_same_trace() -> None:
-    for seed in (0, 3, 11):
-        assert simulate(draw(seed)).digest == simulate(draw(seed)).digest
-    assert simulate(draw(0)).digest != simulate(draw(3)).digest
+    digests = [simulate(draw(seed)).digest for seed in (3, 11, 3, 11)]
+    assert digests[:2] == digests[2:]
+    assert digests[0] != digests[1]
 
 
 def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
     """Nothing may hang on the order of a set, which differs from process to process."""
-    command = [sys.executable, "-m", "tidegate.simulate.world", "3", "8", "--digest"]
+    command = [sys.executable, "-m", "tidegate.simulate.world", "3", "4", "--digest"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
         for order in ("1", "2")
     ]
     assert said[0].stdout == said[1].stdout
-    assert len(said[0].stdout.split()) == 8
+    assert len(said[0].stdout.split()) == 4
 
 
 @pytest.mark.soak

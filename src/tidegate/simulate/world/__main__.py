@@ -5,6 +5,7 @@ import sys
 import time
 
 from tidegate.simulate.world import mutants
+from tidegate.simulate.world.families import FAMILIES
 from tidegate.simulate.world.plan import KINDS, draw
 from tidegate.simulate.world.report import report, shrink
 from tidegate.simulate.world.world import simulate
@@ -18,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--without", action="append", default=[], choices=sorted(KINDS), help="leave a kind of fault out"
     )
     parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="plant a bug first")
+    parser.add_argument("--family", choices=sorted(FAMILIES), default="", help="draw from plans of one sort of trouble")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--digest", action="store_true", help="print only the digest of each trace")
     parser.add_argument("--shrink", action="store_true", help="look for the fewest kinds of fault that still break it")
@@ -28,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     with mutants.planted(given.mutant):
         for seed in range(given.seed, given.seed + given.count):
             keep: list[str] | None = [] if given.trace else None
-            verdict = simulate(draw(seed, without), keep=keep)
+            verdict = simulate(draw(seed, without, given.family), keep=keep)
             if given.digest:
                 out(verdict.digest + "\n")
             virtual_s += verdict.virtual_s

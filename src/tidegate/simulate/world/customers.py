@@ -110,6 +110,7 @@ class Customers:
         count = dice.choice((1, 2, dice.randint(1, plan.item_count_max), plan.item_count_max))
         if plan.shape is not Shape.ANY:
             count = plan.item_count_max
+        count = max(count, plan.item_count_min)
         odd = dice.random() < plan.strength("odd_input")
         short = dice.random() < plan.strength("expire")
         cancelled = dice.random() < plan.strength("cancel")

@@ -26,10 +26,10 @@ class ProcessDriver:
         self._trace = trace
 
     async def write(self, body: Body[T]) -> T:
-        return await self._send(lambda: self._commit(body))
+        return await self._send(body, lambda: self._commit(body))
 
     async def read(self, body: Body[T]) -> T:
-        return await self._send(lambda: now(self._inner.read(body)))
+        return await self._send(body, lambda: now(self._inner.read(body)))
 
     async def beat(self, body: Body[T]) -> T:
         done_s = 0.0
@@ -39,15 +39,18 @@ class ProcessDriver:
             done_s = self._process.loop.time()
             return self._commit(body)
 
-        result = await self._send(act)
+        result = await self._send(body, act)
         self._process.beats.append((done_s, self._process.loop.time()))
         return result
 
-    async def _send(self, act: Callable[[], T]) -> T:
+    async def _send(self, body: Body[T], act: Callable[[], T]) -> T:
         weather = self._process.weather
-        slow_s = weather.dice.uniform(0.1, 1.2 * weather.plan.lease_ms / 1000) if weather.strikes("store_slow") else 0.0
-        fails = weather.strikes("store_fail")
-        unknown = weather.strikes("store_unknown")
+        verbs = weather.plan.store_verbs
+        is_meant = not verbs or _verb(body) in verbs
+        is_slow = is_meant and weather.strikes("store_slow")
+        slow_s = weather.dice.uniform(0.1, weather.plan.store_slow_s_max) if is_slow else 0.0
+        fails = is_meant and weather.strikes("store_fail")
+        unknown = is_meant and weather.strikes("store_unknown")
 
         def carry_out() -> T:
             if fails or weather.store_away:

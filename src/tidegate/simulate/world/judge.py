@@ -17,6 +17,7 @@ from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import EPOCH_MS
 from tidegate.simulate.world.provider import Witnessed
 from tidegate.simulate.world.rules import Rules
+from tidegate.simulate.world.search import Search
 
 _BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
 _UNBILLED = ("throttle", "away")
@@ -38,6 +39,7 @@ class Judge:
         rules: Rules,
         calls: list[Witnessed],
         poison: set[str],
+        search: Search,
         broken: Callable[[str], None],
     ) -> None:
         self._plan = plan
@@ -46,6 +48,7 @@ class Judge:
         self._rules = rules
         self._calls = calls
         self._poison = poison
+        self._search = search
         self._broken = broken
         self._asked: dict[str, str] = {}
 
@@ -104,6 +107,7 @@ class Judge:
         job = self._rows("select * from jobs where id = ?", order.job_id)[0]
         name = order.name
         self._judge_deadline(order, job)
+        self._search.judge(calls)
         if job["in_progress_at"] is None:
             if job["output_file_id"] or job["error_file_id"] or calls:
                 self._broken(f"P2: {name} ended before ingest and has result files or calls")
@@ -212,7 +216,7 @@ class Judge:
                 "upstream_ambiguous": billed >= 3,
                 "upstream_refused": moods["refuse"] > 0 or billed >= 2,
                 "invalid_upstream_response": billed >= 2,
-                "worker_lost": sum(map(self._was_lost_alone, same)) >= ALONE_LOSSES_MAX,
+                "worker_lost": self._search.count_alone_losses(same) >= ALONE_LOSSES_MAX,
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
                 "invalid_json_line": order.invalid_lines == "error_file",
             }
@@ -221,16 +225,6 @@ class Judge:
             sure = code == "worker_lost" and not _DEATHS & set(self._plan.kinds)
             if sure and not (same and same[0].tag in self._poison):
                 self._broken(f"poison: item {number} of {order.name} failed for another one's poison")
-
-    def _was_lost_alone(self, call: Witnessed) -> bool:
-        """Whether a call's worker was lost while nothing else was in flight from it."""
-        lost_s = next((lost_s for lost_s in call.process.lost_at_s if lost_s >= call.sent_s), None)
-        if lost_s is None or not _is_open_at(call, lost_s):
-            return False
-        return not any(
-            other is not call and other.incarnation == call.incarnation and _is_open_at(other, lost_s)
-            for other in self._calls
-        )
 
     # ---- repeated calls
 
@@ -293,10 +287,6 @@ class Judge:
                 )
         if set(rows) != set(self._disk.blobs):
             self._broken(f"garbage: rows and bytes differ: {set(rows) ^ set(self._disk.blobs)}")
-
-
-def _is_open_at(call: Witnessed, at_s: float) -> bool:
-    return call.sent_s <= at_s and not call.aborted and (call.heard_s is None or call.heard_s > at_s)
 
 
 def _margin_s(plan: Plan) -> float:

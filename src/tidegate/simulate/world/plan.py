@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from tidegate.simulate.world.estate import Estate, Shape, draw_estate
+from tidegate.simulate.world.families import FAMILIES
 
 # Each kind with the strengths it may have: chances per event or per second, or how many items or jobs it touches.
 KINDS: dict[str, tuple[float, ...]] = {
@@ -67,6 +68,11 @@ THEMES: tuple[dict[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`family` names what was settled beside the seed. `store_slow_leases` is how late a request to the store may come, in leases, and
+    `store_verbs` which requests come late or fail; all where it is empty. `poison_s_max` is how soon a poison item kills; where it is 0,
+    as late as any answer comes. `lively_s` is the longest wait in clear weather that is still healthy: a Retry-After, a hung call, three
+    lost owners, and room."""
+
     seed: int
     estate: Estate
     shape: Shape = Shape.ANY
@@ -90,20 +96,42 @@ class Plan:
     spool_reachable: bool = True
     arrival_s: float = 5.0
     trouble_s: float = 30.0
+    item_count_min: int = 1
+    store_slow_leases: float = 1.2
+    store_verbs: frozenset[str] = frozenset()
+    poison_s_max: float = 0.0
+    lively_s: float = 240.0
+    retry_after_s_max: float = 25.0
+    family: str = ""
 
     def strength(self, kind: str) -> float:
         return self.strengths.get(kind, 0.0)
+
+    @property
+    def store_slow_s_max(self) -> float:
+        return self.store_slow_leases * self.lease_ms / 1000
 
     @property
     def kinds(self) -> list[str]:
         return sorted(kind for kind, strength in self.strengths.items() if strength)
 
 
-def draw(seed: int, without: frozenset[str] = frozenset()) -> Plan:
-    """The plan of a seed, with some kinds of fault left out."""
+def draw(seed: int, without: frozenset[str] = frozenset(), family: str = "") -> Plan:
+    """The plan of a seed, with some kinds of fault left out; of a family, if one is named."""
+    if not family:
+        return _draw(seed, without)
+    settled = FAMILIES[family]
+    plan = _draw(seed, without, settled.shape, settled.strengths)
+    return replace(plan, family=family, estate=replace(plan.estate, **settled.estate), **settled.plan)
+
+
+def _draw(
+    seed: int, without: frozenset[str], shape: Shape | None = None, strengths: dict[str, float] | None = None
+) -> Plan:
     dice = random.Random(f"plan/{seed}")
-    shape = dice.choices((Shape.ANY, Shape.CONTENDED, Shape.RACE), (0.85, 0.11, 0.04))[0]
-    strengths = _strengths(dice, shape)
+    drawn = dice.choices((Shape.ANY, Shape.CONTENDED, Shape.RACE), (0.85, 0.11, 0.04))[0]
+    shape = shape or drawn
+    strengths = _strengths(dice, shape) if strengths is None else strengths
     lease_ms = dice.choice((2_000, 4_000, 6_000))
     plan = Plan(
         seed=seed,

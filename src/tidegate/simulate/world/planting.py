@@ -1,14 +1,24 @@
-"""How a bug is planted: another text for a part of one statement, another value in the place of one name, for as long as it lasts."""
+"""How a bug is planted: another text for a part of one statement or script, or another value in the place of one name, for a while."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from tidegate.backends import redis_line
 from tidegate.store.queries import statements
 
 Planting = Callable[[ExitStack], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A planted bug: the family of plans in which a handful of seeds shows it, what is wrong in words, and how it is planted."""
+
+    family: str
+    words: str
+    plant: Planting
 
 
 def sql(name: str, old: str, new: str) -> Planting:
@@ -21,6 +31,22 @@ def sql(name: str, old: str, new: str) -> Planting:
             raise ValueError(f"{name} does not say {old!r} any more: this planted bug must be planted anew")
         known[name] = replace(right, sql=right.sql.replace(old, new))
         stack.callback(known.__setitem__, name, right)
+
+    return plant
+
+
+def lua(name: str, old: str, new: str) -> Planting:
+    """Another text for a part of one Lua script."""
+
+    def plant(stack: ExitStack) -> None:
+        right = redis_line.script_text
+        if old not in right(name):
+            raise ValueError(f"{name}.lua does not say {old!r} any more: this planted bug must be planted anew")
+
+        def text(asked: str) -> str:
+            return right(asked).replace(old, new) if asked == name else right(asked)
+
+        stack.enter_context(mock.patch.object(redis_line, "script_text", text))
 
     return plant
 

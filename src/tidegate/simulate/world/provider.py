@@ -26,7 +26,6 @@ from tidegate.upstream.purse import Leave
 from tidegate.upstream.transport import Reply
 
 HANG_S = 6.0
-RETRY_AFTER_S_MAX = 25.0
 CONNECTIONS_MAX = 1_000
 
 
@@ -146,6 +145,8 @@ class Provider:
         seen.mood = self._mood(seen)
         if seen.mood == "hang":
             return HANG_S
+        if seen.mood == "poison" and self._weather.plan.poison_s_max:
+            return dice.uniform(0.02, self._weather.plan.poison_s_max)
         if seen.mood == "away":
             return dice.uniform(0.001, 0.05)
         if self._weather.strikes("slow"):
@@ -172,7 +173,10 @@ class Provider:
             case "error":
                 return Reply(500, {}, b'{"error":{"message":"the server failed"}}')
             case "throttle":
-                seen.wait_s = dice.choice((0.0, dice.uniform(0.2, 2.0), dice.uniform(2.0, RETRY_AFTER_S_MAX)))
+                longest_s = self._weather.plan.retry_after_s_max
+                seen.wait_s = dice.choice(
+                    (0.0, dice.uniform(0.2, min(2.0, longest_s)), dice.uniform(0.08 * longest_s, longest_s))
+                )
                 wait_ms = int(seen.wait_s * 1000)
                 return Reply(429, {"retry-after-ms": str(wait_ms)} if wait_ms else {}, b"")
             case "reset" | "hang" | "cut":

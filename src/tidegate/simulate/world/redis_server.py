@@ -34,9 +34,10 @@ def url_of(process: Process) -> str:
 
 
 class RedisServer:
-    def __init__(self, loop: VirtualLoop, weather: Weather) -> None:
+    def __init__(self, loop: VirtualLoop, weather: Weather, broken: Callable[[str], None]) -> None:
         self._loop = loop
         self._weather = weather
+        self._broken = broken
         self._keys = Keys(self._now_ms)
         self._past: deque[tuple[float, dict[bytes, Hash]]] = deque()
         self._scripts: dict[str, str] = {}
@@ -81,7 +82,16 @@ class RedisServer:
             return NoScriptError("no matching script")
         if self._weather.plan.strength("redis_fail_over"):
             self._remember()
-        return self._keys.run_script(self._scripts[script], key, words)
+        answer = self._keys.run_script(self._scripts[script], key, words)
+        self._check_block(key)
+        return answer
+
+    def _check_block(self, key: str) -> None:
+        """A block holds what the store lent and nothing more, so dealing it out never leaves less than nothing."""
+        block = self._keys.hashes[key.encode()].fields
+        for name in (b"requests", b"tokens"):
+            if int(block.get(name, b"0")) < 0:
+                self._broken(f"P15: Redis dealt out more {name.decode()} than it was lent: {block}")
 
     def _now_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self._skew_ms

@@ -47,6 +47,9 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
      " and now_ms() < new.closing_at + grace_ms()"
      " and exists (select 1 from slices s where s.job_id = new.id and s.state = 'leased')",
      "ship: a job closed while calls were out and their grace had not passed"),
+    ("job_start_fenced", "update of state on jobs",
+     "old.state = 'validating' and new.state = 'in_progress' and not is_acting(old.step_worker_id)",
+     "P11: a job was started by a process that does not hold its step"),
     ("job_publish_fenced", "update of state on jobs",
      "old.state = 'finalizing' and new.state <> 'finalizing' and not is_acting(old.step_worker_id)",
      "P11: a job was published by a process that does not hold its step"),
@@ -94,6 +97,7 @@ class Rules:
         self.losses: Counter[tuple[str, int]] = Counter()
         self.owner_of: dict[str, Process] = {}
         self._callers: dict[tuple[str, int], str] = {}
+        self._out: dict[str, list[Witnessed]] = {}
         self.on_ended: Callable[[str], None] = lambda job_id: None
         self.on_commit: Callable[[str], None] = lambda verb: None
         define: Any = connection.create_scalar_function
@@ -218,6 +222,7 @@ class Rules:
         if job_state in ("in_progress", "cancelling"):
             self._check_lease(call)
             self._check_deferral(call)
+        self._check_alone(call)
 
     def _check_lease(self, call: Witnessed) -> None:
         found = self._connection.execute(
@@ -232,6 +237,17 @@ class Rules:
         worker_id, state, alive, overdue = found[0]
         if state != "leased" or worker_id != call.incarnation or alive != "alive" or overdue:
             self._broken(f"P6: call {call.serial} has no lease: its slice is {state}, owned by {worker_id} ({alive})")
+
+    def _check_alone(self, call: Witnessed) -> None:
+        """While the store says that a worker runs one item alone, nothing else is in flight from its process."""
+        out = [one for one in self._out.get(call.process.name, []) if not one.ended]
+        self._out[call.process.name] = [*out, call]
+        alone = "select alone_job_id, alone_number from workers where id = ? and alone_job_id is not null"
+        for item in self._connection.execute(alone, (call.incarnation,)).fetchall():
+            if item != (call.job_id, call.number):
+                self._broken(f"poison: call {call.serial} was sent while item {item[1]} of {item[0]} runs alone")
+            if out:
+                self._broken(f"poison: call {call.serial} runs alone beside {[one.serial for one in out]}")
 
     def _check_deferral(self, call: Witnessed) -> None:
         """Whoever takes an item over waits as long as the store says; its first owner counted from its own verdict, a little earlier."""

@@ -30,6 +30,7 @@ from tidegate.simulate.world.process import EPOCH_MS, Process, outside
 from tidegate.simulate.world.provider import Provider, Witnessed
 from tidegate.simulate.world.redis_server import RedisServer
 from tidegate.simulate.world.rules import Rules
+from tidegate.simulate.world.search import Search
 from tidegate.simulate.world.settings import PIECES_MAX, overheard, tiny_settings
 from tidegate.simulate.world.trace import Trace
 from tidegate.simulate.world.weather import Weather
@@ -37,8 +38,6 @@ from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 
 CHAOS_S = 0.3
-# Longest wait that is still healthy: a Retry-After, a hung call, three lost owners, and room.
-LIVELY_S = 240.0
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.
 SETTLED_S = 15.0
 LEAVE_S = 60.0
@@ -77,7 +76,7 @@ class World:
         self.broken: str | None = None
         self._scratch = scratch
         self._database_behind_ms = 0
-        self.redis = RedisServer(self.loop, self.weather)
+        self.redis = RedisServer(self.loop, self.weather, self.breaks)
         self._inner = SqliteDriver(None, self._now_ms)
         self._store = Store(self._inner)
         now(self._store.migrate())
@@ -89,6 +88,7 @@ class World:
         self.judge: Judge | None = None
         self.meter: Meter | None = None
         self.fairness: Fairness | None = None
+        self.search: Search | None = None
         self.rests = Rests(self.breaks)
         self._visits: list[asyncio.Task[None]] = []
         self._published: dict[str, str] = {}
@@ -108,11 +108,11 @@ class World:
         await self.customers.prepare()
         self.provider.poison = self.customers.poison
         self.provider.job_ids = {order.name: order.job_id for order in self.customers.orders}
-        self.judge = Judge(
-            self.plan, self.connection, self.disk, self.rules, self.provider.calls, self.customers.poison, self.breaks
-        )
+        calls, poison = self.provider.calls, self.customers.poison
+        self.search = Search(self.plan, self.connection, calls, self.breaks)
+        self.judge = Judge(self.plan, self.connection, self.disk, self.rules, calls, poison, self.search, self.breaks)
         self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.orders, self.breaks)
-        self.rules.on_commit = self.fairness.after_commit
+        self.rules.on_commit = self._after_commit
         self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
         for order in self.customers.orders:
             self._visits.append(self.loop.create_task(self._serve(order)))
@@ -133,6 +133,12 @@ class World:
         for order in self.customers.orders:
             self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
+
+    def _after_commit(self, verb: str) -> None:
+        assert self.fairness is not None
+        assert self.search is not None
+        self.fairness.after_commit(verb)
+        self.search.after_commit()
 
     def _check_call(self, call: Witnessed) -> None:
         assert self.meter is not None
@@ -211,13 +217,13 @@ class World:
 
     async def _until_all_ended(self) -> None:
         assert self.fairness is not None
-        deadline_s = self.loop.time() + LIVELY_S
+        deadline_s = self.loop.time() + self.plan.lively_s
         settled_s = self.loop.time() + SETTLED_S
         while open_jobs := self._open_jobs():
             if self.loop.time() > settled_s:
                 self.fairness.tick(self.loop.time())
             if self.loop.time() > deadline_s:
-                self.breaks(f"P7: {LIVELY_S:.0f} s after all faults ended these are still open: {open_jobs}")
+                self.breaks(f"P7: {self.plan.lively_s:.0f} s after all faults ended these are still open: {open_jobs}")
             await asyncio.sleep(1)
 
     def _open_jobs(self) -> list[Any]:
