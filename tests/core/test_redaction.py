@@ -14,11 +14,11 @@ UUID = "1f0c2d3e-1111-2222-3333-444455556666"
 @pytest.mark.parametrize(
     ("words", "left"),
     [
-        ("Rate limit reached for gpt-4o in organization org-AbC123dEf456 on tokens per min", "in organization org-[redacted] on"),
-        ("in organization `org_01abcdefgh` service tier", "in organization `org_[redacted]` service"),
-        (f"would exceed the rate limit for your organization ({UUID}) of 40,000 input tokens", "organization ([redacted]) of 40,000"),
-        (f'{{"organization_id": "{UUID}"}}', '"organization_id": "[redacted]"'),
-        ("for project proj_AbC123dEf456.", "for project proj_[redacted]."),
+        ("Rate limit reached for gpt-4o in organization org-AbC123dEf456 on tokens per min", "in organization org-*** on"),
+        ("in organization `org_01abcdefgh` service tier", "in organization `org_***` service"),
+        (f"would exceed the rate limit for your organization ({UUID}) of 40,000 input tokens", "organization (***) of 40,000"),
+        (f'{{"organization_id": "{UUID}"}}', '"organization_id": "***"'),
+        ("for project proj_AbC123dEf456.", "for project proj_***."),
         ('{"project_number": 1234567890}', '"project_number": 0'),
         ("Quota exceeded for projects/1234567890", "projects/0"),
         ("User: arn:aws:iam::123456789012:user/x is not authorized", "arn:aws:iam::0:user/x"),

@@ -7,7 +7,7 @@ Both are replaced before anything else reads the answer. Nothing here knows a co
 import re
 from urllib.parse import quote
 
-REPLACEMENT = b"[redacted]"
+REPLACEMENT = b"***"
 # Shorter keys are placeholders such as EMPTY or none, which answers may well say.
 KEY_CHARS_MIN = 6
 WORD_CHARS_MIN = 16

@@ -78,6 +78,7 @@ class Lessons:
             self._learn(lane, call, error, now_ms)
         key = lane.deployment.api_key
         if key is not None and error.body:
+            # Of an error also a key so short that an answer may well say it.
             error.body = error.body.replace(key.reveal().encode(), b"***")
         if not isinstance(error, PoolExhausted):
             error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
