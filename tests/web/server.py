@@ -148,6 +148,10 @@ class WebServer:
         await self.book.close()
         await self.blobs.close()
         await self.store.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def client(self, key: str | None = None) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
