@@ -314,3 +314,13 @@ def test_a_run_is_translated_for_an_engine_that_speaks_anthropics_api_and_has_it
     assert len(calls) == 2
     found = json.loads(desk.done("doctor", "--config", "c.yaml", "--json").stdout())
     assert any("/v1/embeddings" in one["said"] and "not served" in one["said"] for one in found)
+
+
+def test_moderations_need_no_model(desk: Desk) -> None:
+    inputs = [{"input": "calm"}, {"input": ["calm"]}, {"input": "calm", "model": "omni"}]
+    asks = [{"custom_id": f"m-{at}", "url": "/v1/moderations", "body": body} for at, body in enumerate(inputs)]
+    desk.write([json.dumps({**ask, "method": "POST"}) for ask in asks])
+    done = desk.done("run", "requests.jsonl", "--upstream", desk.engine.url, "-o", "results.jsonl", "--json")
+    assert custom_ids(desk.results()) == Counter(["m-0", "m-1", "m-2"])
+    assert all(one["response"]["body"]["results"] for one in desk.results())
+    desk.verified(str(said_summary(done)["batch"]))
