@@ -5,7 +5,6 @@ says usage beside the text did so before it was asked.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +18,8 @@ _NAME = b'"stream_options"'
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+# Many servers that were asked say `"usage": null` in each of the other chunks.
+_USAGE = re.compile(rb'"usage"(?!\s*:\s*null)')
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -71,36 +72,44 @@ class UsageChunkFilter:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        if not self._held and piece.endswith(b"\n\n") and b'"usage"' not in piece:
-            return piece
         data = self._held + piece if self._held else piece
-        end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+        end = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data, len(data))
         if not end and len(data) > EVENT_BYTES_MAX:
             # No engine says usage in an event of this size.
             end = len(data)
         whole, self._held = data[:end], data[end:]
-        if b'"usage"' not in whole:
-            return whole
-        return b"".join(event for event in _events(whole) if not _says_only_usage(event))
+        return _without_usage_chunks(whole)
 
     def end(self) -> bytes:
         """Return what was held back of an event without its end."""
         held, self._held = self._held, b""
-        return b"" if _says_only_usage(held) else held
+        return _without_usage_chunks(held)
 
 
-def _events(data: bytes) -> Iterator[bytes]:
-    start = 0
-    for found in _EVENT_END.finditer(data):
-        yield data[start : found.end()]
-        start = found.end()
-    if start < len(data):
-        yield data[start:]
+def _end_of_last_event(data: bytes, before: int) -> int:
+    """Return where the last event ends that is whole before this place; 0 if there is none."""
+    return max(at + len(mark) if (at := data.rfind(mark, 0, before)) >= 0 else 0 for mark in _ENDS)
+
+
+def _without_usage_chunks(data: bytes) -> bytes:
+    """Return these events without those that only say usage; only events that name it are looked at."""
+    found = _USAGE.search(data)
+    if found is None:
+        return data
+    kept = []
+    done = 0
+    while found is not None:
+        first = _end_of_last_event(data, found.start())
+        event_end = _EVENT_END.search(data, found.end())
+        last = event_end.end() if event_end is not None else len(data)
+        kept.append(data[done:first] if _says_only_usage(data[first:last]) else data[done:last])
+        done = last
+        found = _USAGE.search(data, done)
+    kept.append(data[done:])
+    return b"".join(kept)
 
 
 def _says_only_usage(event: bytes) -> bool:
-    if b'"usage"' not in event:
-        return False
     data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
     try:
         chunk = _chunk(data)

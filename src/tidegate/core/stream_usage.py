@@ -18,7 +18,8 @@ LINE_BYTES_MAX = 1 << 20
 KEPT_BYTES_MAX = 1 << 16
 
 _DONE = b"[DONE]"
-_SAYS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_SAYS_USAGE = re.compile(rb'"usage"[ \t]*:[ \t]*\{')
 
 
 class _Inner(msgspec.Struct):
@@ -84,7 +85,8 @@ class UsageEar:
     def _hear_kept(self) -> None:
         data = b"".join(self._kept)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._hear_lines(data[:end].splitlines())
+        start = self._end_dropped_line(data) if self._dropped and end else 0
+        self._hear_lines(data, start, end)
         rest = data[end:]
         if self._dropped or len(rest) > LINE_BYTES_MAX:
             self.unsaid_bytes += len(rest)
@@ -94,25 +96,40 @@ class UsageEar:
         # A line that is not whole yet is looked at again only when as much has come again.
         self._kept_bytes = 0
 
-    def _hear_lines(self, lines: list[bytes]) -> None:
-        if self._dropped and lines:
-            # The end of a line whose beginning was not kept.
-            self._dropped = False
-            self.unsaid_bytes += len(lines.pop(0))
-        silent: list[bytes] = []
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            if _SAYS_USAGE.search(line) is None:
-                silent.append(line)
+    def _end_dropped_line(self, data: bytes) -> int:
+        """Count the end of a line whose beginning was not kept, and return where it ends."""
+        line_end = _LINE_END.search(data)
+        assert line_end is not None
+        self._dropped = False
+        self.unsaid_bytes += line_end.start()
+        return line_end.end()
+
+    def _hear_lines(self, data: bytes, start: int, end: int) -> None:
+        """Hear the lines that say usage, and count the text of those after the last one that told of more output."""
+        told: list[tuple[int, int]] = []
+        uncounted = start
+        at = start
+        while found := _SAYS_USAGE.search(data, at, end):
+            first = max(data.rfind(b"\n", start, found.start()), data.rfind(b"\r", start, found.start()), start - 1) + 1
+            line_end = _LINE_END.search(data, found.end())
+            last, at = line_end.span() if line_end is not None else (end, end)
+            if not data.startswith(b"data:", first):
                 continue
             before = self.usage.output_tokens if self.usage is not None else 0
-            self._hear_event(line[5:])
+            self._hear_event(data[first + 5 : last])
+            told.append((first, at))
             if self.usage is not None and self.usage.output_tokens > before:
                 # It counts all that came before.
-                silent.clear()
-        for line in silent:
-            data = line[5:].strip()
+                uncounted = at
+        for first, last in told:
+            if first >= uncounted:
+                self._count_text(data[uncounted:first])
+                uncounted = last
+        self._count_text(data[uncounted:end])
+
+    def _count_text(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            data = line[5:].strip() if line.startswith(b"data:") else b""
             if data and data != _DONE:
                 self._hear_event(data)
 

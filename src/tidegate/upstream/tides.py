@@ -115,18 +115,19 @@ class LaneTide:
         self.peers = Peers(clock)
         self._strangers: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
+        # How many batch calls may be in flight; none while nothing new may begin.
+        self.calls = self.decision.calls if self.decision.prompt_tokens else 0
 
     # What the router asks.
 
-    @property
-    def calls(self) -> int:
-        """How many batch calls may be in flight; none while nothing new may begin."""
-        return self.decision.calls if self.decision.prompt_tokens else 0
-
     def bears(self, key: str, body: bytes) -> bool:
         """Whether a call with this body may begin now."""
-        left = self.decision.prompt_tokens - self._awaiting_tokens
-        if len(self._flights) >= self.calls or prompt_tokens(body) > left:
+        if len(self._flights) >= self.calls:
+            return False
+        if not self.yields:
+            # Prompts are counted and held back only where they could be in the way of users.
+            return True
+        if prompt_tokens(body) > self.decision.prompt_tokens - self._awaiting_tokens:
             return False
         return not self._held or not self._is_kept_for_another(key)
 
@@ -161,7 +162,8 @@ class LaneTide:
     def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> Flight:
         """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
-        self._held.pop(key, None)
+        if self._held:
+            self._held.pop(key, None)
         self._awaiting_tokens += tokens
         self._sent_tokens += tokens
         # Only where batch stands back for others is a call ever taken back.
@@ -186,7 +188,7 @@ class LaneTide:
         if answer_tokens is not None:
             latency_ms = now_ms - flight.sent_ms
             self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms, flight.kind))
-            if self._sample is None and now_ms - self._learned_ms >= LEARN_EVERY_MS:
+            if self.yields and self._sample is None and now_ms - self._learned_ms >= LEARN_EVERY_MS:
                 self._learned_ms = now_ms
                 self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)
         self._refusals += refused
@@ -197,7 +199,8 @@ class LaneTide:
         """The gateway has so many calls out here, of which some have no first token yet: batch stands back at once."""
         self.interactive, self.interactive_awaiting = in_flight, awaiting
         self._gateway_ms = self._clock.monotonic_ms()
-        self.act()
+        if self.yields:
+            self.act()
 
     # What it makes of it.
 
@@ -224,6 +227,7 @@ class LaneTide:
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
+        self.calls = decision.calls if decision.prompt_tokens else 0
         if decision.hand_back:
             self._hand_back(decision.hand_back)
         name = self.deployment.name

@@ -4,6 +4,7 @@ Nothing is decided here. A signal that nobody measured is None, never zero: a de
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 UNLIMITED_TOKENS = 1 << 40
 
@@ -29,8 +30,7 @@ class EngineSample:
     prompt_tokens_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A batch call of ours that was answered: what it asked, what it got (both in tokens), how long it took, and of which kind it was."""
 
     prompt_tokens: int
