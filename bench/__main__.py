@@ -3,10 +3,11 @@
 import argparse
 import gc
 import importlib
+from pathlib import Path
 
 NAMES = (
     "ingest", "prefix", "engine", "harvest", "harvest_processes", "fairness", "decision", "contention", "transport", "gateway", "policy",
-    "limits", "capacity", "throughput", "grouping", "cluster", "publish", "memory",
+    "limits", "capacity", "throughput", "grouping", "cluster", "publish", "memory", "costs",
 )  # fmt: skip
 
 
@@ -14,11 +15,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], help=f"which ones: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small inputs and few rounds")
+    parser.add_argument(
+        "--against", type=Path, metavar="PATH", help="costs: another checkout, to be measured beside this one"
+    )
     chosen = parser.parse_args()
+    more = {"costs": {"against": chosen.against}}
     # As in the product's own processes (`tidegate/cli`); what is measured beside it in the same process has it too.
     gc.set_threshold(20_000)
     for name in chosen.names or NAMES:
-        importlib.import_module(f"bench.{name}").main(quick=chosen.quick)
+        importlib.import_module(f"bench.{name}").main(quick=chosen.quick, **more.get(name, {}))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ Each process decides, leases and records, with no calls in between. Sixteen tena
 look, so all of them want the same few jobs. First as fast as they can, with and without recording, which says what it costs to have more of
 them than cores: in turns, several times, since the machine's moods change faster than that takes. Then at a real worker's pace, 16 answers
 in a flush every 50 ms, and at four times that, which says whether they hold each other up: how many slices they take, and how long they
-wait for locks.
+wait for locks. Where more workers do no more, the CPU that a slice takes, the cores that were used and those that were idle say whether the
+machine is the bound.
 """
 
 import asyncio
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 import uvloop
 
 from bench.backlog import ITEM_UNITS, SLICE_ITEMS, Backlog, fill
-from bench.machinery import median, table
+from bench.machinery import cpu_seconds, median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
@@ -42,6 +45,9 @@ FLUSH_S = 0.05
 FAST, LEASES_ONLY = 0, -1
 # Answers in a flush: at a real worker's pace, and at four times that.
 PACES = {"a real pace": 16, "four times that": 64}
+# What workers that record must keep of the rate of two of them.
+KEPT_MIN = 0.95
+RECORDED = ("waited", "cpu_us", "cores", "idle")
 LINE_BYTES = 100
 LEASE_MS = 3_600_000
 SAMPLE_S = 0.02
@@ -138,17 +144,32 @@ async def _child(url: str, worker_id: str, seconds: float, flush_items: int) -> 
 # ---- the one who starts and watches them
 
 
-async def _watch(url: str, processes: list[subprocess.Popen[str]]) -> tuple[float, list[dict[str, float]]]:
-    """The share of samples in which a backend waited for a lock, and what each process said in the end."""
+async def _watch(url: str, server: PostgresServer, processes: list[subprocess.Popen[str]]) -> dict[str, float]:
+    """Watch until all have ended. `waited` is the share of samples in which a backend waited for a lock; `cpu_us` is what a slice took of
+    the workers and the server, `cores` how many cores they had, and `idle` the share of the machine that nobody used."""
     connection: Any = await asyncpg.connect(url)
     waiting = samples = 0
+    pids = [server.pid(), *[process.pid for process in processes]]
+    idle_s, cpu_s, began = psutil.cpu_times().idle, cpu_seconds(*pids) - cpu_seconds(), time.perf_counter()
     said = asyncio.gather(*[asyncio.to_thread(process.stdout.readline) for process in processes if process.stdout])
     while not said.done():
         row = await connection.fetchrow(LOOK)
         waiting, samples = waiting + row["waiting"], samples + len(processes)
         await asyncio.sleep(SAMPLE_S)
+    seconds = time.perf_counter() - began
+    cpu_s = cpu_seconds(*pids) - cpu_seconds() - cpu_s
+    idle = (psutil.cpu_times().idle - idle_s) / seconds / (os.cpu_count() or 1)
     await connection.close()
-    return waiting / samples, [json.loads(line) for line in await said]
+    ended = [json.loads(line) for line in await said]
+    rate = sum(one["slices"] / one["seconds"] for one in ended)
+    cpu_us = cpu_s / max(1, sum(one["slices"] for one in ended)) * 1e6
+    return {
+        "rate": rate,
+        "waited": waiting / samples,
+        "cpu_us": cpu_us,
+        "cores": cpu_s / seconds,
+        "idle": max(0.0, idle),
+    }
 
 
 async def _deadlocks(url: str) -> int:
@@ -197,14 +218,13 @@ async def _run(server: PostgresServer, count: int, seconds: float, flush_items: 
     processes = _started(url, count, seconds, flush_items)
     try:
         _begin(processes)
-        waited, said = await _watch(url, processes)
+        found = await _watch(url, server, processes)
     finally:
         for process in processes:
             process.kill()
             process.wait()
     await store.close()
-    rate = sum(one["slices"] / one["seconds"] for one in said)
-    return {"rate": rate, "waited": waited, "deadlocks": await _deadlocks(url)}
+    return {**found, "deadlocks": await _deadlocks(url)}
 
 
 def main(quick: bool = False) -> dict[str, float]:
@@ -237,23 +257,32 @@ def main(quick: bool = False) -> dict[str, float]:
         deadlocks = sum(run[count]["deadlocks"] for run in (*runs, *leasing, *paced.values()))
         found |= {f"leases_{count}": leases, f"leases_kept_{count}": leases_kept}
         found |= {f"rate_{count}": rate, f"kept_{count}": kept, f"deadlocks_{count}": deadlocks}
+        waited, cpu_us, cores, idle = (median([run[count][what] for run in runs]) for what in RECORDED)
+        found |= {f"waited_{count}": waited, f"cpu_us_{count}": cpu_us, f"cores_{count}": cores, f"idle_{count}": idle}
+        bound = f"{cpu_us:,.0f} µs of CPU a slice, {cores:.2f} cores used, {idle:.0%} of the machine idle"
         for pace, run in paced.items():
-            fewest, waited = run[COUNTS[0]]["rate"], run[count]["waited"]
-            found |= {f"rate_{count}_at_{pace}": run[count]["rate"], f"waited_{count}_at_{pace}": waited}
+            fewest, paced_waited = run[COUNTS[0]]["rate"], run[count]["waited"]
+            found |= {f"rate_{count}_at_{pace}": run[count]["rate"], f"waited_{count}_at_{pace}": paced_waited}
             rows += [
                 (
                     f"{count} workers at {pace}: slices leased and recorded a second",
                     f"{run[count]['rate']:,.0f}",
                     f"at least {fewest:,.0f}" if count > COUNTS[0] else "",
                 ),
-                (f"{count} workers at {pace}: time spent waiting for locks", f"{waited:.1%}", "under 5 %"),
+                (f"{count} workers at {pace}: time spent waiting for locks", f"{paced_waited:.1%}", "under 5 %"),
             ]
         rows += [
             (f"{count} workers, as fast as they can: leases a second, nothing recorded", f"{leases:,.0f}", ""),
             (f"{count} workers, as fast as they can: of the leases of {COUNTS[0]}", f"{leases_kept:.2f}", "at least 1"),
             (f"{count} workers, as fast as they can: waiting for locks", f"{leases_waited:.1%}", "under 5 %"),
             (f"{count} workers, as fast as they can: slices leased and recorded a second", f"{rate:,.0f}", ""),
-            (f"{count} workers, as fast as they can: of what {COUNTS[0]} did", f"{kept:.2f}", ""),
+            (
+                f"{count} workers, as fast as they can: of what {COUNTS[0]} did",
+                f"{kept:.2f}",
+                f"at least {KEPT_MIN}" if count > COUNTS[0] else "",
+            ),
+            (f"{count} workers, as fast as they can, recording: waiting for locks", f"{waited:.1%}", "under 5 %"),
+            (f"{count} workers, as fast as they can, recording", bound, ""),
             (f"{count} workers: deadlocks", f"{deadlocks:.0f}", "0"),
         ]
     title = f"One hot model on one PostgreSQL, {TENANTS} tenants, slices of {SLICE_ITEMS}, {rounds} times {seconds:.0f} s each"

@@ -1,14 +1,18 @@
 """Items per second and CPU per item of the whole durable road, beside a bare aiohttp loop that stores nothing.
 
-Both talk to the same simulated engine in instant mode, with the same bodies and the same number of calls in flight, turn by turn. Beside
-it the road to an upstream of which nothing is known but its URL: how many calls it bears is then learned on the way.
+Both talk to the same simulated engine in instant mode, with the same bodies and the same number of calls in flight, turn by turn. What has
+the budget is the road that `tidegate run --upstream URL` takes: nothing is known of the upstream but its URL, so how many calls it takes is
+learned on the way. Beside it the road with a stated capacity. CPU per item is that of this process and its children: reading the input,
+calling, recording and the store; the engine's is not in it.
 """
 
 import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvloop
@@ -22,6 +26,8 @@ from tidegate.service import Working, working
 from tidegate.settings import Settings, load
 
 IN_FLIGHT = 100
+SHARE_MIN = 0.80
+CPU_US_MAX = 130
 
 
 async def bare_loop(url: str, bodies: list[bytes]) -> tuple[float, float]:
@@ -103,30 +109,36 @@ def main(quick: bool = False) -> dict[str, float]:
     count, rounds = (5_000, 3) if quick else (20_000, 5)
     lines = list(chat_lines(count))
     bodies = [json.dumps(json.loads(line)["body"]).encode() for line in lines]
-    ratios, extra_us, rates, learned = [], [], [], []
+    ways: dict[str, Callable[[str], Coroutine[Any, Any, tuple[float, float]]]] = {
+        "bare": lambda url: bare_loop(url, bodies),
+        "learned": lambda url: whole_road(url, lines, stated=False),
+        "stated": lambda url: whole_road(url, lines),
+    }
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     with simulated_engine("--mode", "instant") as url:
         for _ in range(rounds):
-            bare_s, bare_cpu = uvloop.run(bare_loop(url, bodies))
-            road_s, road_cpu = uvloop.run(whole_road(url, lines))
-            learned_s, _ = uvloop.run(whole_road(url, lines, stated=False))
-            learned.append(bare_s / learned_s)
-            ratios.append(bare_s / road_s)
-            extra_us.append((road_cpu - bare_cpu) / count * 1e6)
-            rates.append(count / road_s)
-    found = {
-        "ratio": median(ratios),
-        "extra_cpu_us": median(extra_us),
-        "items_per_s": median(rates),
-        "learned_ratio": median(learned),
-    }
+            for name, way in ways.items():
+                took[name].append(uvloop.run(way(url)))
+    found: dict[str, float] = {}
+    rows = []
+    titles = {"bare": "the bare loop", "learned": "capacity learned, as `run --upstream`", "stated": "capacity stated"}
+    for name, title in titles.items():
+        rates = [count / seconds for seconds, _ in took[name]]
+        cpus = [cpu / count * 1e6 for _, cpu in took[name]]
+        found |= {f"{name}_items_per_s": median(rates), f"{name}_cpu_us": median(cpus)}
+        rows.append((f"{title}: items/s", f"{median(rates):,.0f}", ""))
+        if name != "bare":
+            ratios = [bare / ours for (bare, _), (ours, _) in zip(took["bare"], took[name], strict=True)]
+            found[f"{name}_ratio"] = median(ratios)
+            figure = f"{median(ratios):.2f} (" + ", ".join(f"{ratio:.2f}" for ratio in ratios) + ")"
+            rows.append((f"{title}: of the bare loop's", figure, f"at least {SHARE_MIN:.2f}"))
+        figure = f"{median(cpus):.0f} µs ({min(cpus):.0f} to {max(cpus):.0f})"
+        rows.append(
+            (f"{title}: CPU per item, everything", figure, "" if name == "bare" else f"at most {CPU_US_MAX} µs")
+        )
     table(
         f"Durable, embedded, instant upstream, {count:,} chat items of 1.5 kB, {IN_FLIGHT} in flight, {rounds} rounds (medians)",
-        [
-            ("items/s", f"{found['items_per_s']:,.0f}", ""),
-            ("of the bare loop's", f"{found['ratio']:.2f}", "at least 0.75"),
-            ("of it where the capacity is learned", f"{found['learned_ratio']:.2f}", ""),
-            ("CPU beyond it, per item", f"{found['extra_cpu_us']:.0f} µs", "at most 100 µs"),
-        ],
+        rows,
     )
     return found
 

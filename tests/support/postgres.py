@@ -67,6 +67,10 @@ class PostgresServer:
     def port(self) -> int:
         return int(json.loads(self._state.read_text())["port"])
 
+    def pid(self) -> int:
+        """The process from which all backends come."""
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
     def url(self, dbname: str = "postgres") -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{dbname}"
 

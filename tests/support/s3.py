@@ -62,6 +62,9 @@ class S3Server:
     def port(self) -> int:
         return int(self._read()["ports"]["s3"])
 
+    def pid(self) -> int:
+        return int(self._read()["pid"])
+
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
