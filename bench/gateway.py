@@ -77,11 +77,11 @@ async def _one(client: aiohttp.ClientSession, url: str, body: bytes) -> Took:
     """Milliseconds to the first byte of the body, and to its last."""
     began = time.perf_counter()
     async with client.post(f"{url}/chat/completions", data=body) as answer:
-        await answer.content.readany()
+        beginning = await answer.content.readany()
         first = time.perf_counter()
         await answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"{url} answered {answer.status}")
+            raise RuntimeError(f"{url} answered {answer.status}: {beginning[:200]!r}")
     return (first - began) * 1000, (time.perf_counter() - began) * 1000
 
 
