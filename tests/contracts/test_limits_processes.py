@@ -22,7 +22,6 @@ KILLS = 6
 
 SENDER = f"""
 import asyncio, os, sys
-from tidegate.backends.limits_redis import RedisLimits
 from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
@@ -32,6 +31,7 @@ async def main():
     database, redis, path = sys.argv[1:]
     limits = StoreLimits(Store(PostgresDriver(database, pool_size=2, statement_timeout_ms=20_000, pooler="none")))
     if redis:
+        from tidegate.backends.limits_redis import RedisLimits
         limits = RedisLimits(redis, "t", limits, timeout_s=5)
     budget = Budget(Bound.TENANT, "acme", (Limit(Period.LIFETIME, requests={LIMIT}), Limit(Period.MINUTE, requests=10**6)))
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -1,6 +1,7 @@
 """A setting that nobody reads is a lie to whoever sets it: each is held to a reader here."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,12 @@ def test_every_setting_is_read_by_something(key: str) -> None:
     group, _, name = key.partition(".")
     direct = rf"\b_?{group}\.{name}\b" if name else rf"settings\.{group}\b"
     pattern = HANDED_ON.get(key) or HANDED_ON.get(group) or direct
-    readers = [path for path, text in SOURCES.items() if re.search(pattern, text)]
-    assert readers, f"nothing reads {key}: give it a reader, or take it away"
+    assert _is_found(pattern), f"nothing reads {key}: give it a reader, or take it away"
+
+
+@cache
+def _is_found(pattern: str) -> bool:
+    return any(re.search(pattern, text) for text in SOURCES.values())
 
 
 def test_only_the_settings_read_the_environment() -> None:
