@@ -24,7 +24,7 @@ def test_create_crash_after_store(site: Site) -> None:
     site.end_all()
     site.collect_garbage()
     named = site.named_blobs()
-    assert site.blobs() == named
+    assert site.blobs() == named, site.rows("select * from blobs")
 
 
 def test_cancel_event_lost(cluster: Site) -> None:
