@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from tests.support.processes import wait_until
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
@@ -320,9 +321,8 @@ def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:
 def test_last_used_is_remembered(web: WebServer) -> None:
     key = web.make_key("acme")
     get(web, key)
-    get(web, key)
-    used = web.run(web.store.list_keys(10))
-    assert used[0]["last_used_at"] is not None
+    # It is written beside the answer, not before it.
+    wait_until(lambda: web.run(web.store.list_keys(10))[0]["last_used_at"] is not None, 30, "the use to be remembered")
 
 
 def test_the_operator_of_this_machine(web: WebServer) -> None:
