@@ -66,11 +66,13 @@ class OpenCalls:
 
     async def look(self) -> None:
         """Cut every call whose key does not work any more."""
+        # A call that begins while the store is asked was checked later than this answer: only the calls of now are judged by it.
+        asked = [call for calls in self._by_key.values() for call in calls]
         rows = await self._store.keys_standing(sorted(self._by_key))
-        for key_id, calls in list(self._by_key.items()):
-            for call in list(calls):
-                if not call.is_cut and not works(rows.get(key_id), call.secret_hash):
-                    self._cut(call)
+        for call in asked:
+            is_open = call in self._by_key.get(call.key_id, ())
+            if is_open and not call.is_cut and not works(rows.get(call.key_id), call.secret_hash):
+                self._cut(call)
 
     async def _watch(self) -> None:
         try:
