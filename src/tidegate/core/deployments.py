@@ -114,7 +114,7 @@ class Estimate(StrEnum):
 
 
 # A long recording is answered only when all of it was heard, so silence is no sign of trouble there.
-AUDIO_ENDPOINTS = ("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations")
+AUDIO_PATH = "/v1/audio/"
 AUDIO_TIMEOUT_S = 600.0
 
 _HEADER_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -279,7 +279,7 @@ class Deployment:
         """How long a whole call to this endpoint may take."""
         if endpoint in self.endpoint_timeouts_s:
             return self.endpoint_timeouts_s[endpoint]
-        is_audio = endpoint in AUDIO_ENDPOINTS and self.queue is None
+        is_audio = endpoint.startswith(AUDIO_PATH) and self.queue is None
         return min(self.total_timeout_s, AUDIO_TIMEOUT_S) if is_audio else self.total_timeout_s
 
     @property

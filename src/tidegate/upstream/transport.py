@@ -20,7 +20,7 @@ from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from tidegate import __version__
-from tidegate.core.deployments import AUDIO_ENDPOINTS, Deployment, Engine, HttpLimits, Tls
+from tidegate.core.deployments import AUDIO_PATH, Deployment, Engine, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
 from tidegate.core.redaction import KeyRedactor
 from tidegate.upstream import classify
@@ -142,13 +142,11 @@ class Way:
 
 
 class AiohttpLine:
-    __slots__ = ("_headers", "_quiet", "_read_timeout_s", "_tls", "_transport", "_ways", "key")
+    __slots__ = ("_headers", "_may_be_quiet", "_read_timeout_s", "_tls", "_transport", "_ways", "key")
 
     def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
         self._read_timeout_s = read_timeout_s
-        self._quiet: frozenset[URL] = frozenset()
-        if deployment.read_timeout_s is None:
-            self._quiet = frozenset(URL(deployment.url_of(endpoint)) for endpoint in AUDIO_ENDPOINTS)
+        self._may_be_quiet = deployment.read_timeout_s is None
         self._transport = transport
         self._headers = _headers(deployment)
         self.key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
@@ -186,7 +184,7 @@ class AiohttpLine:
 
     def read_timeout_s(self, url: URL) -> float:
         """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
-        return math.inf if url in self._quiet else self._read_timeout_s
+        return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
 
     def way(self, url: URL) -> Way:
         way = self._ways.get(url)
