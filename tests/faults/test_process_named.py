@@ -22,6 +22,8 @@ def test_create_crash_after_store(site: Site) -> None:
     batch_id = site.submit(lines)
     site.judge(batch_id, lines)
     site.end_all()
+    # Until then the dead API could still be writing them.
+    wait_until(site.lease_ran_out, END_S, "the lease of the API that died to run out", poll_s=ASK_S)
     site.collect_garbage()
     named = site.named_blobs()
     assert site.blobs() == named, site.rows("select * from blobs")
