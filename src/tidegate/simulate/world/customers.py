@@ -26,6 +26,7 @@ POISON_WINDOW_MS = 120_000
 COMPANY_AFTER_S = 25.0
 _USER_COUNT = 2
 _KEY_COUNT = 2
+_REVOKED_WITHIN_S = 6.0
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class Customers:
         self._dice = random.Random(f"customers/{plan.seed}")
         self.orders: list[Order] = []
         self.poison: set[str] = set()
+        self.revocations: dict[str, float] = {}
         self.runnable_count = 0
 
     async def prepare(self) -> None:
@@ -87,10 +89,25 @@ class Customers:
         for number in range(self._plan.job_count):
             tenant = number % len(tenant_ids)
             await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
+        self._plan_revocations()
         tags = [tag for order in self.orders for tag in order.tags]
         self._dice.shuffle(tags)
         self.poison = set(tags[: int(self._plan.strength("poison"))])
         self._give_company()
+
+    def _plan_revocations(self) -> None:
+        """When which key is revoked, in seconds from the start; its jobs are there by then, or come later."""
+        dice = random.Random(f"revocations/{self._plan.seed}")
+        for key_id in sorted({str(order.caller.key_id) for order in self.orders}):
+            if dice.random() < self._plan.strength("revoke"):
+                self.revocations[key_id] = dice.uniform(0.5, self._plan.arrival_s + _REVOKED_WITHIN_S)
+
+    def key_of(self, job_id: str) -> str | None:
+        return next(order.caller.key_id for order in self.orders if order.job_id == job_id)
+
+    async def revoke(self, key_id: str) -> None:
+        await self._store.revoke_key(key_id)
+        self._trace.note("operator", "revoked", key_id)
 
     def _give_company(self) -> None:
         """A poison item that is the last of all has nothing to be compared with, so it runs until its deadline, which comes soon here.

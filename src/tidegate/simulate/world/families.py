@@ -133,6 +133,12 @@ FAMILIES: dict[str, Family] = {
         },
         estate=_OPEN,
     ),
+    # Keys are revoked while their jobs run.
+    "revoked": Family(
+        {"revoke": 1.0, "slow": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "in_flight_max": 2, "call_s_max": 3.0},
+        estate=_OPEN,
+    ),
     # One item of many kills every worker that calls it.
     "poison": Family(
         {"poison": 1.0},

@@ -1,7 +1,7 @@
 """What must hold when all is over: the promises about files, counts, calls and bytes, read from the database, the disk and the witness."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import combinations
 from typing import Any
 
@@ -40,6 +40,7 @@ class Judge:
         calls: list[Witnessed],
         poison: set[str],
         search: Search,
+        revoked: Collection[str],
         broken: Callable[[str], None],
     ) -> None:
         self._plan = plan
@@ -49,6 +50,7 @@ class Judge:
         self._calls = calls
         self._poison = poison
         self._search = search
+        self._revoked = revoked
         self._broken = broken
         self._asked: dict[str, str] = {}
 
@@ -218,6 +220,7 @@ class Judge:
                 "invalid_upstream_response": billed >= 2,
                 "worker_lost": self._search.count_alone_losses(same) >= ALONE_LOSSES_MAX,
                 "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
+                "key_revoked": order.caller.key_id in self._revoked,
                 "invalid_json_line": order.invalid_lines == "error_file",
             }
             if not expected.get(code, False):

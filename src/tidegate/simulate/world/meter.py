@@ -5,6 +5,7 @@ may more be sent than a limit allows; it is enough to look back from each call. 
 said so: an excess is a debt, which is the engine's to pay.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from tidegate.simulate.world.settings import SPANS
 _UNDONE = ("throttle", "refuse")
 # A deployment rests that refused this share of so many calls; so many more may be on their way to it.
 LAST_CALLS, HEAVY_SHARE, UNSEEN_CALLS_MAX = 100, 0.05, 8
+
+# How long a revoked key may still be believed.
+REVOKED_S_MAX = 2.0
 
 
 @dataclass(slots=True)
@@ -96,6 +100,24 @@ class Meter:
             self._broken(
                 f"P15: call {call.serial} is one more than the {deployment.batch_in_flight_max} that {call.deployment}"
                 f" may have in flight: {[(one.serial, one.process.name) for one in counted]}"
+            )
+
+
+class Revocations:
+    """A key that is revoked stops working everywhere within two seconds: nothing is sent under it after that."""
+
+    def __init__(self, broken: Callable[[str], None]) -> None:
+        self._broken = broken
+        self._revoked_s: dict[str, float] = {}
+
+    def note(self, key_id: str, at_s: float) -> None:
+        self._revoked_s[key_id] = at_s
+
+    def check(self, call: Witnessed, key_id: str | None) -> None:
+        revoked_s = self._revoked_s.get(key_id or "", math.inf)
+        if call.sent_s > revoked_s + REVOKED_S_MAX:
+            self._broken(
+                f"keys: call {call.serial} was sent {call.sent_s - revoked_s:.1f} s after {key_id} was revoked"
             )
 
 

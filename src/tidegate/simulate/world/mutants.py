@@ -14,6 +14,7 @@ from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.flow import hand, lease, record
 from tidegate.flow.fill import Filler
+from tidegate.flow.key_state import KeyStates
 from tidegate.flow.steps import Steps
 from tidegate.flow.tend import lost_workers
 from tidegate.simulate.world.mutants_capacity import CAPACITY
@@ -200,6 +201,9 @@ MUTANTS: dict[str, Mutant] = {
         "late_steps",
         "ingest does not ask for its step",
         sql("job_start", "state = 'validating' and step_token = :token", "(step_token = :token or 1 = 1)"),
+    ),
+    "revocation_unheard": Mutant(
+        "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, piece: None)
     ),
     **CAPACITY,
 }

@@ -45,7 +45,11 @@ KINDS: dict[str, tuple[float, ...]] = {
     "redis_away": (0.03, 0.1),
     "redis_lost": (0.05, 0.3),
     "redis_slow": (0.05, 0.2),
+    "revoke": (0.3, 1.0),
 }
+# Kinds that came later are drawn apart, so that the seeds still mean what they meant.
+_APART = ("revoke",)
+_APART_SHARE = 0.12
 
 # What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.
 MILD = ("error", "throttle", "reset", "slow", "refuse", "connect_slow", "redis_flush", "redis_lost")
@@ -131,7 +135,8 @@ def _draw(
     dice = random.Random(f"plan/{seed}")
     drawn = dice.choices((Shape.ANY, Shape.CONTENDED, Shape.RACE), (0.85, 0.11, 0.04))[0]
     shape = shape or drawn
-    strengths = _strengths(dice, shape) if strengths is None else strengths
+    if strengths is None:
+        strengths = _strengths(dice, shape) | _apart(seed, shape)
     lease_ms = dice.choice((2_000, 4_000, 6_000))
     plan = Plan(
         seed=seed,
@@ -177,8 +182,16 @@ def _strengths(dice: random.Random, shape: Shape) -> dict[str, float]:
     kinds = KINDS if shape is Shape.ANY else {kind: KINDS[kind] for kind in MILD}
     strengths = {}
     for kind, choices in kinds.items():
+        if kind in _APART:
+            continue
         on, strength = dice.random() < share, dice.choice(choices)
         strength = theme.get(kind, strength if on else 0.0)
         if strength:
             strengths[kind] = strength
     return strengths
+
+
+def _apart(seed: int, shape: Shape) -> dict[str, float]:
+    dice = random.Random(f"apart/{seed}")
+    drawn = {kind: dice.choice(KINDS[kind]) for kind in _APART if dice.random() < _APART_SHARE}
+    return drawn if shape is Shape.ANY else {}

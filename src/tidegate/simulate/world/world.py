@@ -24,7 +24,7 @@ from tidegate.simulate.world.engine import build_road, build_worker
 from tidegate.simulate.world.fairness import Fairness
 from tidegate.simulate.world.judge import Judge
 from tidegate.simulate.world.loop import Stuck, VirtualLoop
-from tidegate.simulate.world.meter import Meter, Rests
+from tidegate.simulate.world.meter import Meter, Rests, Revocations
 from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import EPOCH_MS, Process, outside
 from tidegate.simulate.world.provider import Provider, Witnessed
@@ -90,6 +90,7 @@ class World:
         self.fairness: Fairness | None = None
         self.search: Search | None = None
         self.rests = Rests(self.breaks)
+        self.revocations = Revocations(self.breaks)
         self._visits: list[asyncio.Task[None]] = []
         self._published: dict[str, str] = {}
 
@@ -110,12 +111,24 @@ class World:
         self.provider.job_ids = {order.name: order.job_id for order in self.customers.orders}
         calls, poison = self.provider.calls, self.customers.poison
         self.search = Search(self.plan, self.connection, calls, self.breaks)
-        self.judge = Judge(self.plan, self.connection, self.disk, self.rules, calls, poison, self.search, self.breaks)
+        self.judge = Judge(
+            self.plan,
+            self.connection,
+            self.disk,
+            self.rules,
+            calls,
+            poison,
+            self.search,
+            self.customers.revocations,
+            self.breaks,
+        )
         self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.orders, self.breaks)
         self.rules.on_commit = self._after_commit
         self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
         for order in self.customers.orders:
             self._visits.append(self.loop.create_task(self._serve(order)))
+        for key_id, at_s in self.customers.revocations.items():
+            self._visits.append(self.loop.create_task(self._revoke(key_id, at_s)))
         if self.plan.estate.switch_to is not None:
             self._visits.append(self.loop.create_task(self._switch(self.plan.estate.switch_to)))
         for _ in range(self.plan.process_count):
@@ -144,6 +157,7 @@ class World:
         assert self.meter is not None
         self.rules.check_call(call)
         self.meter.check(call)
+        self.revocations.check(call, self.customers.key_of(call.job_id))
         if not self.plan.strength("connect_slow"):
             # A connection that is being made does not hear what another one is told.
             self.rests.check(call)
@@ -158,6 +172,11 @@ class World:
         if order.cancel_s is not None:
             await asyncio.sleep(order.cancel_s - order.begin_s)
             await self.customers.cancel(order)
+
+    async def _revoke(self, key_id: str, at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        await self.customers.revoke(key_id)
+        self.revocations.note(key_id, self.loop.time())
 
     async def _switch(self, mode: str) -> None:
         await asyncio.sleep(self.plan.arrival_s)
