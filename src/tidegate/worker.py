@@ -334,7 +334,7 @@ class Worker:
                 paid or NOTHING,
                 took_ms,
             )
-            held.left -= 1
+            held.end_item(item.number, was_answered=bool(verdict.deployment))
         elif isinstance(verdict, Again):
             was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
             waits_for_budget = verdict.reason == Withheld.reason and not was_sent

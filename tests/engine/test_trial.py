@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.workshop import BODY, Script, until, working
 from tests.engine.world import World, chat_lines
+from tidegate.core.errors import Unavailable
 from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.core.states import JobState
@@ -103,9 +104,8 @@ async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_be
         assert await live.rows(_MARK) == []
 
 
-async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(live: World) -> None:
-    script = Script(live, "m")
-    company = await live.started(chat_lines(6))
+async def lost_alone(live: World) -> Job:
+    """A job whose only item was lost alone once."""
     job = await live.started(chat_lines(1))
     lost = await live.worker()
     assert await live.store.lease_slices(lost, job.id, "m", 1, "t")
@@ -113,6 +113,32 @@ async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(li
     assert await live.store.declare_gone(lost, leaving=True)
     assert await live.store.reclaim_slices(lost) == 1
     await suspected(live, job, ALONE_AFTER)
+    return job
+
+
+async def test_an_item_that_no_model_server_answered_is_no_check(live: World) -> None:
+    """It was not sent, for a spent budget or a server that is away, so its worker survived nothing."""
+    script = Script(live, "m")
+    company = await live.started(chat_lines(6))
+    job = await lost_alone(live)
+    marks: list[Any] = []
+
+    async def away_at_first(call: Call) -> Answer:
+        marks.append((call.job_id, *await live.rows(_MARK)))
+        if len(marks) == 1:
+            raise Unavailable("connection refused")
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = away_at_first
+    async with working(live, script):
+        await until(lambda: _ended(live, job, company), "both jobs")
+    assert marks[:2] == [(company.id, (company.id, 0)), (job.id, (job.id, 0))]
+
+
+async def test_another_item_is_run_alone_before_a_suspect_that_was_lost_alone(live: World) -> None:
+    script = Script(live, "m")
+    company = await live.started(chat_lines(6))
+    job = await lost_alone(live)
     marks: list[Any] = []
 
     async def slow(call: Call) -> Answer:

@@ -23,7 +23,8 @@ AHEAD_MS = 200
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here."""
+    """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
+    `answered_number` is the last of its items that a model server answered."""
 
     slice: LeasedSlice
     deadline_ms: float
@@ -32,6 +33,7 @@ class Held:
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
+    answered_number: int = -1
     deferred: int = 0
     deferred_until_ms: float = 0.0
     worth_at_ms: float = math.inf
@@ -40,6 +42,12 @@ class Held:
     settled: bool = False
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def end_item(self, number: int, *, was_answered: bool) -> None:
+        """An item has its outcome; `was_answered` when a model server said it."""
+        self.left -= 1
+        if was_answered:
+            self.answered_number = number
 
     def abort(self) -> None:
         """End the calls of this slice in the air: their connections are closed."""

@@ -142,13 +142,14 @@ class Trial:
         await self._say(None)
 
     async def _check(self, suspect: Held) -> bool:
-        """Run another item alone first, the least suspected one. True when it survived; False when there is none."""
+        """Run another item alone first, the least suspected one. True when a model server answered it and the worker survived that; False
+        when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
         others = await self._others(suspect)
         log.info("item_check_begins", others=len(others))
         if not others:
             return False
         entry = min(others, key=lambda entry: entry[0].slice.lost_count)
-        return await self._say(entry) and await self._flies(entry)
+        return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
 
     async def _others(self, suspect: Held) -> list[tuple[Held, Item]]:
         """What waits here besides the suspect; with nothing else at hand, one more slice may be leased for it."""

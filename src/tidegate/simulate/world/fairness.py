@@ -21,10 +21,7 @@ from tidegate.store.charges import real_cost
 from tidegate.store.slices import SUSPECT_AFTER
 
 _FAIR_MODES = (Mode.FAIR_SHARE, Mode.SMART)
-_UNSETTLED = frozenset(
-    {"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away", "poison", "database_clock"}
-    | {"disk_append", "disk_full", "disk_read", "disk_slow"}
-)  # fmt: skip
+_GIVEN_BACK = ("reclaim_slices", "release_slice", "release_tail", "declare_gone")
 # How long a healthy installation may take beyond a sweep and a poll: latencies, and loops that wait for one another.
 _SLACK_MS = 1_000
 PASSED_OVER_S = 40.0
@@ -85,13 +82,16 @@ class Fairness:
         self._orders = {order.job_id: order for order in orders}
         self._close: dict[tuple[str, str, str], tuple[float, float]] = {}
         self._moved: dict[str, tuple[object, float]] = {}
-        self.watches = _is_fair(plan) and not _UNSETTLED & set(plan.kinds)
+        self.watches = _is_fair(plan)
         self.pairs_seen = 0
 
     def _rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql, parameters).fetchall()
 
     def after_commit(self, verb: str) -> None:
+        if verb in _GIVEN_BACK:
+            # What a flow had out counts no more, so it is behind until it was served again.
+            self._close.clear()
         if verb not in ("lease_picks", "record_outcomes"):
             return
         if self.watches:
@@ -207,6 +207,11 @@ class Fairness:
                     f"urgent: {urgent} of {sum(by_why.values())} units out on {model} are urgent, above {share}"
                 )
 
+    def _passed_over_s(self) -> float:
+        """No job waits longer than this. The owner of the largest items waits until the others were served as much, in smaller ones."""
+        costs = [cost for order in self._orders.values() for cost, *_ in order.sizes()] or [1]
+        return max(PASSED_OVER_S, _round_s(self._plan) * max(costs) * len(costs) / max(1, sum(costs)))
+
     # ---- now and then, when the weather is clear
 
     def tick(self, now_s: float) -> None:
@@ -224,17 +229,25 @@ class Fairness:
                 before, since_s = self._moved.get(job_id, (None, now_s))
                 state = (done_count, lease_count)
                 waiting[job_id] = (state, since_s if before == state else now_s)
-                if now_s - waiting[job_id][1] > (most_s := _passed_over_s(plan)):
+                if now_s - waiting[job_id][1] > (most_s := self._passed_over_s()):
                     self._broken(f"passed over: nothing of {job_id} was taken up for {most_s:.0f} s")
         self._moved = waiting
 
 
-def _passed_over_s(plan: Plan) -> float:
-    """No job waits longer than this, nor than a round takes at its slowest with so few calls: a slice of each job and model, and for
-    the lightest tenant's one as many of the heaviest's as it weighs more."""
+def _round_s(plan: Plan) -> float:
+    """How long a round takes at its slowest: a slice of each job and model, and for the lightest tenant's one as many of the heaviest's as
+    it weighs more."""
     weights = [tenant.weight for tenant in plan.estate.tenants]
     slices = plan.job_count * len(plan.estate.models) * max(weights) / min(weights)
-    return max(PASSED_OVER_S, slices * plan.slice_items * plan.call_s_max / (plan.process_count * plan.in_flight_max))
+    return slices * plan.slice_items * plan.call_s_max / _calls_at_once(plan)
+
+
+def _calls_at_once(plan: Plan) -> int:
+    """How many calls of one model may be in flight: as many as the processes, its deployments and the caps allow."""
+    estate = plan.estate
+    slots = [sum(one.batch_in_flight_max for one in estate.serving(model)) for model in estate.models]
+    caps = [*estate.model_in_flight_max.values(), estate.in_flight_max_global]
+    return min([plan.process_count * plan.in_flight_max, *slots, *(cap for cap in caps if cap)])
 
 
 def _is_limited(plan: Plan) -> bool:
@@ -248,12 +261,12 @@ def _binds_somebody(plan: Plan) -> bool:
 
 
 def _is_fair(plan: Plan) -> bool:
-    """Whether nothing but fair share decides between flows: no lane that goes before it, no cap or budget of somebody's own."""
+    """Whether nothing goes before fair share between flows that are ready: a flow whose budget or cap is spent is not."""
     if plan.shape is Shape.RACE:
         return False
     policy, switch_to = plan.estate.policy, plan.estate.switch_to
     modes = {policy.mode} | ({switch_to} if switch_to else set())
-    if not modes <= set(_FAIR_MODES) or policy.in_flight_units_max or _binds_somebody(plan):
+    if not modes <= set(_FAIR_MODES):
         return False
     has_lanes = policy.fast_lane or ("expire" in plan.kinds and policy.urgent_share > 0)
     return Mode.SMART not in modes or not has_lanes
