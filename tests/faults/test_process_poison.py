@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.support.processes import Proc, wait_until
 from tests.support.tidegate import ASK_S, END_S, ENDED, IN_FLIGHT, Site, chat_line, requests
 
 POISON = "before_send@poison=kill"
-# Two losses without suspicion, one for each halving of what was in the hand, and three alone.
-DEATHS_MAX = 2 + 3 + 3
+ITEMS = 20
+# Two losses without suspicion, one for each halving of what was open (all of it, where the first die at once), and three alone.
+DEATHS_MAX = 2 + math.ceil(math.log2(ITEMS)) + 3
 KILLS = 6
 
 
 def test_a_poison_item_fails_alone(site: Site) -> None:
-    lines = [*requests(9), chat_line("poison", "do not read this"), *requests(20)[9:]]
+    lines = [*requests(9), chat_line("poison", "do not read this"), *requests(ITEMS)[9:]]
     proc = site.begin(POISON)
     batch_id = site.submit(lines)
     deaths = 0

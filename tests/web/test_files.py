@@ -139,8 +139,11 @@ def test_uploads_at_once_are_bounded(start_web: Any) -> None:
     slow = [socket.create_connection(("127.0.0.1", web.port), timeout=10) for _ in range(2)]
     for connection in slow:
         connection.sendall(head("/v1/files", len(body)) + body[:500])
+    # Before anything else is uploaded, which would take the room of one of them.
+    wait_until(lambda: blob_count(web) == 2, what="both uploads to be under way")
     with web.client() as client:
-        refused = wait_until(lambda: refusal(client), what="both uploads to be under way")
+        refused = client.post("/v1/files", files={"file": ("a", b"{}")}, data={"purpose": "batch"})
+        assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
         for connection in slow:
@@ -148,11 +151,6 @@ def test_uploads_at_once_are_bounded(start_web: Any) -> None:
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
             connection.close()
         assert upload(client)
-
-
-def refusal(client: httpx2.Client) -> httpx2.Response | None:
-    answer = client.post("/v1/files", files={"file": ("a", b"{}")}, data={"purpose": "batch"})
-    return answer if answer.status_code == 429 else None
 
 
 def test_many_readers_at_once(client: httpx2.Client, web: WebServer) -> None:
