@@ -20,10 +20,10 @@ from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request
 from tidegate.simulate.world.loop import VirtualLoop
-from tidegate.upstream.purse import Leave
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.transport import Reply
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.http.transport import Reply
+from tidegate.upstream.routing.slots import Capacity
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 CONNECTIONS_MAX = 1_000

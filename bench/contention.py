@@ -31,9 +31,9 @@ from tidegate.backends.system import SystemClock
 from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
 from tidegate.core.schedule import Policy
 from tidegate.core.states import Outcome
-from tidegate.flow.choose import Chooser
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
+from tidegate.worker.choose import Chooser
 
 COUNTS = (2, 4, 8)
 ROUNDS = 5

@@ -21,10 +21,10 @@ from bench.machinery import median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.schedule import Policy
-from tidegate.flow.choose import MODELS_MAX, Chooser
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.worker.choose import MODELS_MAX, Chooser
 
 WORKERS, SLICES_EACH = 8, 16
 ROOM_ITEMS, SLICES_MAX = 100, 16

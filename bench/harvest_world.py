@@ -19,7 +19,7 @@ from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
 from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request, Sequence
-from tidegate.upstream.tides import HAND_BACKS_MAX, OWN_EVENTS_MS
+from tidegate.upstream.tide.tides import HAND_BACKS_MAX, OWN_EVENTS_MS
 
 HOP_MS = 1.0
 SAMPLE_MS = 200.0

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from bench import ingest_turns
 from bench.machinery import median, table
-from tidegate.core.lines import LineRules, decode_request
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.core.input.lines import LineRules, decode_request
+from tidegate.stages.ingest.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions")
 WORDS = [f"{chr(97 + number % 26)}{number:x}" for number in range(4000)]
@@ -114,7 +114,7 @@ def _peak_bytes(path: Path, work: Path) -> int:
     """The peak memory of a child that ingests this file, or of a helper of its own; its `ru_maxrss` would carry this process's
     over."""
     code = (
-        "import re, resource, sys\nfrom tidegate.flow.ingest_file import main\nmain()\n"
+        "import re, resource, sys\nfrom tidegate.stages.ingest.ingest_file import main\nmain()\n"
         "own = int(re.search('VmHWM:(.*)kB', open('/proc/self/status').read())[1])\n"
         "sys.stderr.write(str(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)))"
     )

@@ -18,10 +18,10 @@ from tests.support.postgres import PostgresServer
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, JobRequest
 from tidegate.core.states import JobState
-from tidegate.flow.ingest import Ingest
-from tidegate.flow.ingest_file import InputPasses
 from tidegate.service import Parts, line_rules, opened
 from tidegate.settings import load
+from tidegate.stages.ingest.ingest import Ingest
+from tidegate.stages.ingest.ingest_file import InputPasses
 
 ENDPOINT = "/v1/chat/completions"
 LINE = b'{"custom_id":"%d","body":{"model":"m","messages":[{"role":"user","content":"%s"}]}}\n'

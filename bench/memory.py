@@ -91,7 +91,7 @@ def until_ended(url: str, job_id: str) -> dict[str, Any]:
 
 def _child_base() -> int:
     """What a bare Python with the ingest module loaded weighs: an ingest child's growth is counted from there."""
-    code = "import tidegate.flow.ingest_file, psutil, os; print(psutil.Process(os.getpid()).memory_info().rss)"
+    code = "import tidegate.stages.ingest.ingest_file, psutil, os; print(psutil.Process(os.getpid()).memory_info().rss)"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench.machinery import median, table
-from tidegate.core.guardrails import Guardrail, Length, Patterns
 from tidegate.core.hooks import About, Rule
-from tidegate.core.policy_rules import KeyState, judge
-from tidegate.core.prices import Price, bound
-from tidegate.flow.guard import Guard, Guards
+from tidegate.core.policy.guardrails import Guardrail, Length, Patterns
+from tidegate.core.policy.policy_rules import KeyState, judge
+from tidegate.core.usage.prices import Price, bound
+from tidegate.guards.guard import Guard, Guards
 
 BUDGET_US = 10.0
 _SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody minds.\n"

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.machinery import table
-from tidegate.core.lines import LineRules
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.core.input.lines import LineRules
 from tidegate.simulate.engine.asks import chat_ask
 from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, block_hashes
 from tidegate.simulate.engine.model import Engine, EngineLimits, Request
+from tidegate.stages.ingest.ingest_file import ingest_file
 
 IN_FLIGHT = 32
 LIMITS = EngineLimits(max_num_seqs=IN_FLIGHT, kv_blocks=2048)

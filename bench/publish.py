@@ -11,14 +11,15 @@ import uvloop
 from bench.inputs import chat_lines
 from bench.machinery import median, table
 from bench.throughput import submit
-from tidegate.core import ids, results
+from tidegate.core import ids
+from tidegate.core.answers import results
 from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
 from tidegate.core.states import JobState, Outcome
-from tidegate.flow.ingest import Ingest
-from tidegate.flow.ingest_file import InputPasses
-from tidegate.flow.ship import Ship
 from tidegate.service import Parts, line_rules, opened
 from tidegate.settings import Settings, load
+from tidegate.stages.ingest.ingest import Ingest
+from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.stages.ship import Ship
 
 FLUSH_LINES = 256
 

@@ -18,8 +18,8 @@ from bench.machinery import median, simulated_engine, table
 from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.nouns import Call
-from tidegate.upstream.router import open_router
-from tidegate.upstream.transport import AiohttpTransport
+from tidegate.upstream.calls.router import open_router
+from tidegate.upstream.http.transport import AiohttpTransport
 
 BUDGETS = {"bare": "", "transport": "at most 0.50", "router": "at most 0.75"}
 ENDPOINT = "/v1/chat/completions"

@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
-from tidegate.core import hooks, policy_rules
-from tidegate.core.budgets import Bound
+from tidegate.core import hooks
+from tidegate.core.budgets.budget import Bound
+from tidegate.core.policy import policy_rules
 from tidegate.core.schedule.snapshot import Why
 
 PREFIX = "tidegate_"

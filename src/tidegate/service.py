@@ -24,27 +24,23 @@ from tidegate.control import control_file
 from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret, reached_names
 from tidegate.core.errors import SettingsError, StoreError
-from tidegate.core.ingest_turns import IngestLimits
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
-from tidegate.flow.incarnation import Incarnation, beat_until
-from tidegate.flow.ingest_file import InputPasses
-from tidegate.flow.interactive_book import InteractiveBook
-from tidegate.flow.kept_worker import KeptWorker, RunsItems
-from tidegate.flow.record import FlushLimits
-from tidegate.flow.roster import Roster
-from tidegate.flow.tend import clock as clock_tend
-from tidegate.flow.unleased import Unleased
-from tidegate.flow.worker_options import WorkerOptions
+from tidegate.interactive_book import InteractiveBook
+from tidegate.roster import Roster
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.body_fields import field_rules
 from tidegate.settings.models import model_caps, retry_policies
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
+from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.stages.record import FlushLimits
+from tidegate.stages.tend import clock as clock_tend
 from tidegate.store.driver import Driver
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
@@ -52,11 +48,11 @@ from tidegate.store.postgres_notices import PostgresNotices
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
-from tidegate.upstream.connections import make_room_for_connections
-from tidegate.upstream.lane import LanePolicy, RetryBudgetPolicy
-from tidegate.upstream.probe import Probe
-from tidegate.upstream.router import Router, open_router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.http.connections import make_room_for_connections
+from tidegate.upstream.routing.lane import LanePolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.probe import Probe
+from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
@@ -66,7 +62,11 @@ from tidegate.web.operator_socket import operator_socket
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
-from tidegate.worker import Worker
+from tidegate.worker.incarnation import Incarnation, beat_until
+from tidegate.worker.kept_worker import KeptWorker, RunsItems
+from tidegate.worker.unleased import Unleased
+from tidegate.worker.worker import Worker
+from tidegate.worker.worker_options import WorkerOptions
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from tests.support.crew import Crew
 from tests.support.processes import wait_until
 from tests.support.redis import RedisServer
 from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, requests
-from tidegate.core.spending import row, sum_by
+from tidegate.core.usage.spending import row, sum_by
 from tidegate.service import opened
 from tidegate.store.usage import DAY_S
 from tidegate.web.limit_asks import KeyLimitAsk

@@ -12,11 +12,11 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 SIMULATED = [
     path
     for path in MODULES
-    if path.relative_to(SOURCE).parts[0] in ("flow", "upstream", "store", "core") or path.name == "worker.py"
+    if path.relative_to(SOURCE).parts[0] in ("flow", "upstream", "store", "core") or path.name == "worker/worker.py"
 ]
 EFFECTS = {"time", "random", "uuid", "secrets"}
 # Outside the simulator's loop on purpose: ingest is a process of its own, and aiohttp stamps idle connections with time.monotonic.
-ALLOWED_EFFECTS = {"flow/ingest_file.py", "upstream/connections.py"}
+ALLOWED_EFFECTS = {"stages/ingest/ingest_file.py", "upstream/http/connections.py"}
 LINES_MAX, FUNCTION_LINES_MAX = 500, 70
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tests.contracts.store_world import World
 from tidegate.backends.limits_redis import RedisLimits
-from tidegate.core.budgets import GRANT_MS, Ask, Bound, Budget, Grant, Limit, Period
+from tidegate.core.budgets.budget import GRANT_MS, Ask, Bound, Budget, Grant, Limit, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Limits
 from tidegate.store.driver import Body, Driver, Migration

@@ -15,9 +15,9 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.router import Router, open_router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.limits_world import KINDS, LimitsWorld, budget, limits_world, minute, until_sent
 from tests.contracts.store_world import World
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, Limit, Period, Settlement
+from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Limit, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 

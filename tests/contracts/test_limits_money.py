@@ -12,8 +12,8 @@ import pytest
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world, minute
 from tests.contracts.store_world import World
 from tests.contracts.test_store_budgets import spoil
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
-from tidegate.core.budgets_money import RESERVED_MS
+from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.ports import Limits
 
 pytestmark = pytest.mark.anyio

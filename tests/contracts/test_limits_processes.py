@@ -22,7 +22,7 @@ KILLS = 6
 
 SENDER = f"""
 import asyncio, os, sys
-from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store

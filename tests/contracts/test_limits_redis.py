@@ -18,7 +18,7 @@ from tests.support.proxy import Proxies
 from tests.support.redis import RedisServer
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.redis_line import RedisAway, RedisLine
-from tidegate.core.budgets import Ask, Grant
+from tidegate.core.budgets.budget import Ask, Grant
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 from tidegate.store.limits import StoreLimits

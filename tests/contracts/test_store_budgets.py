@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
 from tests.support.processes import wait_until_async
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
+from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
 from tidegate.core.schedule import Choice, Policy, Reason
-from tidegate.flow.choose import Chooser
+from tidegate.worker.choose import Chooser
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.contracts.store_world import DAY_MS, World
-from tidegate.core.budgets import Bound, Budget, Limit, Period, creation_budgets
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period, creation_budgets
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, Quotas
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
+from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.schedule.snapshot import FlowView, Why
-from tidegate.core.scope import tenant_scope
 from tidegate.core.states import Outcome
-from tidegate.flow.tend.flows import Flows
+from tidegate.stages.tend.flows import Flows
 
 pytestmark = pytest.mark.anyio
 

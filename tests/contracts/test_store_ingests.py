@@ -8,9 +8,9 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.errors import LostRace
-from tidegate.core.ingest_turns import Lane
+from tidegate.core.input.turns import Lane
 from tidegate.core.nouns import Caller, Job, JobStart
-from tidegate.core.scope import tenant_scope
+from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio

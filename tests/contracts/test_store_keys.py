@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import MODEL, START_MS, World
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller, Job
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import MODEL, World, line
-from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
-from tidegate.core.scope import tenant_scope
+from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,7 @@
 """How a job stands, and what `tidegate explain` says of it, on every store."""
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
-from tidegate.core.explain import explain
+from tidegate.core.schedule.explain import explain
 
 
 async def said(world: World, job_id: str) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.contracts.store_world import START_MS, World, line
 from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
-from tidegate.core.prices import Price, Spend, cost
-from tidegate.core.spending import DIMENSIONS, Entry, sum_by
 from tidegate.core.states import Outcome
+from tidegate.core.usage.prices import Price, Spend, cost
+from tidegate.core.usage.spending import DIMENSIONS, Entry, sum_by
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.answer_bounds import COUNTS, LENGTHS, REREAD_BYTES_MAX, output_tokens_max
+from tidegate.core.usage.answer_bounds import COUNTS, LENGTHS, REREAD_BYTES_MAX, output_tokens_max
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

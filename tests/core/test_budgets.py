@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.budgets import GRANT_MS, NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
-from tidegate.core.budgets_deal import deal, settle
-from tidegate.core.budgets_ledger import Ledger
-from tidegate.core.budgets_window import HOUR, MINUTE, calendar_index, calendar_start
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
+from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start
+from tidegate.core.budgets.deal import deal, settle
+from tidegate.core.budgets.ledger import Ledger
 
 START_MS = 1_800_000_000_123
 PERIOD_MS = {Period.MINUTE: 60_000, Period.HOUR: 3_600_000}

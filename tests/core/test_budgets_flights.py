@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.budgets_flights import NOBODY, Flights, mark_of
-from tidegate.core.budgets_window import HOUR, Sliding
+from tidegate.core.budgets.counting import HOUR, Sliding
+from tidegate.core.budgets.flights import NOBODY, Flights, mark_of
 
 START_MS = 1_800_000_000_000
 HOLDERS = [NOBODY, mark_of("worker_1"), mark_of("worker_2")]

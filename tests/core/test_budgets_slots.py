@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.budgets_slots import fair_shares, next_holding
+from tidegate.core.budgets.slots import fair_shares, next_holding
 
 wants = st.dictionaries(st.sampled_from("abcdefg"), st.integers(0, 30), max_size=7)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core import media_hosts
-from tidegate.core.body_names import ENGINE_FIELDS, KNOWN_FIELDS, PROVIDER_FIELDS
-from tidegate.core.caller_fields import NAMES_MAX, STRICT, FieldRules, fault_in, field_fault
+from tidegate.core.body_rules import media_hosts
+from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS, PROVIDER_FIELDS
+from tidegate.core.body_rules.caller_fields import NAMES_MAX, STRICT, FieldRules, fault_in, field_fault
+from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
 from tidegate.core.deployments import Engine
-from tidegate.core.plain_body import HARMLESS, read_plain
 
 URL = "https://images.example.com/cat.png"
 LOOSE = FieldRules(refused=STRICT.refused, allowed=KNOWN_FIELDS, media_hosts=frozenset({"images.example.com"}))

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.chat_batches import (
+from tidegate.core.answers.results import http_error_body
+from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, UpstreamError
+from tidegate.core.grouping.chat_batches import (
     ENDPOINT,
     ChatAnswer,
     ChatBatching,
@@ -20,16 +22,7 @@ from tidegate.core.chat_batches import (
     read,
     split,
 )
-from tidegate.core.errors import (
-    Ambiguous,
-    BrokenAnswer,
-    Refused,
-    SettingsError,
-    Throttled,
-    UpstreamError,
-)
 from tidegate.core.nouns import Usage
-from tidegate.core.results import http_error_body
 from tidegate.core.retry import GiveUp
 
 ROUTE = Route("d1", "example", "http://h/v1", "public", "inner", ("d2",))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.guardrails import (
+from tidegate.core.policy.guardrails import (
     PASS,
     Action,
     AnswerShape,

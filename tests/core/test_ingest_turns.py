@@ -7,15 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tidegate.core.ingest_turns import (
-    IngestLimits,
-    Lane,
-    Turn,
-    WaitingInput,
-    WaitingTenant,
-    choose_inputs,
-    ingest_bytes,
-)
+from tidegate.core.input.turns import IngestLimits, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs, ingest_bytes
 
 
 class Queue:

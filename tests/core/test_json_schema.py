@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.json_schema import Schema
+from tidegate.core.policy.json_schema import Schema
 
 PERSON = {
     "type": "object",

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.line_breaks import StreamEscaper, escape_line_breaks
+from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 
 texts = st.text(st.one_of(st.sampled_from('\u2028\u2029\u0085\u2027\u00c2\u20ac\\"ab'), st.characters(codec="utf-8")))
 

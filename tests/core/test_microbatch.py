@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core import answers as answers_core
+from tidegate.core.answers import answer as answers_core
 from tidegate.core.apportion import apportion
 from tidegate.core.errors import (
     Ambiguous,
@@ -21,7 +21,7 @@ from tidegate.core.errors import (
     UpstreamError,
     Withheld,
 )
-from tidegate.core.microbatch import (
+from tidegate.core.grouping.microbatch import (
     GROW_AFTER_GROUPS,
     Alone,
     CannotSplit,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.patterns import Finder
+from tidegate.core.policy.patterns import Finder
 
 PATTERNS = [
     r"\bSSN\b", r"\b\d{3}-\d{2}\b", r"\b\d*x\b", r"(?:\b\w+\b-?)+é", r"\b(foo|bar)\b", r"\b\w+\b$", r"^\b\w", r"x\b", r"\bé\b",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.core.policy_rules import STATUSES, Code, KeyState, judge, names_allowed
+from tidegate.core.policy.policy_rules import STATUSES, Code, KeyState, judge, names_allowed
 
 NOW = 1_000_000
 

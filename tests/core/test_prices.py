@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Usage
-from tidegate.core.prices import FACTOR_ONE, Cost, Price, Spend, bound, cost, units_text
-from tidegate.core.spending import DIMENSIONS, Entry, csv_lines, json_lines, row, sum_by
+from tidegate.core.usage.prices import FACTOR_ONE, Cost, Price, Spend, bound, cost, units_text
+from tidegate.core.usage.spending import DIMENSIONS, Entry, csv_lines, json_lines, row, sum_by
 
 USAGES = st.builds(
     lambda cached, fresh, output: Usage(cached + fresh, cached, output),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidegate.core.redaction import KeyRedactor, StreamRedactor, without_account
+from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor, without_account
 
 UUID = "1f0c2d3e-1111-2222-3333-444455556666"
 

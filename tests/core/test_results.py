@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tidegate.core import ids, results
+from tidegate.core import ids
+from tidegate.core.answers import results
 
 
 @pytest.mark.parametrize(

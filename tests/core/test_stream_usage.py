@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.core.answers.stream_options import UsageChunkFilter, asking_for_usage, without_asking
+from tidegate.core.answers.stream_usage import KEPT_BYTES_MAX, UsageEar
 from tidegate.core.nouns import Usage
-from tidegate.core.stream_options import UsageChunkFilter, asking_for_usage, without_asking
-from tidegate.core.stream_usage import KEPT_BYTES_MAX, UsageEar
 
 CHAT = (
     b'data: {"choices":[{"delta":{"content":"say \\"usage\\""}}],"usage":null}\n\n'

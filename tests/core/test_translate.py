@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.translate_world import SCHEMA, anthropic_requests, completions
 from tests.support.sdks import openai
-from tidegate.core import answers
+from tidegate.core.answers import answer as answers
 from tidegate.core.errors import ApiProblem
 from tidegate.core.translate import (
     OPENAI,

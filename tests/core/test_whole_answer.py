@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.said_anew import stream_of
+from tidegate.core.answers.said_anew import stream_of
+from tidegate.core.answers.whole_answer import WholeAnswer
 from tidegate.core.translate.sse import StreamBroken
-from tidegate.core.whole_answer import WholeAnswer
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 BYTES_MAX = 1 << 20

@@ -14,7 +14,9 @@ from bench import __main__ as bench
 from docs import generate
 from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, rows, section
 from tidegate import failpoints
-from tidegate.core import errors, hooks, policy_rules, results, states
+from tidegate.core import errors, hooks, states
+from tidegate.core.answers import results
+from tidegate.core.policy import policy_rules
 from tidegate.judge import rules_items, rules_lines
 from tidegate.store.queries import statements
 from tidegate.web import asks, wire

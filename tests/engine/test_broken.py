@@ -15,9 +15,10 @@ from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.states import JobState
-from tidegate.flow import kept_worker, lease
-from tidegate.flow.incarnation import Incarnation
-from tidegate.flow.kept_worker import KeptWorker
+from tidegate.stages import lease
+from tidegate.worker import kept_worker
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.kept_worker import KeptWorker
 
 pytestmark = pytest.mark.anyio
 

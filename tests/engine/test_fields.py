@@ -12,7 +12,7 @@ from tests.engine.test_guard import rules
 from tests.engine.test_keys import ended
 from tests.engine.workshop import Script, working
 from tests.engine.world import World
-from tidegate.core.caller_fields import FieldRules
+from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.nouns import Job
 
 pytestmark = pytest.mark.anyio

@@ -22,10 +22,10 @@ from tidegate.core.deployments import Resource, reached_names
 from tidegate.core.errors import Ambiguous
 from tidegate.core.hooks import Rule
 from tidegate.core.nouns import Answer, Call, Job, Usage
-from tidegate.core.prices import Price
-from tidegate.flow import own_code
-from tidegate.flow.guard import Guards
-from tidegate.flow.search_pool import THREADS_MAX, THREADS_PER_TENANT_MAX, SearchPool
+from tidegate.core.usage.prices import Price
+from tidegate.guards import own_code
+from tidegate.guards.guard import Guards
+from tidegate.guards.search_pool import THREADS_MAX, THREADS_PER_TENANT_MAX, SearchPool
 from tidegate.settings import call_rules, load
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Upstream
-from tidegate.flow.hand import AHEAD_MS, Hand, Held
+from tidegate.worker.hand import AHEAD_MS, Hand, Held
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.upstream.world import FairDice, HandClock
 from tidegate.core.nouns import Holding
-from tidegate.flow.incarnation import Incarnation
+from tidegate.worker.incarnation import Incarnation
 
 pytestmark = pytest.mark.anyio
 

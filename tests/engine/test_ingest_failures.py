@@ -8,12 +8,12 @@ import pytest
 
 from tests.engine.world import HOUR_MS, World, chat_lines, here
 from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed
-from tidegate.core.ingest_turns import Lane
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import Lane
 from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
-from tidegate.flow.ingest import CRASHES_MAX
-from tidegate.flow.tend import deadlines
+from tidegate.stages.ingest.ingest import CRASHES_MAX
+from tidegate.stages.tend import deadlines
 
 pytestmark = pytest.mark.anyio
 

@@ -12,12 +12,12 @@ import pytest
 
 from tests.engine.world import World, chat_lines, here
 from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
-from tidegate.core.ingest_turns import IngestLimits, Lane
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLimits, Lane
 from tidegate.core.nouns import Caller, IngestPlan, Job
 from tidegate.core.states import JobState
-from tidegate.flow.ingest import SMALL_AT_ONCE, Ingest, RunPass
-from tidegate.flow.ingest_file import InputPasses
+from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, Ingest, RunPass
+from tidegate.stages.ingest.ingest_file import InputPasses
 
 pytestmark = pytest.mark.anyio
 
@@ -168,7 +168,7 @@ async def test_a_small_pass_that_breaks_says_where_and_not_what(
     def breaks(*_: Any, **__: Any) -> IngestPlan:
         raise RuntimeError("the caller's secret")
 
-    monkeypatch.setattr("tidegate.flow.ingest_file.ingest_file", breaks)
+    monkeypatch.setattr("tidegate.stages.ingest.ingest_file.ingest_file", breaks)
     with pytest.raises(IngestCrashed, match="RuntimeError") as crash:
         await InputPasses()(tmp_path, tmp_path, LineRules("/v1/chat/completions"), Lane.SMALL)
     assert "secret" not in str(crash.value)

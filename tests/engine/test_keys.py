@@ -12,12 +12,12 @@ from tests.engine.workshop import BODY, DEADLINE_S, Script, until, working
 from tests.engine.world import HOUR_MS, World, chat_lines
 from tests.web.server import Clock
 from tidegate import metrics
-from tidegate.core.budgets import Bound, Limit, Period
+from tidegate.core.budgets.budget import Bound, Limit, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
 from tidegate.core.states import JOB_ENDED
-from tidegate.flow.key_state import BELIEVED_MS, KeyStates
+from tidegate.worker.key_state import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio
 

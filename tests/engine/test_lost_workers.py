@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.engine.world import LEASE_MS, World, chat_lines
-from tidegate.core import results
+from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job
-from tidegate.flow.tend import lost_workers
+from tidegate.stages.tend import lost_workers
 
 pytestmark = pytest.mark.anyio
 

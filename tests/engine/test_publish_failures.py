@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.engine.world import HOUR_MS, World, chat_lines
-from tidegate.core import results
+from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
-from tidegate.flow import lease
-from tidegate.flow.ship import Ship
+from tidegate.stages import lease
+from tidegate.stages.ship import Ship
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.engine.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
-from tidegate.core import results
+from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job, Placed, Recorded, Usage
 from tidegate.core.ports import LogIds
-from tidegate.flow.record import FlushLimits, Recorder
+from tidegate.stages.record import FlushLimits, Recorder
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +88,7 @@ class Torn:
 async def test_logs_given_up_on_a_full_disk_are_settled_once_their_lines_are_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.flow.record._RETRY_S", 0.001)
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
     job = await world.started(chat_lines(4))
     async with recording(world, Torn(world.blobs, 5), lambda recorded: None) as recorder:
         recorder._retry_s = 0.001

@@ -8,7 +8,7 @@ from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled
 from tidegate.service import lane_policy
 from tidegate.settings.groups import Retry, Settings
-from tidegate.upstream.lane import Lane
+from tidegate.upstream.routing.lane import Lane
 
 DAY_MS = 86_400_000
 

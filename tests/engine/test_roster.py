@@ -10,11 +10,11 @@ import pytest
 import structlog
 
 from tests.support.processes import wait_until_async
-from tidegate.core.caller_fields import OTHER
+from tidegate import roster
+from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
-from tidegate.flow import roster
-from tidegate.flow.roster import Roster
+from tidegate.roster import Roster
 from tidegate.settings import load
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store

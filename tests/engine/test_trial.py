@@ -14,8 +14,8 @@ from tidegate.core.errors import Unavailable
 from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.core.states import JobState
-from tidegate.flow.trial import ALONE_AFTER, Trial
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS
+from tidegate.worker.trial import ALONE_AFTER, Trial
 
 pytestmark = pytest.mark.anyio
 

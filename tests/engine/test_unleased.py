@@ -8,7 +8,7 @@ import pytest
 
 from tests.contracts.test_store_choose import Still
 from tidegate import metrics
-from tidegate.flow.unleased import LONG_MS, Unleased
+from tidegate.worker.unleased import LONG_MS, Unleased
 
 pytestmark = pytest.mark.anyio
 

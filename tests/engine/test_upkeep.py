@@ -12,7 +12,7 @@ import pytest
 from tests.engine.world import World
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
-from tidegate.flow.tend.garbage import Garbage
+from tidegate.stages.tend.garbage import Garbage
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from tests.engine.test_keys import ended, key
 from tests.engine.workshop import BODY, Script, working
 from tests.engine.world import World, chat_lines
 from tidegate.core.nouns import Answer, Call, Usage
-from tidegate.core.prices import Cost, Price
+from tidegate.core.usage.prices import Cost, Price
 
 pytestmark = pytest.mark.anyio
 

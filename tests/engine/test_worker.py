@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.workshop import BODY, Script, until, working
 from tests.engine.world import World, chat_lines
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
 from tidegate.core.schedule import Policy

@@ -10,16 +10,16 @@ from typing import Any
 
 from tests.engine.world import World, here
 from tidegate.backends.system import LocalWake
-from tidegate.core.budgets import Budget
+from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Unavailable
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Reason
-from tidegate.flow.incarnation import Incarnation
-from tidegate.flow.record import FlushLimits
-from tidegate.flow.worker_options import WorkerOptions
-from tidegate.worker import Worker
+from tidegate.stages.record import FlushLimits
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.worker import Worker
+from tidegate.worker.worker_options import WorkerOptions
 
 BODY = b'{"choices":[{}]}'
 DEADLINE_S = 20.0

@@ -10,11 +10,11 @@ from typing import Any
 
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
-from tidegate.core.ingest_turns import Lane
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import Lane
 from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest
-from tidegate.flow.ingest import Ingest, RunPass
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.stages.ingest.ingest import Ingest, RunPass
+from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tidegate.core.errors import IngestFailed
-from tidegate.core.lines import LineRules
-from tidegate.flow.ingest_file import ingest_file, run_in_child
+from tidegate.core.input.lines import LineRules
+from tidegate.stages.ingest.ingest_file import ingest_file, run_in_child
 
 RULES = LineRules("/v1/chat/completions", models=frozenset({"m"}))
 GROWTH_BYTES_MAX = 64 << 20
@@ -55,7 +55,11 @@ def test_full_disk_is_clear(tmp_path: Path) -> None:
 
 def test_nonsense_request_is_refused() -> None:
     child = subprocess.run(
-        [sys.executable, "-m", "tidegate.flow.ingest_file"], input=b"{}", capture_output=True, check=False, timeout=60
+        [sys.executable, "-m", "tidegate.stages.ingest.ingest_file"],
+        input=b"{}",
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     assert child.returncode == 64
     assert b"input_path" in child.stderr
@@ -73,7 +77,11 @@ def stuck_input(tmp_path: Path) -> Iterator[Path]:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "tidegate.flow.ingest_file" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process().children()
+        if "tidegate.stages.ingest.ingest_file" in " ".join(child.cmdline())
+    ]
 
 
 async def child_started() -> None:
@@ -117,8 +125,8 @@ def peak_bytes(path: Path, work: Path, **rules: object) -> tuple[int, dict[str, 
     """The peak memory of the child or of a helper of its own, and its plan; its `ru_maxrss` would carry this process's over."""
     code = (
         "import re, resource, sys\n"
-        "from tidegate.flow import ingest_scan\n"
-        "from tidegate.flow.ingest_file import main\n"
+        "from tidegate.stages.ingest import ingest_scan\n"
+        "from tidegate.stages.ingest.ingest_file import main\n"
         "ingest_scan._cores = lambda: 2\n"
         "main()\n"
         "own = int(re.search('VmHWM:(.*)kB', open('/proc/self/status').read())[1])\n"

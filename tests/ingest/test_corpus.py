@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.line_faults import BodyFault, LineFault
-from tidegate.core.lines import LineRules, check_line
+from tidegate.core.input.line_faults import BodyFault, LineFault
+from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.nouns import IngestPlan
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.stages.ingest.ingest_file import ingest_file
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 

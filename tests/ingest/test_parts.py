@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ingest import test_corpus
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
 from tidegate.core.nouns import IngestPlan
-from tidegate.flow import ingest_scan, ingest_write
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.stages.ingest import ingest_scan, ingest_write
+from tidegate.stages.ingest.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions", slice_count_max=7, slice_bytes_max=4000)
 CASES = ("lines.jsonl", "files.jsonl")
@@ -148,9 +148,9 @@ REAL = """
 import json, sys
 from pathlib import Path
 import msgspec
-from tidegate.core.lines import LineRules
-from tidegate.flow import forked, ingest_scan
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.core.input.lines import LineRules
+from tidegate.stages import forked, ingest_scan
+from tidegate.stages.ingest.ingest_file import ingest_file
 ingest_scan._cores = lambda: 4
 begun = []
 fork = forked.os.fork
@@ -191,7 +191,7 @@ def test_changed_bytes_leave_no_work_file(tmp_path: Path) -> None:
 
 FAILING = """
 import os, sys
-from tidegate.flow.forked import Forked
+from tidegate.stages.ingest.forked import Forked
 def task():
     {what}
 with Forked(task) as forked:
@@ -218,7 +218,7 @@ def test_a_helper_that_fails_fails_its_owner(what: str, words: str) -> None:
 
 SEVERAL = """
 import os, sys
-from tidegate.flow.forked import Forked
+from tidegate.stages.ingest.forked import Forked
 with Forked(lambda: "x" * 300_000, lambda: 2, lambda: os.kill(os.getpid(), 9)) as forked:
     print(len(forked.answer()), forked.answer(), flush=True)
     forked.answer()
@@ -233,7 +233,7 @@ def test_tasks_of_one_helper_answer_one_by_one() -> None:
 
 ENDLESS = """
 import os, time
-from tidegate.flow.forked import Forked
+from tidegate.stages.ingest.forked import Forked
 def task():
     while True:
         sum(range(1000))

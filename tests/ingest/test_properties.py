@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.core import scan as scan_module
-from tidegate.core.line_faults import BodyFault, LineFault
-from tidegate.core.lines import LineRules, check_line
+from tidegate.core.input import scan as scan_module
+from tidegate.core.input.line_faults import BodyFault, LineFault
+from tidegate.core.input.lines import LineRules, check_line
+from tidegate.core.input.prefix import Bundle, order_family
+from tidegate.core.input.scan import Scan
+from tidegate.core.input.stems import KEY_BYTES, Family, common_prefix, resume
 from tidegate.core.nouns import IngestPlan
-from tidegate.core.prefix import Bundle, order_family
-from tidegate.core.scan import Scan
-from tidegate.core.stems import KEY_BYTES, Family, common_prefix, resume
-from tidegate.flow.ingest_file import ingest_file
+from tidegate.stages.ingest.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions", slice_count_max=5, slice_bytes_max=700, slice_units_max=2000)
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -267,7 +267,7 @@ def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: 
     """However items are bundled, and however much is known of each bundle."""
     prompts = [json.dumps([{"role": "user", "content": text}]).encode() for text in contents]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidegate.core.stems.REFERENCE_BYTES_MAX", reference_bytes_max)
+        patch.setattr("tidegate.core.input.stems.REFERENCE_BYTES_MAX", reference_bytes_max)
         family = Family(prompts[0])
         for prompt in prompts:
             family.take(prompt)

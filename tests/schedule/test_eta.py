@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 
 from tests.schedule import looks
 from tests.schedule.world import World, job
-from tidegate.core.budgets import Bound, Budget, Limit, Period
-from tidegate.core.budgets_ahead import calls_take_ms
-from tidegate.core.budgets_ledger import Ledger
-from tidegate.core.eta import (
+from tidegate.core.budgets.ahead import calls_take_ms
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.eta import (
     Eta,
     Outlook,
     Position,
@@ -22,8 +23,7 @@ from tidegate.core.eta import (
     slack_ms,
     units_before_end,
 )
-from tidegate.core.outlooks import Minute
-from tidegate.core.schedule import Policy
+from tidegate.core.schedule.outlooks import Minute
 
 # The noon of a day, in milliseconds.
 NOON = 20_000 * 86_400_000 + 43_200_000

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.schedule.world import World, job
-from tidegate.core import explain as reasons
-from tidegate.core.outlooks import ModelOutlook
 from tidegate.core.schedule import Policy, Prospect, Reason, Why, choose, prospect_not_ready, prospects
+from tidegate.core.schedule import explain as reasons
+from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.window import DAY_MS
 
 

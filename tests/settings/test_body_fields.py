@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import page, section
-from tidegate.core.body_names import ENGINE_FIELDS, KNOWN_FIELDS
-from tidegate.core.caller_fields import FieldRules, field_fault, rules_for
+from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS
+from tidegate.core.body_rules.caller_fields import FieldRules, field_fault, rules_for
 from tidegate.core.deployments import Engine
 from tidegate.core.errors import SettingsError
 from tidegate.settings import added, deployments, load, resources

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Estimate, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Policy

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.guardrails import AnswerShape, Length, Patterns
 from tidegate.core.hooks import Streams
+from tidegate.core.policy.guardrails import AnswerShape, Length, Patterns
 from tidegate.settings import call_rules, load
 
 OWN = """\

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from tests.simulate_engine.conftest import engine_running
 from tests.simulate_engine.wire import Address
 from tests.support.sdks import anthropic, openai
-from tidegate.core.json_schema import Schema
+from tidegate.core.policy.json_schema import Schema
 from tidegate.simulate.engine import EngineOptions
 from tidegate.simulate.engine.fitting import Fitting, Unfit
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
-from tidegate.flow.tend import lost_workers
+from tidegate.stages.tend import lost_workers
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock

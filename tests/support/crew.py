@@ -17,7 +17,7 @@ from tests.support.shims import SendsLog, preload_env
 from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
 from tidegate.cli.explain import standing_of
-from tidegate.core.explain import explain
+from tidegate.core.schedule.explain import explain
 from tidegate.service import opened
 from tidegate.web.operator import KeyWish, make_key
 from tidegate.web.pepper import pepper_of

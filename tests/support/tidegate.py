@@ -27,11 +27,11 @@ from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import job_part
-from tidegate.flow.tend import lost_workers
-from tidegate.flow.tend.garbage import Garbage
 from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
 from tidegate.service import opened
 from tidegate.settings import Settings, load, local_path
+from tidegate.stages.tend import lost_workers
+from tidegate.stages.tend.garbage import Garbage
 
 LEASE_MS = 2_400
 IN_FLIGHT = 4

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.engine_metrics import (
+from tidegate.core.errors import SettingsError
+from tidegate.core.tide.engine_metrics import (
     SGLANG,
     TEXT_BYTES_MAX,
     VLLM,
@@ -19,7 +20,6 @@ from tidegate.core.engine_metrics import (
     read,
     sample,
 )
-from tidegate.core.errors import SettingsError
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.board import Board
 

@@ -21,8 +21,8 @@ from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.tidegate import END_S, Site, requests
 from tidegate.cli.explain import standing_of
-from tidegate.core.explain import explain
-from tidegate.upstream.tides import HAND_BACKS_MAX
+from tidegate.core.schedule.explain import explain
+from tidegate.upstream.tide.tides import HAND_BACKS_MAX
 
 WORKERS = 2
 CEILING = 32

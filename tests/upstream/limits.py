@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.upstream.world import HandClock
-from tidegate.core.budgets import Ask, Budget, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 
 PERIOD_MS = {Period.MINUTE: 60_000, Period.HOUR: 3_600_000}

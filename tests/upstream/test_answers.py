@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core import answers
+from tidegate.core.answers import answer
 from tidegate.core.nouns import Usage
 
 CHAT = "/v1/chat/completions"
@@ -14,13 +14,13 @@ CHAT = "/v1/chat/completions"
 
 def test_an_answer_goes_on_byte_for_byte() -> None:
     body = '{ "choices" : [ {"message":{"content":"Zürich \\u00e9 1.50e+3"}} ],  "x": 1.500 }'.encode()
-    assert answers.read(CHAT, body) == (body, Usage())
+    assert answer.read(CHAT, body) == (body, Usage())
 
 
 def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning() -> None:
     said = {"choices": [{"message": {"content": "two\nlines\r\n and a \\n"}}], "usage": {"prompt_tokens": 3}}
     body = (json.dumps(said, indent=2) + "\r\n").encode()
-    line, usage = answers.read(CHAT, body)
+    line, usage = answer.read(CHAT, body)
     assert b"\n" not in line
     assert b"\r" not in line
     assert json.loads(line) == said
@@ -61,7 +61,7 @@ def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning() -> Non
     ],
 )
 def test_usage_is_read_in_every_dialect(endpoint: str, body: bytes, usage: Usage) -> None:
-    assert answers.read(endpoint, body) == (body, usage)
+    assert answer.read(endpoint, body) == (body, usage)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_odd_numbers_cost_the_usage_and_never_the_answer(numbers: bytes) -> None
         b'{"choices":[{}],"usage":{"prompt_tokens":%s}}' % numbers,
         b'{"choices":[{}],"usage":%s}' % numbers,
     ):
-        assert answers.read(CHAT, body) == (body, Usage())
+        assert answer.read(CHAT, body) == (body, Usage())
 
 
 def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
     body = b'{"choices":[{}],"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":9}}}'
-    assert answers.read(CHAT, body)[1] == Usage(3, 3)
+    assert answer.read(CHAT, body)[1] == Usage(3, 3)
 
 
 @pytest.mark.parametrize(
@@ -114,18 +114,18 @@ def test_more_cached_than_prompt_tokens_are_not_believed() -> None:
     ],
 )
 def test_what_is_not_an_answer_is_refused_and_says_why(body: bytes, why: str) -> None:
-    with pytest.raises(answers.NotAnAnswer, match=why):
-        answers.read(CHAT, body)
+    with pytest.raises(answer.NotAnAnswer, match=why):
+        answer.read(CHAT, body)
 
 
 def test_the_same_name_deeper_down_is_not_a_double() -> None:
     body = b'{"choices":[{"choices":1,"usage":{}}],"usage":{"usage":{},"prompt_tokens":2}}'
-    assert answers.read(CHAT, body) == (body, Usage(2))
+    assert answer.read(CHAT, body) == (body, Usage(2))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_become_one_line_of_json(body: bytes) -> None:
-    line = answers.one_line(body, 64)
+    line = answer.one_line(body, 64)
     assert b"\n" not in line
     assert b"\r" not in line
     if body:
@@ -133,9 +133,9 @@ def test_any_bytes_become_one_line_of_json(body: bytes) -> None:
 
 
 def test_json_that_fits_is_kept_and_what_is_too_long_is_cut() -> None:
-    assert answers.one_line(b'{\n "error": 1}\n', 100) == b'{  "error": 1}'
-    assert answers.one_line(b"<html>", 100) == b'"<html>"'
-    assert answers.one_line(b"x" * 200, 100) == b'"' + b"x" * 100 + b'"'
+    assert answer.one_line(b'{\n "error": 1}\n', 100) == b'{  "error": 1}'
+    assert answer.one_line(b"<html>", 100) == b'"<html>"'
+    assert answer.one_line(b"x" * 200, 100) == b'"' + b"x" * 100 + b'"'
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
@@ -144,4 +144,4 @@ leaves = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclu
 @given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner)))
 def test_an_answer_of_an_unknown_endpoint_is_any_object(value: object) -> None:
     body = json.dumps({"value": value}).encode()
-    assert answers.read("/v1/unknown", body)[0] == body
+    assert answer.read("/v1/unknown", body)[0] == body

@@ -19,9 +19,9 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret, Serves, TideMode
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, Unavailable, UpstreamError
 from tidegate.core.ids import item_id
-from tidegate.upstream.asynchronous import Office, QueueTransport
-from tidegate.upstream.purse import Leave, LeaveDied
-from tidegate.upstream.transport import AiohttpTransport, Line, Reply
+from tidegate.upstream.http.leave import Leave, LeaveDied
+from tidegate.upstream.http.transport import AiohttpTransport, Line, Reply
+from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 
 pytestmark = pytest.mark.anyio
 

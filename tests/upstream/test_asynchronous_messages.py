@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
-from tidegate.upstream import asynchronous_messages as messages
+from tidegate.upstream.queue import messages
 
 ID = "batch_req_0123456789abcdefABCDEF-00112233aabbccdd.0"
 NOW_MS = 1_764_044_000_500

@@ -15,11 +15,11 @@ from tests.upstream.raw_server import RawServer
 from tests.upstream.test_asynchronous import OK, Processor, deployment
 from tests.upstream.world import FairDice, HandClock, World
 from tidegate.backends.queue_redis import RedisQueue
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret
 from tidegate.core.errors import Ambiguous, Unavailable, Withheld
-from tidegate.upstream.router import Router, open_router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tidegate.core.budgets import Ask, Bound, Budget, Grant, Limit, Period, Settlement
-from tidegate.upstream.bills import Bills
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period, Settlement
+from tidegate.upstream.budgets.bills import Bills
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.upstream.breaker import Breaker, BreakerPolicy, BreakerState
-from tidegate.upstream.retry_budget import RetryBudget, RetryBudgetPolicy
+from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
+from tidegate.upstream.routing.retry_budget import RetryBudget, RetryBudgetPolicy
 
 
 def opened(now_ms: float = 0) -> Breaker:

@@ -11,15 +11,15 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, HttpLimits, Resource
 from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
-from tidegate.upstream.connections import Wire
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.transport import Way
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.http.connections import Wire
+from tidegate.upstream.http.transport import Way
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

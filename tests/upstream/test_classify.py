@@ -13,16 +13,8 @@ from aiohttp.client_reqrep import ConnectionKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.errors import (
-    Ambiguous,
-    BrokenAnswer,
-    KeyRejected,
-    Refused,
-    Throttled,
-    Unavailable,
-    UpstreamError,
-)
-from tidegate.upstream import classify
+from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.upstream.http import classify
 
 CHAT = "/v1/chat/completions"
 NOW_MS = 1_700_000_000_000

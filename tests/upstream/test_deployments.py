@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
+from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Engine
 from tidegate.core.errors import Throttled, Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.discovered import NUMBER_MAX, RESET_MS_MAX, Left, Told, left, told
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.quota import Quota
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.budgets.discovered import NUMBER_MAX, RESET_MS_MAX, Left, Told, left, told
+from tidegate.upstream.budgets.quota import Quota
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

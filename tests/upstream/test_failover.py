@@ -16,14 +16,14 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request
 from tests.upstream.world import World, deployment
 from tidegate.core import retry
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import HttpLimits, Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.retry_budget import RetryBudgetPolicy
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

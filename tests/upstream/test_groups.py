@@ -10,12 +10,12 @@ import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import Ambiguous, Refused, Throttled, UpstreamError
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
 

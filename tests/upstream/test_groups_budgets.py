@@ -8,12 +8,12 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import RawServer, eventually
 from tests.upstream.test_groups import Gate, embed, grouped, item, sizes, together
 from tests.upstream.world import World
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
-from tidegate.core.chat_batches import BATCH_ENDPOINT, USAGE_MISSING, ChatAdapter, ChatBatching, ChatMode
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, UpstreamError
+from tidegate.core.grouping.chat_batches import BATCH_ENDPOINT, USAGE_MISSING, ChatAdapter, ChatBatching, ChatMode
 from tidegate.core.nouns import Answer, Call, Usage
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
 

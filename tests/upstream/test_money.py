@@ -16,17 +16,17 @@ import pytest
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.test_budgets import AT_ONCE, always
 from tests.upstream.world import HandClock, World, deployment
-from tidegate.core.budgets import Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
-from tidegate.core.budgets_deal import deal, settle
-from tidegate.core.budgets_ledger import Ledger
-from tidegate.core.budgets_money import MoneyLedger
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets.deal import deal, settle
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbounded, Withheld
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.prices import NANO, Price
-from tidegate.upstream.parallel import WAITERS_MAX, Parallel
-from tidegate.upstream.reserve import LETTER_TOKENS, OTHER_TOKENS
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
+from tidegate.core.usage.prices import NANO, Price
+from tidegate.upstream.budgets.reserve import LETTER_TOKENS, OTHER_TOKENS
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.parallel import WAITERS_MAX, Parallel
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core import retry
-from tidegate.core.budgets import Ask, Grant, Limit, Period
+from tidegate.core.budgets.budget import Ask, Grant, Limit, Period
 from tidegate.core.errors import UpstreamError, Withheld
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.upstream.world import HandClock
 from tidegate.core.ports import Present, Told
-from tidegate.upstream.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
+from tidegate.upstream.tide.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
 
 API = Present(0, 0, 2, 1, True)
 

@@ -10,8 +10,9 @@ import pytest
 
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.world import HandClock
-from tidegate.core.budgets import Ask, Bound, Budget, Grant, Limit, Period
-from tidegate.upstream.purse import Leave, Purse
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period
+from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.http.leave import Leave
 
 pytestmark = pytest.mark.anyio
 

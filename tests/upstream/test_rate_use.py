@@ -12,7 +12,7 @@ import pytest
 from yarl import URL
 
 from tests.upstream.raw_server import CHAT
-from tidegate.core.budgets import Ask, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import Ask, Grant, Limit, Period, Settlement
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.core.nouns import Call
@@ -20,10 +20,10 @@ from tidegate.simulate.world.loop import VirtualLoop
 from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.purse import Leave
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.transport import Reply
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.http.transport import Reply
+from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000
 POLL_S = 1.0

@@ -12,11 +12,11 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.test_router import FAST, Gate, always, failure
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Engine, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Deployment, HttpLimits, Secret, Tls
 from tidegate.core.errors import KeyRejected
 from tidegate.settings.renewal import Renewal
-from tidegate.upstream.lane import KEY_REST_MS_MAX
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.transport import AiohttpTransport
+from tidegate.upstream.http.transport import AiohttpTransport
+from tidegate.upstream.routing.lane import KEY_REST_MS_MAX
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.ports import Upstream
-from tidegate.upstream.lane import KEY_REST_MS_MAX
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import KEY_REST_MS_MAX
 
 pytestmark = pytest.mark.anyio
 

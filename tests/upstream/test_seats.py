@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted, SettingsError
-from tidegate.upstream.seats import Seats
+from tidegate.upstream.http.seats import Seats
 
 pytestmark = pytest.mark.anyio
 

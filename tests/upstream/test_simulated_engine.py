@@ -10,7 +10,7 @@ from tests.upstream.world import CHAT_ENDPOINT, World, deployment
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
 

@@ -10,16 +10,16 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 

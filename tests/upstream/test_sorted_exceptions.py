@@ -14,7 +14,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
 from tidegate.core.errors import Ambiguous, Unavailable
-from tidegate.upstream import classify
+from tidegate.upstream.http import classify
 
 # Raised while a connection is made, or before: nothing was sent, whatever else is believed.
 NEVER_BILLED = {

@@ -25,11 +25,11 @@ from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.interactive import Ask, Shaped
-from tidegate.upstream.passage import Passage
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.tides import LaneTide
+from tidegate.upstream.calls.interactive import Ask, Shaped
+from tidegate.upstream.calls.passage import Passage
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.slots import Capacity
+from tidegate.upstream.tide.tides import LaneTide
 
 pytestmark = pytest.mark.anyio
 

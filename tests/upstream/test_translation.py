@@ -22,7 +22,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.core.nouns import Usage
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
 

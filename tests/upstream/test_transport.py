@@ -16,16 +16,9 @@ from yarl import URL
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, Engine, HttpLimits, Tls
-from tidegate.core.errors import (
-    Ambiguous,
-    BrokenAnswer,
-    PoolExhausted,
-    SettingsError,
-    Unavailable,
-    UpstreamError,
-)
-from tidegate.upstream.connections import make_room_for_connections
-from tidegate.upstream.transport import AiohttpTransport, Reply
+from tidegate.core.errors import Ambiguous, BrokenAnswer, PoolExhausted, SettingsError, Unavailable, UpstreamError
+from tidegate.upstream.http.connections import make_room_for_connections
+from tidegate.upstream.http.transport import AiohttpTransport, Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -613,7 +606,7 @@ class TestOpenFiles:
         code = (
             "import resource\n"
             "from tidegate.core.deployments import HttpLimits\n"
-            "from tidegate.upstream.connections import make_room_for_connections\n"
+            "from tidegate.upstream.http.connections import make_room_for_connections\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 900))\n"
             "make_room_for_connections(HttpLimits())\n"
             "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
@@ -625,7 +618,7 @@ class TestOpenFiles:
             "import resource\n"
             "from tidegate.core.deployments import HttpLimits\n"
             "from tidegate.core.errors import SettingsError\n"
-            "from tidegate.upstream.connections import make_room_for_connections\n"
+            "from tidegate.upstream.http.connections import make_room_for_connections\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))\n"
             "try: make_room_for_connections(HttpLimits())\n"
             "except SettingsError as wrong: print(wrong)\n"

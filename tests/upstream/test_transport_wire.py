@@ -18,8 +18,8 @@ from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, ev
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import HttpLimits, Secret, Tls
 from tidegate.core.errors import Ambiguous, Unavailable
-from tidegate.upstream import connections
-from tidegate.upstream.transport import AiohttpTransport
+from tidegate.upstream.http import connections
+from tidegate.upstream.http.transport import AiohttpTransport
 
 pytestmark = pytest.mark.anyio
 

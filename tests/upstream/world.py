@@ -11,10 +11,10 @@ from yarl import URL
 from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.nouns import Call
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.router import Router, open_router
-from tidegate.upstream.slots import Capacity
-from tidegate.upstream.transport import AiohttpLine, AiohttpTransport
+from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.http.transport import AiohttpLine, AiohttpTransport
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
 
 CHAT_ENDPOINT = "/v1/chat/completions"
 

@@ -17,15 +17,15 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
-from tidegate.flow.interactive_book import InteractiveBook
+from tidegate.interactive_book import InteractiveBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.router import open_router
-from tidegate.upstream.slots import Capacity
+from tidegate.upstream.calls.router import open_router
+from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
 from tidegate.web.serving import ListenLimits, listening

@@ -17,10 +17,10 @@ from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.flow.ingest import Ingest
-from tidegate.flow.ingest_file import InputPasses
 from tidegate.service import line_rules
 from tidegate.settings.capacity import Model, ModelDeployment
+from tidegate.stages.ingest.ingest import Ingest
+from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.failures import Failures
 from tidegate.web.loopback import is_loopback, require_loopback

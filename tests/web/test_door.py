@@ -14,7 +14,7 @@ from tests.support.proxy import Proxies
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import Clock, WebServer
 from tidegate.core import window
-from tidegate.flow import accept
+from tidegate.stages import accept
 from tidegate.web.health import Check
 
 

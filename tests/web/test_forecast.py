@@ -11,7 +11,7 @@ import pytest
 from tests.web import stages
 from tests.web.calls import create, is_error, upload
 from tests.web.server import WebServer
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
 from tidegate.web.forecast import sampled_units
 
 LINE = json.dumps(

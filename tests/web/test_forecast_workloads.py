@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tests.engine.world import START_MS, World
-from tidegate.core.budgets import Ask, Bound, Budget, Limit, Period, budgets_of
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
-from tidegate.core.scope import tenant_scope
+from tidegate.core.schedule.scope import tenant_scope
 from tidegate.settings import load
 from tidegate.web.forecast import Forecaster
 

@@ -12,9 +12,9 @@ import pytest
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.upstream import answers, chat_with
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Secret
-from tidegate.core.prices import NANO
+from tidegate.core.usage.prices import NANO
 from tidegate.settings.capacity import DeploymentPrice, Model, ModelDeployment
 
 __all__ = ["world"]

@@ -12,10 +12,10 @@ from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World
 from tests.web.gateway_world import world as world
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.prices import NANO
-from tidegate.core.spending import Entry
+from tidegate.core.usage.prices import NANO
+from tidegate.core.usage.spending import Entry
 from tidegate.settings.capacity import DeploymentPrice
 
 PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000)}

@@ -9,7 +9,7 @@ import pytest
 from tests.web.calls import LINES, create, kept, upload
 from tests.web.server import WebServer
 from tidegate.core.errors import StoreUnavailable
-from tidegate.flow import accept
+from tidegate.stages import accept
 
 
 class Forgetful:

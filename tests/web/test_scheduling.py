@@ -10,7 +10,7 @@ import pytest
 from tests.web.calls import create, is_error, raw, upload
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate import metrics
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.schedule.switch import Switch
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}

@@ -13,10 +13,10 @@ from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World
 from tests.web.gateway_world import world as world
 from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
-from tidegate.core.budgets import Limit, Period
-from tidegate.core.budgets_money import MoneyLedger
+from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.deployments import Engine
-from tidegate.core.prices import NANO
+from tidegate.core.usage.prices import NANO
 from tidegate.settings.capacity import DeploymentPrice
 
 PRICED = {"price": DeploymentPrice(input=3, cached=1, output=7)}

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
-from tidegate.core.budgets import GRANT_MS, NEVER_MS, Ask, Budget, Grant, Settlement
-from tidegate.core.budgets_deal import check
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Ask, Budget, Grant, Settlement
+from tidegate.core.budgets.deal import check
 from tidegate.core.ports import Limits
 
 _TIMEOUT_S = 0.1

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Engine, Queue, Resource, TideMode
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.settings import Settings, Tenants, redacted, slot_caps

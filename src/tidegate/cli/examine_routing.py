@@ -14,7 +14,7 @@ from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.capacity import ModelTerms
 
 if TYPE_CHECKING:
-    from tidegate.upstream.probe import Probe
+    from tidegate.upstream.routing.probe import Probe
 
 NAMES_SHOWN_MAX = 5
 CHAT = "/v1/chat/completions"
@@ -102,7 +102,7 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> Finding:
 
 def _not_served(settings: Settings, known: Routing) -> Iterator[Finding]:
     """Endpoints that an engine does not have, and models that only batches or only interactive calls get."""
-    from tidegate.upstream.translation import unserved_endpoints
+    from tidegate.upstream.calls.translation import unserved_endpoints
     from tidegate.web.gateway import ENDPOINTS
 
     for one in known.deployments:

@@ -8,12 +8,13 @@ import typer
 import uvloop
 
 from tidegate.cli import batches, beside, options, screen
-from tidegate.core import eta, schedule
-from tidegate.core import explain as reasons
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget, with_limits
+from tidegate.core import schedule
+from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job
-from tidegate.core.outlooks import Outlook
+from tidegate.core.schedule import eta
+from tidegate.core.schedule import explain as reasons
+from tidegate.core.schedule.outlooks import Outlook
 from tidegate.core.window import spoken
 from tidegate.settings import Settings, deployments, resources, schedule_policy, switched
 from tidegate.settings.added import added
@@ -101,7 +102,7 @@ async def _places(parts: "Parts") -> Places:
 async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]) -> Bindings:
     """The budgets that bind the batch at each model, for each deployment that could take its calls."""
     from tidegate.store.rows import limits_from
-    from tidegate.upstream.router import open_router
+    from tidegate.upstream.calls.router import open_router
 
     settings = parts.settings
     tenant = await parts.store.tenant_name(job.tenant_id)

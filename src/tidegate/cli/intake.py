@@ -16,7 +16,7 @@ import msgspec
 from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
-from tidegate.core.line_faults import LineFault, explain, strange_file
+from tidegate.core.input.line_faults import LineFault, explain, strange_file
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.prices import units_text
+from tidegate.core.usage.prices import units_text
 
 if TYPE_CHECKING:
     from tidegate.web.limit_asks import KeyLimitAsk

@@ -205,7 +205,7 @@ def _id(errand: Errand, turn: int) -> str:
 
 async def _begin(errand: Errand, working: "Working") -> Job:
     from tidegate.failpoints import hit
-    from tidegate.flow.accept import Reception
+    from tidegate.stages.accept import Reception
 
     parts, source, wishes = working.parts, errand.source, errand.wishes
     job_id = _id(errand, len([job async for job in _turns(errand, working)]))

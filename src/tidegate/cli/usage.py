@@ -10,8 +10,8 @@ import typer
 import uvloop
 
 from tidegate.cli import beside, options
-from tidegate.core import spending
 from tidegate.core.errors import SettingsError
+from tidegate.core.usage import spending
 from tidegate.settings import Settings
 
 _EPOCH = date(1970, 1, 1)

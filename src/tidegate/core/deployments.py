@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-from tidegate.core.budgets import Limit
-from tidegate.core.chat_batches import ChatBatching
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import SettingsError
-from tidegate.core.prices import Price
+from tidegate.core.grouping.chat_batches import ChatBatching
+from tidegate.core.usage.prices import Price
 
 
 class Engine(StrEnum):

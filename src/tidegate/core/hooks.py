@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.guardrails import Code as GuardrailCode
-from tidegate.core.guardrails import Guardrail
+from tidegate.core.policy.guardrails import Code as GuardrailCode
+from tidegate.core.policy.guardrails import Guardrail
 
 MESSAGE_CHARS_MAX = 1_000
 BODY_BYTES_MAX = 32 << 20

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from tidegate.core.budgets import Budget, Limit
+from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.states import FileState, JobState, Outcome
 
 # So much of a request's beginning says which others an engine should meet it with: shorter ones are cheap to read again.

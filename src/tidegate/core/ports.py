@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tidegate.core.budgets import Ask, Budget, Grant, Limit, Settlement
+from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 from tidegate.core.queues import Put, QueueState, Request, Sorted, Withdrawal
 

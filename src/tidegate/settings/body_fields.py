@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tidegate.core.body_names import ENGINE_FIELDS, KNOWN_FIELDS
-from tidegate.core.caller_fields import OTHER, FieldRules
+from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS
+from tidegate.core.body_rules.caller_fields import OTHER, FieldRules
+from tidegate.core.body_rules.media_hosts import is_host_pattern
 from tidegate.core.deployments import Deployment, Engine, Resource, fallbacks
-from tidegate.core.media_hosts import is_host_pattern
 from tidegate.settings.capacity import Model, ModelTerms
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath

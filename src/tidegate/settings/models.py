@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import msgspec
 
-from tidegate.core.budgets import Limit, Period
-from tidegate.core.chat_batches import ChatAdapter, ChatBatching
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.core.prices import Price, nano_of
+from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.retry import RetryPolicy
+from tidegate.core.usage.prices import Price, nano_of
 from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ModelTerms, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath

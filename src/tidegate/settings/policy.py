@@ -5,9 +5,9 @@ import functools
 from collections.abc import Iterator
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.guardrails import Action, AnswerShape, Length, Patterns, Unseen
-from tidegate.core.guardrails import Code as GuardrailCode
 from tidegate.core.hooks import Bounds, Rule, Streams
+from tidegate.core.policy.guardrails import Action, AnswerShape, Length, Patterns, Unseen
+from tidegate.core.policy.guardrails import Code as GuardrailCode
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
 from tidegate.core.schedule.switch import Switch

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidegate.core.budgets import Bound, Budget, Limit, budgets_of, creation_budgets, tightest
+from tidegate.core.budgets.budget import Bound, Budget, Limit, budgets_of, creation_budgets, tightest
 from tidegate.settings.capacity import TenantEntry
 from tidegate.settings.check import nearest
 from tidegate.settings.groups import Settings

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import structlog
 
-from tidegate.core.budgets import Ask, Budget, Grant, Limit, Period, Settlement
-from tidegate.core.budgets_deal import deal, settle
-from tidegate.core.budgets_flights import mark_of
-from tidegate.core.budgets_ledger import Ledger
-from tidegate.core.budgets_money import MoneyLedger
-from tidegate.core.budgets_slots import fair_shares, next_holding
+from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.deal import deal, settle
+from tidegate.core.budgets.flights import mark_of
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
+from tidegate.core.budgets.slots import fair_shares, next_holding
 from tidegate.core.errors import StoreUnavailable
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table

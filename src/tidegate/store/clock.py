@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import structlog
 
-from tidegate.core.budgets import Kind
-from tidegate.core.budgets_ledger import Ledger
-from tidegate.core.budgets_money import MoneyLedger
+from tidegate.core.budgets.budget import Kind
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.store_clock import Steady
 from tidegate.store.driver import Tx
 

@@ -6,9 +6,9 @@ counts nothing, and a creation that is replayed never comes here twice.
 
 import math
 
-from tidegate.core.budgets import NEVER_MS, Ask, Bound, Budget
-from tidegate.core.budgets_deal import deal
-from tidegate.core.budgets_ledger import Ledger
+from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget
+from tidegate.core.budgets.deal import deal
+from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.errors import ApiProblem
 from tidegate.store.budgets import few_at_a_time
 from tidegate.store.driver import Tx

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidegate.core.errors import LostRace
-from tidegate.core.ingest_turns import BYTES_MAX, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs
+from tidegate.core.input.turns import BYTES_MAX, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs
 from tidegate.core.nouns import IngestPlan, IngestSource, JobStart
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.explain import Standing
-from tidegate.core.ingest_turns import ingest_bytes
+from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
-from tidegate.core.scope import tenant_scope
+from tidegate.core.schedule.explain import Standing
+from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.creations import count_creation
 from tidegate.store.driver import Row, Tx

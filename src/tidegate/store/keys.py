@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.keys import PUBLIC_LENGTH
 from tidegate.store.driver import Tx
 from tidegate.store.rows import limits_from, limits_text

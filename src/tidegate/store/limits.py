@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import structlog
 
-from tidegate.core.budgets import Ask, Grant, Settlement
-from tidegate.core.budgets_deal import check
+from tidegate.core.budgets.budget import Ask, Grant, Settlement
+from tidegate.core.budgets.deal import check
 from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
 from tidegate.store.store import Store
 

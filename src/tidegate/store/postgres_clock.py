@@ -9,25 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tidegate.core.store_clock import (
-    TICK_MS,
-    Look,
-    Steady,
-    going_on_from,
-    is_doubtful,
-    is_to_follow,
-    step_between,
-)
-from tidegate.store.clock import (
-    Boot,
-    ClockRow,
-    move_along,
-    read_clock,
-    say_followed,
-    say_stepped,
-    set_clock,
-    tick,
-)
+from tidegate.core.store_clock import TICK_MS, Look, Steady, going_on_from, is_doubtful, is_to_follow, step_between
+from tidegate.store.clock import Boot, ClockRow, move_along, read_clock, say_followed, say_stepped, set_clock, tick
 from tidegate.store.driver import Body, Tx
 
 Write = Callable[[Body[ClockRow]], Awaitable[ClockRow]]

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tidegate.core.budgets import Budget
-from tidegate.core.budgets_ahead import calls_take_ms
-from tidegate.core.outlooks import Minute, ModelOutlook
+from tidegate.core.budgets.ahead import calls_take_ms
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.schedule.outlooks import Minute, ModelOutlook
 from tidegate.store.budgets import few_at_a_time
 from tidegate.store.driver import Tx
 from tidegate.store.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES, other_flows

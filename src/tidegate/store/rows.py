@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.nouns import File, Job, LineError, Usage
 from tidegate.core.states import FileState, JobState
 

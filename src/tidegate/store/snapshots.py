@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidegate.core.nouns import Pace
-from tidegate.core.outlooks import Minute, ModelOutlook, Outlook
+from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Suspects, Turn, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.slices import KEPT_FOR_CHECKS, SEARCH_LOSSES_MAX, SUSPECT_AFTER

@@ -7,16 +7,7 @@ the machine does, goes on exactly where its predecessor was; after a restart of 
 from collections.abc import Callable
 
 from tidegate.core.store_clock import STEP_MS_MIN, Steady, going_on_from, is_to_follow
-from tidegate.store.clock import (
-    Boot,
-    ClockRow,
-    move_along,
-    read_clock,
-    say_followed,
-    say_stepped,
-    set_clock,
-    tick,
-)
+from tidegate.store.clock import Boot, ClockRow, move_along, read_clock, say_followed, say_stepped, set_clock, tick
 from tidegate.store.driver import Tx
 
 _TICK_MS = 10_000

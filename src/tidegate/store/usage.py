@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tidegate.core.nouns import Usage
-from tidegate.core.prices import Cost, Spend
-from tidegate.core.spending import Entry
+from tidegate.core.usage.prices import Cost, Spend
+from tidegate.core.usage.spending import Entry
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table
 

@@ -6,7 +6,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.flow.accept import Reception
+from tidegate.stages.accept import Reception
 from tidegate.web import problems, scrape
 from tidegate.web.auth import Authenticator
 from tidegate.web.batches import Batches

@@ -8,10 +8,10 @@ from starlette.responses import Response
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, Job, Quotas
 from tidegate.core.problems import no_such_batch, no_such_file
-from tidegate.core.scope import scope_of
+from tidegate.core.schedule.scope import scope_of
 from tidegate.core.states import JOB_ENDED
-from tidegate.flow.accept import Reception
 from tidegate.settings import Tenants
+from tidegate.stages.accept import Reception
 from tidegate.web import asks, content, wire
 from tidegate.web.context import WebContext
 from tidegate.web.forecast import Forecaster

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tidegate.core.caller_fields import FieldRules
+from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
-from tidegate.flow.interactive_book import InteractiveBook
-from tidegate.flow.roster import Roster
+from tidegate.interactive_book import InteractiveBook
+from tidegate.roster import Roster
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
 from tidegate.store.store import Store
-from tidegate.upstream.router import Router
+from tidegate.upstream.calls.router import Router
 
 
 def nothing_to_report() -> Mapping[str, str | None]:

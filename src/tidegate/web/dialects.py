@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 
 from tidegate.core import translate
-from tidegate.upstream.translation import Translation
+from tidegate.upstream.calls.translation import Translation
 
 RESPONSES = "/v1/responses"
 

@@ -11,7 +11,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, File
 from tidegate.core.problems import no_such_file
-from tidegate.flow.accept import Reception, Upload, too_large
+from tidegate.stages.accept import Reception, Upload, too_large
 from tidegate.web import asks, content, wire
 from tidegate.web.context import WebContext
 from tidegate.web.intake import Intake

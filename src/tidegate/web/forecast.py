@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.core import estimate, eta
-from tidegate.core.budgets import Bound, Limit, with_limits
+from tidegate.core.budgets.budget import Bound, Limit, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
-from tidegate.core.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
+from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
 from tidegate.core.nouns import Caller, File, Job, JobRequest
-from tidegate.core.outlooks import ModelOutlook, Outlook
+from tidegate.core.schedule import eta
+from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
 from tidegate.core.states import JobState
+from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
 from tidegate.settings.tenants import Tenants
 from tidegate.store.rows import limits_from

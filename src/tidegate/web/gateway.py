@@ -11,18 +11,18 @@ from collections import OrderedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.core.budgets import Bound, Budget, with_limits
-from tidegate.core.caller_fields import rules_for
+from tidegate.core.body_rules.caller_fields import rules_for
+from tidegate.core.budgets.budget import Bound, Budget, with_limits
 from tidegate.core.errors import ApiProblem
 from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
-from tidegate.core.policy_rules import allows
-from tidegate.flow.closer_look import look_closely
-from tidegate.flow.guard import Guards
+from tidegate.core.policy.policy_rules import allows
+from tidegate.guards.closer_look import look_closely
+from tidegate.guards.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
-from tidegate.upstream.interactive import Ask
-from tidegate.upstream.translation import MESSAGES
+from tidegate.upstream.calls.interactive import Ask
+from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import Dialect
 from tidegate.web.guarding import guarded_answer, guarded_stream, guarded_wish

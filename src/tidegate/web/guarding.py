@@ -7,13 +7,13 @@ is refused, unless the operator wrote that this rule lets streams pass, or that 
 import math
 
 from tidegate import metrics
+from tidegate.core.answers.said_anew import stream_of
+from tidegate.core.answers.whole_answer import WholeAnswer
 from tidegate.core.errors import ApiProblem, BrokenAnswer
 from tidegate.core.hooks import About, Stop
-from tidegate.core.said_anew import stream_of
 from tidegate.core.translate.sse import StreamBroken
-from tidegate.core.whole_answer import WholeAnswer
-from tidegate.flow.guard import Guard
-from tidegate.upstream.passage import Passage
+from tidegate.guards.guard import Guard
+from tidegate.upstream.calls.passage import Passage
 from tidegate.web.dialects import Dialect, Translator
 from tidegate.web.passing import read_rest
 from tidegate.web.wishes import Wish

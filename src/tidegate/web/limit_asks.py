@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.core.prices import nano_of
+from tidegate.core.usage.prices import nano_of
 
 LIMITS_MAX = 12
 COUNT_MAX = 1_000_000_000_000_000

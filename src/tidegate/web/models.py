@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core.errors import ApiProblem
-from tidegate.core.lines import MODEL_BYTES_MAX
+from tidegate.core.input.lines import MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller
-from tidegate.core.policy_rules import allows
-from tidegate.upstream.lane import DeploymentStatus
-from tidegate.upstream.probe import Listed
+from tidegate.core.policy.policy_rules import allows
+from tidegate.upstream.routing.lane import DeploymentStatus
+from tidegate.upstream.routing.probe import Listed
 from tidegate.web import asks, wire
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded

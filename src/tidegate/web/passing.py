@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidegate import metrics
+from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
-from tidegate.core.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.ports import Clock
-from tidegate.upstream.passage import Passage
+from tidegate.upstream.calls.passage import Passage
 from tidegate.web.dialects import Dialect
 from tidegate.web.open_calls import KeyCut, OpenCall
 from tidegate.web.open_calls import refusal as key_refusal

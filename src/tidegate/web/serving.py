@@ -16,7 +16,7 @@ from granian.server.embed import Server
 
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
-from tidegate.upstream.connections import OTHER_FILES_COUNT
+from tidegate.upstream.http.connections import OTHER_FILES_COUNT
 from tidegate.web.inbound import InboundConnections
 
 log = structlog.get_logger()

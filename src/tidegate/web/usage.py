@@ -5,9 +5,9 @@ from datetime import UTC, date, datetime, timedelta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.core import spending
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
+from tidegate.core.usage import spending
 from tidegate.web import asks
 from tidegate.web.auth import TENANT_HEADER
 from tidegate.web.context import WebContext

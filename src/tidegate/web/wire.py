@@ -8,9 +8,9 @@ import msgspec
 from starlette.responses import Response
 
 from tidegate.core.nouns import File, Job
-from tidegate.core.prices import units_text
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.usage.prices import units_text
 
 T = TypeVar("T")
 

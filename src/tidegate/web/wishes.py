@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
+from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.errors import ApiProblem
-from tidegate.core.line_faults import LineFault
-from tidegate.core.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
-from tidegate.core.plain_body import read_plain
+from tidegate.core.input.line_faults import LineFault
+from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
 from tidegate.web.intake import Intake
 
 FLEX = "flex"

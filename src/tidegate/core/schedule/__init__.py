@@ -6,17 +6,7 @@ from tidegate.core.schedule.prospect import Prospect, prospect_not_ready, prospe
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare
-from tidegate.core.schedule.snapshot import (
-    Choice,
-    FlowView,
-    JobView,
-    ModelView,
-    Pick,
-    Skip,
-    Snapshot,
-    Turn,
-    Why,
-)
+from tidegate.core.schedule.snapshot import Choice, FlowView, JobView, ModelView, Pick, Skip, Snapshot, Turn, Why
 
 __all__ = [
     "Choice",

@@ -8,7 +8,7 @@ would miss even with all that urgent work may take is hopeless, and leaves the r
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tidegate.core import eta
+from tidegate.core.schedule import eta
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.snapshot import JobView, ModelView
 

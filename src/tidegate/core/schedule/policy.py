@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder
+from tidegate.core.schedule.scope import tenant_of
 from tidegate.core.schedule.snapshot import JobView
-from tidegate.core.scope import tenant_of
 
 UNITS_PER_DELTALLM_UNIT = 256
 

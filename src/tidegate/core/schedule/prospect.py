@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tidegate.core.outlooks import ModelOutlook
 from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.reasons import reason_of
 from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from tidegate.core import ids
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
-from tidegate.core.estimate import work_units
 from tidegate.core.nouns import Caller, JobRequest, Usage
-from tidegate.core.scope import scope_of
+from tidegate.core.schedule.scope import scope_of
+from tidegate.core.usage.estimate import work_units
 from tidegate.simulate.world.disk import Disk
 from tidegate.simulate.world.estate import RACE_SLOTS, UNKNOWN_MODEL, Shape
 from tidegate.simulate.world.plan import Plan

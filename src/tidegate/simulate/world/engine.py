@@ -8,14 +8,10 @@ from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.system import LocalWake
 from tidegate.core import ids
 from tidegate.core.errors import IngestFailed
-from tidegate.core.ingest_turns import Lane
-from tidegate.core.lines import LineRules
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import Lane
 from tidegate.core.nouns import IngestPlan, Job
 from tidegate.core.retry import RetryPolicy
-from tidegate.flow.incarnation import Incarnation
-from tidegate.flow.ingest_file import ingest_file
-from tidegate.flow.record import FlushLimits
-from tidegate.flow.worker_options import WorkerOptions
 from tidegate.settings.policy import switched
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.simulate.world.disk import Disk, ProcessBlobs
@@ -23,14 +19,18 @@ from tidegate.simulate.world.plan import Plan
 from tidegate.simulate.world.process import Process
 from tidegate.simulate.world.provider import ProcessTransport, Provider
 from tidegate.simulate.world.redis_server import url_of
+from tidegate.stages.ingest.ingest_file import ingest_file
+from tidegate.stages.record import FlushLimits
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
-from tidegate.upstream.breaker import BreakerPolicy
-from tidegate.upstream.lane import LanePolicy
-from tidegate.upstream.retry_budget import RetryBudgetPolicy
-from tidegate.upstream.router import Router
-from tidegate.upstream.slots import Capacity
-from tidegate.worker import Worker
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.breaker import BreakerPolicy
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
+from tidegate.upstream.routing.slots import Capacity
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.worker import Worker
+from tidegate.worker.worker_options import WorkerOptions
 
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0

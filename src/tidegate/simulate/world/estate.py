@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
 from tidegate.settings.tenants import TenantPolicy

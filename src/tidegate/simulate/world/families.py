@@ -6,7 +6,7 @@ A planted bug belongs to a family in which a handful of seeds shows it. The heal
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.core.budgets import Limit, Period
+from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
 from tidegate.settings.tenants import TenantPolicy

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tidegate.core.budgets import Limit
+from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.simulate.world.customers import Order
 from tidegate.simulate.world.estate import Estate

@@ -12,14 +12,15 @@ from typing import Any
 
 from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
-from tidegate.flow import hand, lease, record
-from tidegate.flow.fill import Filler
-from tidegate.flow.key_state import KeyStates
-from tidegate.flow.steps import Steps
-from tidegate.flow.tend import lost_workers
 from tidegate.simulate.world.mutants_capacity import CAPACITY
 from tidegate.simulate.world.planting import Mutant, both, patch, sql
+from tidegate.stages import lease, record
+from tidegate.stages.steps import Steps
+from tidegate.stages.tend import lost_workers
 from tidegate.store import slices
+from tidegate.worker import hand
+from tidegate.worker.fill import Filler
+from tidegate.worker.key_state import KeyStates
 
 _TOKEN = "and lease_token = :token"
 _OPEN = "and state in ('in_progress', 'cancelling')"
@@ -60,10 +61,7 @@ _read_items = lease.read_items
 
 
 async def _take_without_deadline(*arguments: Any) -> Any:
-    taken = await _take(*arguments)
-    for held in taken:
-        held.deadline_ms = 1e12
-    return taken
+    return [(piece, 1e12) for piece, _ in await _take(*arguments)]
 
 
 def _decide_harshly(error: Any, *arguments: Any) -> Any:

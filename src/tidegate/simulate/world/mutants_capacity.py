@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from tidegate.core.budgets_window import Span
+from tidegate.core.budgets.counting import Span
 from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.simulate.world.planting import Mutant, lua, patch, sql
 from tidegate.store import budgets
 from tidegate.store.limits import StoreLimits
-from tidegate.upstream import lane
-from tidegate.upstream.purse import Leave, Purse
-from tidegate.upstream.routes import Route
+from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.routing import lane
+from tidegate.upstream.routing.routes import Route
 
 _settle = StoreLimits.settle
 _budgets = TenantPolicy.budgets

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from tidegate.flow.incarnation import Incarnation
 from tidegate.simulate.world.loop import OWNER, VirtualLoop
 from tidegate.simulate.world.weather import Weather
-from tidegate.worker import Worker
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.worker import Worker
 
 T = TypeVar("T")
 

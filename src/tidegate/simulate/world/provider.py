@@ -15,15 +15,15 @@ from yarl import URL
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Ambiguous, Unavailable, UpstreamError
-from tidegate.core.estimate import prompt_tokens
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
+from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.simulate.world.loop import VirtualLoop
 from tidegate.simulate.world.process import Over, Process, outside
 from tidegate.simulate.world.trace import Trace
 from tidegate.simulate.world.weather import Weather
-from tidegate.upstream.purse import Leave
-from tidegate.upstream.transport import Reply
+from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.http.transport import Reply
 
 HANG_S = 6.0
 CONNECTIONS_MAX = 1_000

@@ -6,13 +6,12 @@ from typing import Any
 
 import structlog
 
-from tidegate import worker
-from tidegate.core import budgets_window
-from tidegate.core.budgets import Period
-from tidegate.core.budgets_window import Span
-from tidegate.flow import fill, hand
-from tidegate.flow.tend import crowded_files
-from tidegate.upstream import slots
+from tidegate.core.budgets import counting
+from tidegate.core.budgets.budget import Period
+from tidegate.core.budgets.counting import Span
+from tidegate.stages.tend import crowded_files
+from tidegate.upstream.routing import slots
+from tidegate.worker import fill, hand, worker
 
 PIECES_MAX = 4
 # A minute and an hour of this world.
@@ -21,7 +20,7 @@ _TINY = (
     (hand, "SHORT_WAIT_MS", 1_500),
     (worker, "SHORT_WAIT_MS", 1_500),
     (fill, "SHORT_WAIT_MS", 1_500),
-    (budgets_window, "_SPANS", SPANS),
+    (counting, "_SPANS", SPANS),
     (worker, "_UPKEEP_EVERY", 3),
     (slots, "PERIOD_S", 0.8),
     (crowded_files, "PIECES_MAX", PIECES_MAX),

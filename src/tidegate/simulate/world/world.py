@@ -16,7 +16,6 @@ from typing import Any
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.schedule.switch import Switch
 from tidegate.core.states import JOB_ENDED
-from tidegate.flow.incarnation import Incarnation
 from tidegate.simulate.world.customers import Customers, Order
 from tidegate.simulate.world.disk import Disk
 from tidegate.simulate.world.driver import ProcessDriver, now
@@ -36,6 +35,7 @@ from tidegate.simulate.world.trace import Trace
 from tidegate.simulate.world.weather import Weather
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
+from tidegate.worker.incarnation import Incarnation
 
 CHAOS_S = 0.3
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.

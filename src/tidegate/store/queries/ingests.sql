@@ -1,4 +1,4 @@
--- Ingest: whose input is read next, and what it becomes. A lane's clock and the tenants' places on it count bytes (core/ingest_turns.py).
+-- Ingest: whose input is read next, and what it becomes. A lane's clock and the tenants' places on it count bytes (core/input/turns.py).
 
 -- jobs_waiting_ingest --
 -- Inputs of a lane that nobody ingests now.

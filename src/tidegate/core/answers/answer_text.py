@@ -1,0 +1,73 @@
+"""How much text an answer holds, for answers that do not say what they used: words, reasoning, and what tools are called with.
+
+Every text counts except the names and marks of the protocol, so a field that is new to us counts too. Four bytes are one token.
+"""
+
+from typing import Any
+
+import msgspec
+
+from tidegate.core.nouns import Usage
+from tidegate.core.usage.estimate import prompt_tokens
+
+# Texts of the protocol, which no model wrote.
+_MARKS = frozenset(
+    (
+        "id",
+        "type",
+        "role",
+        "object",
+        "index",
+        "call_id",
+        "item_id",
+        "status",
+        "finish_reason",
+        "stop_reason",
+        "native_finish_reason",
+        "signature",
+        "obfuscation",
+        "encrypted_content",
+        "logprobs",
+        "model",
+        "format",
+    )
+)
+# Where each endpoint's answer holds what the model wrote.
+_WRITTEN = ("choices", "output", "content")
+
+
+def text_bytes(value: Any) -> int:
+    """Return how many bytes of text a part of an answer holds."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    size = 0
+    if isinstance(value, dict):
+        for name, one in value.items():
+            if one is not None and name not in _MARKS:
+                size += text_bytes(one)
+    elif isinstance(value, list):
+        for one in value:
+            size += text_bytes(one)
+    return size
+
+
+def estimated(said: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:
+    """Return what was used: what the answer said, and by its text what it did not say."""
+    said = said or Usage()
+    return Usage(
+        said.input_tokens or prompt_tokens(request_bytes),
+        said.cached_tokens,
+        said.output_tokens + prompt_tokens(answer_bytes),
+        said.reasoning_tokens,
+    )
+
+
+def written_bytes(body: bytes) -> int:
+    """Return how many bytes of text a whole answer holds."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return len(body)
+    return sum(text_bytes(answer.get(name)) for name in _WRITTEN) if isinstance(answer, dict) else len(body)

@@ -1,0 +1,79 @@
+"""Result lines in OpenAI's exact shapes. An answer's body is spliced in as the bytes that the upstream sent; only the characters that
+some clients take for the end of a line are escaped."""
+
+from contextlib import suppress
+
+import msgspec
+
+from tidegate.core.answers.line_breaks import escape_line_breaks
+from tidegate.core.ids import item_id
+from tidegate.core.states import Outcome
+from tidegate.core.translate import error_to_openai, is_error_of, says_why
+from tidegate.core.usage.prices import units_text
+
+NEVER_RAN = {
+    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    Outcome.CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    Outcome.FAILED: ("batch_failed", "This request was not executed because the batch failed."),
+}
+_encode = msgspec.json.encode
+
+
+def response_line(name: str, custom_id: bytes, status: int, body: bytes) -> bytes:
+    """What the upstream answered to this item, good or bad. `body` is one line of JSON, `custom_id` the caller's own JSON text."""
+    return escape_line_breaks(
+        b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":"req_%b","body":%b},"error":null}\n'
+        % (
+            name.encode(),
+            custom_id,
+            status,
+            name[10:].encode(),
+            body,
+        )
+    )
+
+
+def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: str) -> bytes:
+    """An item that has no answer: why."""
+    return escape_line_breaks(
+        b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":%b,"message":%b}}\n'
+        % (item_id(job_id, number).encode(), custom_id, _encode(code), _encode(message))
+    )
+
+
+def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
+    """The same line with what its answer cost, exact, by what it was paid for: whoever adds up lines has what the job cost."""
+    costs = (sum(cost_nano), *cost_nano)
+    said = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
+        units_text(nano).encode() for nano in costs
+    )
+    return b'%b,"tidegate":{%b}}\n' % (line[:-2], said)
+
+
+def with_raw(line: bytes, raw: bytes) -> bytes:
+    """The same line with what the upstream said instead of an answer, as text: JSON as it came, or the string that what is none became."""
+    text = raw.decode("utf-8", "replace")
+    if raw.startswith(b'"'):
+        with suppress(msgspec.DecodeError):
+            text = msgspec.json.decode(raw, type=str)
+    return b'%b,"tidegate":{"raw":%b}}\n' % (line[:-2], escape_line_breaks(_encode(text)))
+
+
+def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome) -> bytes:
+    """An item that was not executed before its job ended."""
+    return error_line(job_id, number, custom_id, *NEVER_RAN[outcome])
+
+
+def refused_body(message: str, code: str, param: str | None) -> bytes:
+    """The body of a request that we refused in the model server's place, in OpenAI's shape."""
+    return _encode({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
+
+
+def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
+    """The body of a refused call: the upstream's own when it is an error object, its words in OpenAI's shape, or ours."""
+    if is_error_of(body, anthropic=False) or is_error_of(body, anthropic=True):
+        return body.replace(b"\r", b" ").replace(b"\n", b" ")
+    if says_why(body):
+        return error_to_openai(status, body)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _encode({"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -1,0 +1,179 @@
+"""What a streamed answer used, heard while it passes: no byte is changed, kept back or written anew.
+
+OpenAI's chunks say it once near the end, if asked; some engines say it in every chunk; responses say it with the last event; Anthropic's
+events count up. What came after the last word on it, or all of a stream that never says it, is counted by its text.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from tidegate.core.answers.answer import SaidUsage, usage_of
+from tidegate.core.answers.answer_text import text_bytes
+from tidegate.core.nouns import Usage
+
+# A line longer than this is not kept: it counts as text, and nobody says usage there.
+LINE_BYTES_MAX = 1 << 20
+KEPT_BYTES_MAX = 1 << 16
+
+_DONE = b"[DONE]"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_SAYS_USAGE = re.compile(rb'"usage"[ \t]*:[ \t]*\{')
+
+
+class _Inner(msgspec.Struct):
+    usage: SaidUsage | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: Any = None
+    text: Any = None
+
+
+class _Event(msgspec.Struct):
+    """The parts of an event that say usage or bring text, in every dialect."""
+
+    usage: SaidUsage | None = None
+    response: _Inner | None = None
+    message: _Inner | None = None
+    choices: list[_Choice] | None = None
+    delta: Any = None
+    content_block: Any = None
+    type: Any = None
+
+
+class _Loose(msgspec.Struct):
+    """The second look at an event whose numbers could not be read: it still brings text."""
+
+    choices: Any = None
+    delta: Any = None
+    content_block: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_loose = msgspec.json.Decoder(_Loose).decode
+
+
+class UsageEar:
+    """`usage` is None until the stream has said something; `unsaid_bytes` is the text that came since it last told its output.
+
+    Both are right once `end` was called. Until then bytes are only kept, a few of them: of a stream that says its usage at its end, the
+    text need not be looked at.
+    """
+
+    __slots__ = ("_dropped", "_kept", "_kept_bytes", "unsaid_bytes", "usage")
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.unsaid_bytes = 0
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._dropped = False
+
+    def hear(self, piece: bytes) -> None:
+        self._kept.append(piece)
+        self._kept_bytes += len(piece)
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self._hear_kept()
+
+    def end(self) -> None:
+        """Hear all that came, and a last line that has no line end."""
+        self._kept.append(b"\n")
+        self._hear_kept()
+
+    def _hear_kept(self) -> None:
+        data = b"".join(self._kept)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        start = self._end_dropped_line(data) if self._dropped and end else 0
+        self._hear_lines(data, start, end)
+        rest = data[end:]
+        if self._dropped or len(rest) > LINE_BYTES_MAX:
+            self.unsaid_bytes += len(rest)
+            self._dropped = True
+            rest = b""
+        self._kept = [rest]
+        # A line that is not whole yet is looked at again only when as much has come again.
+        self._kept_bytes = 0
+
+    def _end_dropped_line(self, data: bytes) -> int:
+        """Count the end of a line whose beginning was not kept, and return where it ends."""
+        line_end = _LINE_END.search(data)
+        assert line_end is not None
+        self._dropped = False
+        self.unsaid_bytes += line_end.start()
+        return line_end.end()
+
+    def _hear_lines(self, data: bytes, start: int, end: int) -> None:
+        """Hear the lines that say usage, and count the text of those after the last one that told of more output."""
+        told: list[tuple[int, int]] = []
+        uncounted = start
+        at = start
+        while found := _SAYS_USAGE.search(data, at, end):
+            first = max(data.rfind(b"\n", start, found.start()), data.rfind(b"\r", start, found.start()), start - 1) + 1
+            line_end = _LINE_END.search(data, found.end())
+            last, at = line_end.span() if line_end is not None else (end, end)
+            if not data.startswith(b"data:", first):
+                continue
+            before = self.usage.output_tokens if self.usage is not None else 0
+            self._hear_event(data[first + 5 : last])
+            told.append((first, at))
+            if self.usage is not None and self.usage.output_tokens > before:
+                # It counts all that came before.
+                uncounted = at
+        for first, last in told:
+            if first >= uncounted:
+                self._count_text(data[uncounted:first])
+                uncounted = last
+        self._count_text(data[uncounted:end])
+
+    def _count_text(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            data = line[5:].strip() if line.startswith(b"data:") else b""
+            if data and data != _DONE:
+                self._hear_event(data)
+
+    def _hear_event(self, data: bytes) -> None:
+        try:
+            event = _decode(data)
+        except msgspec.ValidationError:
+            self._hear_loosely(data)
+            return
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.unsaid_bytes += len(data)
+            return
+        if event.choices:
+            for choice in event.choices:
+                self.unsaid_bytes += (
+                    text_bytes(choice.delta) if choice.text is None else text_bytes([choice.delta, choice.text])
+                )
+        elif event.delta is not None and event.type != "message_delta":
+            self.unsaid_bytes += text_bytes(event.delta)
+        elif event.content_block is not None:
+            self.unsaid_bytes += text_bytes(event.content_block)
+        if event.usage is not None:
+            self._hear_usage(usage_of(event.usage))
+        for holder in (event.response, event.message):
+            if holder is not None and holder.usage is not None:
+                self._hear_usage(usage_of(holder.usage))
+
+    def _hear_loosely(self, data: bytes) -> None:
+        try:
+            event = _decode_loose(data)
+        except msgspec.MsgspecError:
+            # It is JSON, but no object.
+            self.unsaid_bytes += len(data)
+            return
+        self.unsaid_bytes += text_bytes(event.choices) + text_bytes(event.delta) + text_bytes(event.content_block)
+
+    def _hear_usage(self, new: Usage) -> None:
+        old = self.usage or Usage()
+        if new.output_tokens > old.output_tokens:
+            self.unsaid_bytes = 0
+        # Each count is cumulative, and one that is not repeated stands as it was.
+        self.usage = Usage(
+            max(new.input_tokens, old.input_tokens),
+            max(new.cached_tokens, old.cached_tokens),
+            max(new.output_tokens, old.output_tokens),
+            max(new.reasoning_tokens, old.reasoning_tokens),
+        )

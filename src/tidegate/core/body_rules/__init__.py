@@ -1,0 +1,1 @@
+"""What callers may not say in a request body: fields by engine, provider object ids, media hosts."""

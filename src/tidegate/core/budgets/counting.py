@@ -1,0 +1,371 @@
+"""One count against one limit: how much of a period's requests, or of its tokens, is taken.
+
+    Sliding    minutes and hours, as counts per small bucket of time
+    Calendar   UTC days, weeks (from Monday) and months
+    Total      a lifetime
+
+A grant made at the database's moment g is sent in [g, g + GRANT_MS]. Calls sent within one period were therefore granted within
+period + GRANT_MS of each other. A bucket counts until its youngest grant is older than that, so at no moment do more grants than the
+limit lie in any period + GRANT_MS, and by send time no period of any alignment holds more than the limit. Near the end of a calendar
+period nothing is granted that could be sent in the next one.
+
+What was used beyond what was reserved is a debt. It is paid with the room that comes free, at the moment it comes free, so that it does
+not matter when someone looks. This module knows numbers only; `roll` comes before any other question about a moment.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+from operator import sub
+from typing import Protocol
+
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Period
+
+_DAY_MS = 24 * 3600 * 1000
+_MONTHS_PER_YEAR = 12
+# 1 January 1970 was a Thursday: weeks are counted from the Monday before.
+_EPOCH_WEEKDAY = 3
+# A moment that no clock of ours ever shows: the year 9000.
+_NOW_MAX = 221_845_392_000_000
+
+
+class Window(Protocol):
+    """How much of one side of one limit is taken."""
+
+    def roll(self, now: int, limit: int | None) -> None:
+        """Let go what has left the window by now, and pay debts with the room."""
+
+    def room(self, now: int, limit: int) -> int:
+        """How much more may be taken now."""
+
+    def taken(self) -> int:
+        """How much counts against the limit, debts too."""
+
+    def add(self, now: int, count: int) -> None:
+        """Take this much now."""
+
+    def owe(self, count: int) -> None:
+        """This much was used without having been taken: it is taken as room comes free."""
+
+    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+        """Undo part of what was taken at a moment, as far as it still counts; where it was `owed` in part, also from the debt."""
+
+    def wait(self, now: int, limit: int, need: int) -> int:
+        """How long until there is room for this much if nobody takes or settles; `need` is at most the limit."""
+
+    def empty_at(self) -> int:
+        """From when on nothing here counts any more."""
+
+    def pack(self) -> list[int]:
+        """As plain numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A sliding period in buckets. Wide buckets are few; they keep a count up to one bucket too long, which costs use, never exactness."""
+
+    period_ms: int
+    bucket_ms: int
+
+    def leaves_at(self, bucket: int) -> int:
+        """From this moment on the youngest grant of a bucket shares no period with a call that is granted now."""
+        return self.bucket_ms * (bucket + 1) + self.period_ms + GRANT_MS
+
+    @property
+    def cycle(self) -> int:
+        """So many buckets later does a bucket leave."""
+        return self.leaves_at(0) // self.bucket_ms
+
+
+MINUTE = Span(60_000, 250)
+HOUR = Span(3_600_000, 15_000)
+_SPANS = {Period.MINUTE: MINUTE, Period.HOUR: HOUR}
+
+
+class Sliding:
+    """Counts per bucket of time, oldest first."""
+
+    __slots__ = ("_at", "_counts", "_span", "debt", "total")
+
+    def __init__(self, span: Span, debt: int = 0) -> None:
+        self._span = span
+        self._at: list[int] = []
+        self._counts: list[int] = []
+        self.total = 0
+        self.debt = debt
+
+    def roll(self, now: int, limit: int | None) -> None:
+        span = self._span
+        bucket = now // span.bucket_ms
+        if self._at and self._at[-1] > bucket:
+            # The database's clock went back: as if everything were as young as it was then, which is never too old.
+            shift = self._at[-1] - bucket
+            self._at = [at - shift for at in self._at]
+        if limit is None:
+            self.debt = 0
+        gone = 0
+        while gone < len(self._at) and (leaves_at := span.leaves_at(self._at[gone])) <= now:
+            if self.debt and limit:
+                gone = self._skip_cycles(gone, limit, (now - leaves_at) // (span.cycle * span.bucket_ms))
+                leaves_at = span.leaves_at(self._at[gone])
+                if leaves_at > now:
+                    break
+            self.total -= self._counts[gone]
+            gone += 1
+            self._pay(leaves_at // span.bucket_ms, limit)
+        del self._at[:gone], self._counts[:gone]
+        self._pay(bucket, limit)
+
+    def move(self, ms: int) -> None:
+        """The clock jumps ahead by this much: everything stays as young as it is, or gets a little younger."""
+        buckets = -(-ms // self._span.bucket_ms)
+        self._at = [at + buckets for at in self._at]
+
+    def _skip_cycles(self, gone: int, limit: int, cycles_max: int) -> int:
+        """A full window under a large debt is replaced by the same window one cycle later, over and over: count the turns instead."""
+        del self._at[:gone], self._counts[:gone]
+        turns = min(cycles_max, self.debt // limit)
+        if self.total == limit and turns > 0:
+            self._at = [at + turns * self._span.cycle for at in self._at]
+            self.debt -= turns * limit
+        return 0
+
+    def _pay(self, bucket: int, limit: int | None) -> None:
+        if self.debt and limit is not None and (paid := min(self.debt, limit - self.total)) > 0:
+            self._put(bucket, paid)
+            self.debt -= paid
+
+    def _put(self, bucket: int, count: int) -> None:
+        if self._at and self._at[-1] >= bucket:
+            self._counts[-1] += count
+        else:
+            self._at.append(bucket)
+            self._counts.append(count)
+        self.total += count
+
+    def room(self, now: int, limit: int) -> int:
+        return max(0, limit - self.total)
+
+    def taken(self) -> int:
+        return self.total + self.debt
+
+    def add(self, now: int, count: int) -> None:
+        if count:
+            self._put(now // self._span.bucket_ms, count)
+
+    def owe(self, count: int) -> None:
+        self.debt = min(self.debt + count, TOKENS_MAX)
+
+    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+        bucket = granted_at // self._span.bucket_ms
+        place = bisect_left(self._at, bucket)
+        if place == len(self._at) or self._at[place] != bucket:
+            return
+        back = min(count, self._counts[place])
+        self._counts[place] -= back
+        self.total -= back
+        if self._counts[place] == 0:
+            del self._at[place], self._counts[place]
+        if owed:
+            self.debt -= min(self.debt, count - back)
+
+    def wait(self, now: int, limit: int, need: int) -> int:
+        if self.debt == 0 and self.room(now, limit) >= need:
+            return 0
+        if limit < need or limit <= 0:
+            return NEVER_MS
+        ahead = self._copy()
+        while True:
+            if ahead.total == limit and ahead.debt >= limit:
+                ahead._skip_cycles(0, limit, ahead.debt)
+            moment = self._span.leaves_at(ahead._at[0])
+            ahead.roll(moment, limit)
+            if ahead.debt == 0 and ahead.room(moment, limit) >= need:
+                return moment - now
+
+    def _copy(self) -> "Sliding":
+        other = Sliding(self._span, self.debt)
+        other._at, other._counts, other.total = self._at[:], self._counts[:], self.total
+        return other
+
+    def empty_at(self) -> int:
+        if self.debt:
+            return NEVER_MS
+        return self._span.leaves_at(self._at[-1]) if self._at else 0
+
+    def pack(self) -> list[int]:
+        numbers = [self.debt] * (1 + 2 * len(self._at))
+        numbers[1::2] = map(sub, self._at, [0, *self._at])
+        numbers[2::2] = self._counts
+        return numbers
+
+    @classmethod
+    def unpack(cls, span: Span, numbers: Sequence[int]) -> "Sliding":
+        window = cls(span, numbers[0])
+        gaps = numbers[1::2]
+        window._at = list(accumulate(gaps))
+        window._counts = list(numbers[2::2])
+        window.total = sum(window._counts)
+        if window._at:
+            if window._at[-1] * span.bucket_ms > _NOW_MAX or (len(gaps) > 1 and min(gaps[1:]) < 1):
+                raise ValueError("buckets out of order or out of time")
+            # The newest bucket may have been written under a later clock, but all of them lie within one window of it.
+            if window._at[-1] - window._at[0] > span.cycle:
+                raise ValueError("more buckets than a window holds")
+        return window
+
+
+class Calendar:
+    """One count for the UTC day, week or month that a moment lies in."""
+
+    __slots__ = ("_index", "_period", "debt", "used")
+
+    def __init__(self, period: Period, index: int = 0, used: int = 0, debt: int = 0) -> None:
+        self._period = period
+        self._index = index
+        self.used = used
+        self.debt = debt
+
+    def roll(self, now: int, limit: int | None) -> None:
+        index = calendar_index(self._period, now)
+        if limit is None:
+            self.debt = 0
+        if index > self._index:
+            skipped = index - self._index - 1
+            self.debt = max(0, self.debt - skipped * (limit or 0))
+            self.used = 0
+        # A clock that went back a day keeps what was taken: better too little than too much.
+        self._index = index
+        if self.debt and limit is not None and (paid := min(self.debt, limit - self.used)) > 0:
+            self.used += paid
+            self.debt -= paid
+
+    def room(self, now: int, limit: int) -> int:
+        if now + GRANT_MS >= calendar_start(self._period, self._index + 1):
+            return 0
+        return max(0, limit - self.used)
+
+    def taken(self) -> int:
+        return self.used + self.debt
+
+    def add(self, now: int, count: int) -> None:
+        self.used += count
+
+    def owe(self, count: int) -> None:
+        self.debt = min(self.debt + count, TOKENS_MAX)
+
+    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+        if calendar_index(self._period, granted_at) != self._index:
+            return
+        back = min(count, self.used)
+        self.used -= back
+        if owed:
+            self.debt -= min(self.debt, count - back)
+
+    def wait(self, now: int, limit: int, need: int) -> int:
+        if self.debt == 0 and self.room(now, limit) >= need:
+            return 0
+        if limit < need or limit <= 0:
+            return NEVER_MS
+        # Each coming period pays the limit of the debt; the first that has `need` left after it is the one.
+        periods = max(1, -(-(self.debt + need) // limit))
+        return calendar_start(self._period, self._index + periods) - now
+
+    def empty_at(self) -> int:
+        if self.debt:
+            return NEVER_MS
+        return calendar_start(self._period, self._index + 1) if self.used else 0
+
+    def pack(self) -> list[int]:
+        return [self.debt, self._index, self.used]
+
+    @classmethod
+    def unpack(cls, period: Period, numbers: Sequence[int]) -> "Calendar":
+        debt, index, used = numbers
+        if index > calendar_index(period, _NOW_MAX):
+            raise ValueError("a calendar period out of time")
+        return cls(period, index, used, debt)
+
+
+class Total:
+    """A lifetime: nothing ever leaves, and what was used too much simply counts."""
+
+    __slots__ = ("used",)
+
+    def __init__(self, used: int = 0) -> None:
+        self.used = used
+
+    def roll(self, now: int, limit: int | None) -> None:
+        """Nothing leaves."""
+
+    def room(self, now: int, limit: int) -> int:
+        return max(0, limit - self.used)
+
+    def taken(self) -> int:
+        return self.used
+
+    def add(self, now: int, count: int) -> None:
+        self.used += count
+
+    def owe(self, count: int) -> None:
+        self.used = min(self.used + count, TOKENS_MAX)
+
+    def give_back(self, granted_at: int, count: int, *, owed: bool) -> None:
+        self.used -= min(count, self.used)
+
+    def wait(self, now: int, limit: int, need: int) -> int:
+        return 0 if self.room(now, limit) >= need else NEVER_MS
+
+    def empty_at(self) -> int:
+        return NEVER_MS if self.used else 0
+
+    def pack(self) -> list[int]:
+        return [self.used]
+
+    @classmethod
+    def unpack(cls, numbers: Sequence[int]) -> "Total":
+        (used,) = numbers
+        return cls(used)
+
+
+def fresh(period: Period) -> Window:
+    """A window that nothing was taken from."""
+    if period in _SPANS:
+        return Sliding(_SPANS[period])
+    return Total() if period is Period.LIFETIME else Calendar(period)
+
+
+def unpack(period: Period, numbers: Sequence[int]) -> Window:
+    """What `pack` made; ValueError for anything else."""
+    if not numbers or min(numbers) < 0 or max(numbers) > TOKENS_MAX * 4:
+        raise ValueError("a count that cannot be")
+    if period in _SPANS:
+        if len(numbers) % 2 == 0:
+            raise ValueError("a bucket without a count")
+        return Sliding.unpack(_SPANS[period], numbers)
+    return Total.unpack(numbers) if period is Period.LIFETIME else Calendar.unpack(period, numbers)
+
+
+def calendar_index(period: Period, now: int) -> int:
+    """The number of the day, week or month that a moment lies in."""
+    days = now // _DAY_MS
+    if period is Period.DAY:
+        return days
+    if period is Period.WEEK:
+        return (days + _EPOCH_WEEKDAY) // 7
+    date = datetime.fromtimestamp(now / 1000, UTC)
+    return date.year * _MONTHS_PER_YEAR + date.month - 1
+
+
+def calendar_start(period: Period, index: int) -> int:
+    """The first moment of a day, week or month."""
+    if period is Period.DAY:
+        return index * _DAY_MS
+    if period is Period.WEEK:
+        return (index * 7 - _EPOCH_WEEKDAY) * _DAY_MS
+    year, month = divmod(index, _MONTHS_PER_YEAR)
+    if year > 9998:
+        return NEVER_MS
+    return int(datetime(year, month + 1, 1, tzinfo=UTC).timestamp()) * 1000

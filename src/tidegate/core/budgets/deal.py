@@ -1,0 +1,95 @@
+"""How asks are dealt: every budget of an ask gives, or none does, and nobody overtakes on a budget that someone waits for.
+
+Without that last rule a large request would never find room among many small ones. It holds among the asks of one deal; a request that
+will never fit blocks nobody. Pure: ledgers in, grants out, and the ledgers have changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Ask, Budget, Grant, Limit, Settlement
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
+
+
+def deal(asks: Sequence[Ask], ledgers: Mapping[str, Ledger], now: int) -> list[Grant]:
+    """One grant per ask, in order. `ledgers` are those of every budget that is named, by its id."""
+    waited_for: dict[str, int] = {}
+    return [_grant(ask, ledgers, now, waited_for) for ask in asks]
+
+
+def check(ask: Ask) -> None:
+    """Refuse an ask that cannot be meant."""
+    if ask.requests < 1 or not 0 <= ask.tokens <= TOKENS_MAX or not 0 <= ask.nano <= TOKENS_MAX:
+        raise ValueError(
+            f"an ask for {ask.requests} requests with {ask.tokens} tokens and {ask.nano} of money cannot be meant"
+        )
+
+
+def _grant(ask: Ask, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
+    check(ask)
+    each = (-(-ask.tokens // ask.requests), -(-ask.nano // ask.requests))
+    bounds = [(budget, limit) for budget in ask.budgets for limit in budget.limits if limit.enabled]
+    count = ask.requests
+    if any(budget.id in waited_for for budget, _ in bounds):
+        count = 0
+    for budget, limit in bounds:
+        if count:
+            count = ledgers[budget.id].fits(limit, now, count, each[budget.in_money])
+    is_whole = count == ask.requests
+    sums = (ask.tokens, ask.nano) if is_whole else (count * each[0], count * each[1])
+    if count:
+        for budget, limit in bounds:
+            ledgers[budget.id].take(limit, now, count, sums[budget.in_money])
+    grant = Grant(str(now), count, sums[0], GRANT_MS, nano=sums[1])
+    if is_whole:
+        return grant
+    wait_ms, spent = _wait(bounds, ledgers, now, each, waited_for)
+    grant = replace(grant, wait_ms=wait_ms, spent=spent)
+    money = [
+        (ledger.left(limit, now), limit, budget.id, ledger)
+        for budget, limit in bounds
+        if isinstance(ledger := ledgers[budget.id], MoneyLedger)
+    ]
+    if not money:
+        return grant
+    left, limit, id, ledger = min(money, key=lambda one: one[0])
+    renews_ms = ledger.renews(limit, now, min(left + 1, limit.nano or 0))
+    return replace(grant, left_nano=left, renews_ms=renews_ms, tightest=id)
+
+
+def _wait(
+    bounds: Sequence[tuple[Budget, Limit]],
+    ledgers: Mapping[str, Ledger],
+    now: int,
+    each: tuple[int, int],
+    waited_for: dict[str, int],
+) -> tuple[int, str]:
+    # The longest wait of all tells when it is worth asking again; those before us on the same budgets have to be through, too.
+    waits = [
+        (
+            max(ledgers[budget.id].wait(limit, now, each[budget.in_money]), waited_for.get(budget.id, 0)),
+            budget.id,
+        )
+        for budget, limit in bounds
+    ]
+    wait_ms, spent = max(waits, key=lambda one: one[0])
+    if wait_ms < NEVER_MS:
+        for own_ms, id in waits:
+            if own_ms:
+                waited_for[id] = max(own_ms, waited_for.get(id, 0))
+    return wait_ms, spent
+
+
+def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:
+    """Enter what became of grants. A settlement whose grant cannot be told gives nothing back, but what it used too much is owed."""
+    for one in settlements:
+        granted_at = int(one.grant_id) if one.grant_id.isdecimal() and len(one.grant_id) < 16 else 0
+        unsent, reserved = max(0, one.unsent_requests), max(0, one.reserved_tokens)
+        used = min(max(0, one.used_tokens), TOKENS_MAX)
+        money = (max(0, one.reserved_nano), min(max(0, one.used_nano), TOKENS_MAX))
+        for budget in one.budgets:
+            amounts = money if budget.in_money else (reserved, used)
+            for limit in budget.limits:
+                if limit.enabled:
+                    ledgers[budget.id].settle(limit, now, granted_at, unsent, *amounts)

@@ -1,0 +1,94 @@
+"""What is counted of one budget in money: what was spent or is set aside in each period, and which part of it is still in flight.
+
+It is hard: nothing goes that could pass the limit, and there is no going alone with a debt. A call's leave sets aside the most that it can
+cost; settling replaces that by what it did cost. What was never settled counts as spent for good, and as in flight until its process is
+known to be gone, or for an hour: for so long one who finds no room is told to wait, not that the budget is gone. Amounts are nano-units;
+whose they are, and who is gone, nobody here knows.
+"""
+
+from collections.abc import Collection
+
+from tidegate.core.budgets import counting
+from tidegate.core.budgets.budget import TOKENS_MAX, Limit, Period
+from tidegate.core.budgets.counting import Window
+from tidegate.core.budgets.flights import NOBODY, Flights
+from tidegate.core.budgets.ledger import Ledger
+
+# When it is worth asking again while calls in flight have the rest of a budget set aside.
+RESERVED_MS = 250
+
+
+class MoneyLedger(Ledger):
+    """Of each pair, the first window is what is in flight, the second what counts against the limit. What is done is done for `holder`."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, holder: int = NOBODY) -> None:
+        super().__init__()
+        self.holder = holder
+
+    def fits(self, limit: Limit, now: int, requests: int, each: int) -> int:
+        if limit.nano is None or each <= 0:
+            return requests
+        return min(requests, self._rolled(limit, now)[1].room(now, limit.nano) // each)
+
+    def take(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
+        in_flight, taken = self._both(limit, now)
+        in_flight.begin(now, tokens, self.holder)
+        taken.add(now, tokens)
+
+    def left(self, limit: Limit, now: int) -> int:
+        """What there is left if all that is in flight costs nothing."""
+        if limit.nano is None:
+            return TOKENS_MAX
+        in_flight, taken = self._rolled(limit, now)
+        return min(limit.nano, max(0, limit.nano - taken.taken() + in_flight.taken()))
+
+    def wait(self, limit: Limit, now: int, each: int) -> int:
+        if limit.nano is None or self.fits(limit, now, 1, each):
+            return 0
+        if self.left(limit, now) >= each:
+            return RESERVED_MS
+        return self.renews(limit, now, each)
+
+    def renews(self, limit: Limit, now: int, each: int) -> int:
+        """How long until the limit has room for this much by the calendar alone."""
+        if limit.nano is None:
+            return 0
+        return self._rolled(limit, now)[1].wait(now, limit.nano, each)
+
+    def settle(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
+        in_flight, taken = self._both(limit, now)
+        in_flight.end(granted_at, reserved, self.holder)
+        if used > reserved:
+            taken.owe(min(used - reserved, TOKENS_MAX))
+        elif used < reserved:
+            taken.give_back(granted_at, reserved - used, owed=False)
+        taken.roll(now, limit.nano)
+
+    def forget_flights(self, living: Collection[int]) -> bool:
+        """What holders have in flight that are not among these will never be settled: it is spent. Says whether there was any."""
+        forgot = [pair[0].forget(living) for pair in self._pairs.values() if isinstance(pair[0], Flights)]
+        return any(forgot)
+
+    def _both(self, limit: Limit, now: int) -> tuple[Flights, Window]:
+        in_flight, taken = self._rolled(limit, now)
+        assert isinstance(in_flight, Flights)
+        return in_flight, taken
+
+    @staticmethod
+    def _fresh(period: Period) -> tuple[Window, Window]:
+        return Flights(), counting.fresh(period)
+
+    @staticmethod
+    def _unpack(period: Period, first: list[int], second: list[int]) -> tuple[Window, Window]:
+        return Flights.restored(first), counting.unpack(period, second)
+
+    @staticmethod
+    def _roll(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
+        windows[0].roll(now, None)
+        windows[1].roll(now, limit.nano)
+
+    @staticmethod
+    def _fill(windows: tuple[Window, Window], limit: Limit, now: int) -> None:
+        windows[1].add(now, limit.nano or 0)

@@ -1,0 +1,1 @@
+"""Several items as one call, and its answer taken apart again."""

@@ -1,0 +1,1 @@
+"""Reading an input: what a line must be, one pass over it, its order and its slices."""

@@ -1,0 +1,376 @@
+"""What a line of an input must be.
+
+A line is read once into a typed shape that holds only what ingest needs; the prompt stays raw bytes, and nothing is ever
+written back. Raw limits come before the parser. What the shape cannot say is asked afterwards: no key named twice, nothing
+that the endpoint does not know how to run. Only a suspicious line pays for a slow exact parse, and only a bad one for the
+words that `line_faults` finds. There are no files here, no order of items and no jobs.
+
+Of numbers that are no numbers, `NaN` and `Infinity` are refused wherever they stand; a literal too large for a double
+(`1e999`) or of more than 128 digits is refused outside of messages and texts: in parameters and in arrays of token ids.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from tidegate.core.input.line_faults import NUMBER_DIGITS_MAX, BodyFault, LineFault, check_exactly, explain, shown
+from tidegate.core.usage import estimate
+
+MODEL_BYTES_MAX = 256
+CHOICES_MAX = 128
+NOTHING = Raw(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any.
+
+    `input_sha256` is what the input was when it was accepted; empty holds it to nothing.
+    """
+
+    endpoint: str
+    input_sha256: str = ""
+    models: frozenset[str] | None = None
+    single_model: bool = False
+    invalid_lines: str = "fail"
+    prefix_order: bool = True
+    line_bytes_max: int = 1 << 20
+    item_count_max: int = 50_000
+    depth_max: int = 64
+    custom_id_bytes_max: int = 512
+    body_keys_max: int = 128
+    inputs_max: int = 50_000
+    errors_max: int = 100
+    slice_count_max: int = 64
+    slice_bytes_max: int = 1 << 20
+    slice_units_max: int = 1 << 20
+    max_tokens_max: int = 1_000_000
+    default_output_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What an endpoint's body must hold: the key of its prompt, and what becomes of it."""
+
+    prompt: str | None
+    has_messages: bool = False
+    generates: bool = True
+    counts_inputs: bool = False
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": Endpoint("messages", has_messages=True),
+    "/v1/messages": Endpoint("messages", has_messages=True),
+    "/v1/responses": Endpoint("input"),
+    "/v1/completions": Endpoint("prompt"),
+    "/v1/embeddings": Endpoint("input", generates=False, counts_inputs=True),
+    "/v1/moderations": Endpoint("input", generates=False),
+}
+# Where a body may leave its model out, and which one OpenAI's documentation names then.
+DEFAULT_MODELS = {"/v1/moderations": "omni-moderation-latest"}
+# An endpoint that an operator adds: a body with a model is all that is asked.
+OTHER_ENDPOINT = Endpoint(None)
+
+
+class Body(msgspec.Struct, gc=False):
+    """What ingest reads of a request's body."""
+
+    model: str | None = None
+    messages: Raw = NOTHING
+    input: Raw = NOTHING
+    prompt: Raw = NOTHING
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    tools: Raw = NOTHING
+    instructions: Raw = NOTHING
+    system: Raw = NOTHING
+    background: Raw = NOTHING
+
+
+class Request(msgspec.Struct, gc=False):
+    """What ingest reads of a line."""
+
+    custom_id: str
+    body: Body
+    method: str | None = None
+    url: str | None = None
+
+
+class _LooseBody(msgspec.Struct, gc=False):
+    """What of a body can fail the whole batch."""
+
+    model: str | None = None
+    stream: Raw = NOTHING
+    tools: Raw = NOTHING
+
+
+class _LooseRequest(msgspec.Struct, gc=False):
+    custom_id: str
+    body: _LooseBody
+    method: str | None = None
+    url: str | None = None
+
+
+class Line(msgspec.Struct, gc=False):
+    """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text."""
+
+    custom_id: str
+    model: str
+    prompt_key: str
+    prompt_at: int
+    prompt_size: int
+    fixed: bytes
+    output_tokens: int
+    input_count: int
+
+
+class _Tool(msgspec.Struct, gc=False):
+    type: str = ""
+
+
+decode_request = msgspec.json.Decoder(Request).decode
+_decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
+decode_raw = msgspec.json.Decoder(Raw).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+_decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
+
+# Keys whose second mention would let us and the upstream read different requests.
+_READ_KEYS = tuple(b'"%s"' % key.encode() for key in (*Request.__struct_fields__, *Body.__struct_fields__))
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")
+_ODD_NUMBER = re.compile(rb"[0-9.][eE]\+?[0-9]{3}|[0-9.]{%d}" % (NUMBER_DIGITS_MAX + 1))
+_ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
+_NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'{}[]"')))
+
+
+def endpoint_of(rules: LineRules) -> Endpoint:
+    return ENDPOINTS.get(rules.endpoint, OTHER_ENDPOINT)
+
+
+def prompt_of(body: Body, rules: LineRules) -> bytes:
+    """What the model is to read of a body, as it was sent; nothing where it is missing."""
+    try:
+        return bytes(_prompt_of(body, endpoint_of(rules))[1])
+    except BodyFault:
+        return b""
+
+
+def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Line:
+    """What ingest needs to know of a good line; LineFault for any other, and BodyFault where only a parameter of the body is wrong."""
+    try:
+        return _checked(line, rules, utf8_known)
+    except BodyFault as fault:
+        # What fails the whole batch is said first.
+        request = _check_around_body(line, rules)
+        fault.custom_id, fault.model = request.custom_id, _model_of(request, line, rules)
+        raise
+
+
+def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
+    if len(line) - line.endswith(b"\r") > rules.line_bytes_max:
+        raise too_long(rules.line_bytes_max)
+    check_depth(line, rules.depth_max)
+    if not (utf8_known or is_utf8(line)):
+        explain(line)
+    try:
+        request = decode_request(line)
+    except (ValueError, RecursionError):
+        explain(line, needs_model=rules.endpoint not in DEFAULT_MODELS)
+    body = request.body
+    model = _model_of(request, line, rules)
+    endpoint = endpoint_of(rules)
+    # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
+    _check_url(request.url, rules)
+    key, prompt = _prompt_of(body, endpoint)
+    at = _locate(line, key, prompt)
+    _check_frame(line[:at] + line[at + len(prompt) :], line, rules.body_keys_max)
+    _check_request(request, model, rules)
+    if body.stream:
+        raise _streams()
+    input_count = _check_prompt(prompt, endpoint)
+    _check_numbers(body, rules)
+    if rules.endpoint == "/v1/responses" and bytes(body.background) not in (b"", b"false", b"null"):
+        message = "body.background must be false: a batch is answered in the background anyway."
+        raise BodyFault("unsupported_parameter", message, "body.background")
+    if rules.endpoint == "/v1/chat/completions":
+        _check_tools(body.tools)
+    output = 0
+    if endpoint.generates:
+        asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
+        default, most = rules.default_output_tokens, rules.max_tokens_max
+        output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
+    fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
+    return Line(request.custom_id, model, key, at, len(prompt), fixed, output, input_count)
+
+
+def too_long(line_bytes_max: int) -> LineFault:
+    message = (
+        f"This line is longer than {line_bytes_max} bytes: split the request, or ask the operator for a higher limit."
+    )
+    return LineFault("line_too_long", message)
+
+
+def is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def count_openers(text: bytes) -> int:
+    """How many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times faster than `count`.)"""
+    return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
+
+
+def check_depth(line: bytes, depth_max: int) -> None:
+    """Refuse deep nesting before any parser sees it; only a line with many brackets pays for an exact answer."""
+    if count_openers(line) <= depth_max:
+        return
+    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_BRACKET_KIND, _NOT_STRUCTURE)
+    level = b"".join(bare.split(b'"')[::2])
+    # Each round takes the innermost brackets away, so there are as many rounds as levels.
+    for _ in range(depth_max):
+        inner = level.replace(b"[]", b"")
+        if len(inner) == len(level):
+            return
+        level = inner
+    if b"[]" in level:
+        message = f"This line is nested deeper than {depth_max} levels: flatten it."
+        raise LineFault("invalid_json_line", message)
+
+
+def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
+    """The key and the raw value of what the model is to read; an endpoint we do not know may have none."""
+    if endpoint.prompt is not None:
+        prompt: Raw = getattr(body, endpoint.prompt)
+        if not prompt or prompt == Raw(b"null"):
+            message = f"Requests to this endpoint need body.{endpoint.prompt}: add it."
+            raise BodyFault("missing_required_parameter", message, f"body.{endpoint.prompt}")
+        return endpoint.prompt, prompt
+    for key in ("messages", "input", "prompt"):
+        if value := getattr(body, key):
+            return key, value
+    return "", NOTHING
+
+
+def _locate(line: bytes, key: str, prompt: Raw) -> int:
+    """Where the prompt's bytes stand in the line. An equal run of bytes elsewhere will do: only the content is compared."""
+    if not prompt:
+        return len(line)
+    at = line.find(b'"%s"' % key.encode()) + len(key) + 2
+    while line[at : at + 1] in (b":", b" "):
+        at += 1
+    return at if line.startswith(prompt, at) else line.find(prompt)
+
+
+def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
+    """Look for what a typed decode passes over: keys named twice, numbers without a value, too many keys."""
+    if (
+        any(frame.count(key) > 1 for key in _READ_KEYS)
+        or frame.count(b":") > body_keys_max
+        or _ESCAPED_LETTER.search(frame)
+        or _ODD_NUMBER.search(frame)
+    ):
+        check_exactly(line, body_keys_max)
+
+
+def _model_of(request: "Request | _LooseRequest", line: bytes, rules: LineRules) -> str:
+    """The model that a line names, or the one that its endpoint means without a name."""
+    model = request.body.model
+    if model is None:
+        model = DEFAULT_MODELS.get(rules.endpoint)
+    if model is None:
+        explain(line)
+    return model
+
+
+def _check_request(request: "Request | _LooseRequest", model: str, rules: LineRules) -> None:
+    custom_id = request.custom_id
+    if not custom_id or len(custom_id.encode()) > rules.custom_id_bytes_max or not custom_id.isprintable():
+        most = rules.custom_id_bytes_max
+        message = f"custom_id must be 1 to {most} bytes of printable text, without control characters."
+        raise LineFault("invalid_custom_id", message, "custom_id")
+    if request.method is not None and request.method != "POST":
+        raise LineFault("invalid_method", 'Only POST can be sent: set "method" to "POST" or leave it out.', "method")
+    if not model or len(model.encode()) > MODEL_BYTES_MAX or not model.isprintable():
+        message = f"body.model must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
+        raise LineFault("invalid_request", message, "body.model")
+    if rules.models is not None and model not in rules.models:
+        message = f"This key does not allow the model {shown(model)}: name one that it allows, or use another key."
+        raise LineFault("model_not_found", message, "body.model")
+
+
+def _streams() -> LineFault:
+    message = 'A batch cannot stream: remove "stream" or set it to false.'
+    return LineFault("unsupported_parameter", message, "body.stream")
+
+
+def _check_url(url: str | None, rules: LineRules) -> None:
+    if url is not None and url != rules.endpoint:
+        message = f"The batch is for {rules.endpoint}, but this line names {shown(url)}: make the two agree."
+        raise LineFault("url_mismatch", message, "url")
+
+
+def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
+    """Look for what fails the whole batch in a line that has a wrong parameter."""
+    request = _decode_loosely(line)
+    _check_url(request.url, rules)
+    check_exactly(line, len(line))
+    _check_request(request, _model_of(request, line, rules), rules)
+    if request.body.stream == Raw(b"true"):
+        raise _streams()
+    if rules.endpoint == "/v1/chat/completions":
+        with suppress(BodyFault):
+            _check_tools(request.body.tools)
+    return request
+
+
+def _check_prompt(prompt: Raw, endpoint: Endpoint) -> int:
+    """The number of inputs in a prompt, which is 1 but for arrays of embedding inputs."""
+    if endpoint.prompt is None:
+        return 1
+    param = f"body.{endpoint.prompt}"
+    text = bytes(prompt)
+    if endpoint.has_messages and not re.match(rb"\[\s*\{", text):
+        raise BodyFault("invalid_request", f"{param} must be an array with at least one message object.", param)
+    if text[0] not in b'["':
+        raise BodyFault("invalid_request", f"{param} must be a string or an array.", param)
+    if endpoint.has_messages or text[0] == 0x22:
+        return 1
+    parts = _decode_list(text)
+    if not parts:
+        raise BodyFault("invalid_request", f"{param} is an empty array: give it at least one element.", param)
+    if _ODD_NUMBER.search(text) and not any(bytes(part).startswith((b'"', b"{")) for part in parts):
+        check_exactly(b'{"input":%b}' % text, 1)
+    # An array of numbers is one input, given as token ids.
+    return 1 if bytes(parts[0])[0] in b"-0123456789" else len(parts)
+
+
+def _check_numbers(body: Body, rules: LineRules) -> None:
+    for key in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        asked = getattr(body, key)
+        if asked is not None and not 0 < asked <= rules.max_tokens_max:
+            message = f"body.{key} must be a whole number from 1 to {rules.max_tokens_max}."
+            raise BodyFault("invalid_request", message, f"body.{key}")
+    if body.n is not None and not 0 < body.n <= CHOICES_MAX:
+        raise BodyFault("invalid_request", f"body.n must be a whole number from 1 to {CHOICES_MAX}.", "body.n")
+
+
+def _check_tools(tools: Raw) -> None:
+    if not tools:
+        return
+    try:
+        kinds = _decode_tools(tools)
+    except msgspec.ValidationError:
+        raise BodyFault("invalid_request", "body.tools must be an array of tool objects.", "body.tools") from None
+    if any(tool.type == "mcp" for tool in kinds or ()):
+        message = "A chat batch cannot call MCP servers: remove the tools of type mcp."
+        raise LineFault("unsupported_parameter", message, "body.tools")

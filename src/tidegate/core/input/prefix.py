@@ -1,0 +1,228 @@
+"""Prefix order: items whose prompts begin with the same bytes stand next to one another.
+
+The order of work within one model is a walk through the tree of the prompts' beginnings: first what an engine reads first
+(tools, instructions, a system text), then the prompt itself, byte by byte, so every length of shared beginning is grouped
+at once and no tokenizer is needed. Branches come in the order in which the input first takes them, and items that share
+less than `KEY_BYTES` behind a fork are not kin: that is a fraction of a cache block, and the nearer the work stays to the
+order of the input, the cheaper it is to rewrite.
+
+Prompts are not kept. Items come in bundles that are known to begin alike, each with the `KEY_BYTES` behind that beginning. Only
+kin of which no more is known are read again, from where they are known to agree. Where the bytes come from is the caller's
+business, and how the items were bundled changes nothing but the work.
+"""
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
+
+from tidegate.core.input import stems
+from tidegate.core.input.stems import KEY_BYTES, common_prefix
+
+# Reads up to `count` bytes of item `number`'s prompt from `at` on: (number, at, count).
+Read = Callable[[int, int, int], bytes]
+
+
+class Bundle:
+    """Items, in the order of the input, whose prompts are `reference` from `base` up to `cut`; and their keys there."""
+
+    __slots__ = ("_agreed", "base", "cut", "keys", "numbers", "reference")
+
+    def __init__(
+        self,
+        numbers: "array[int]",
+        keys: Sequence[bytes],
+        reference: bytes,
+        cut: int,
+        base: int = 0,
+        *,
+        read: bool = False,
+    ) -> None:
+        self.numbers = numbers
+        self.keys = keys
+        self.reference = reference
+        self.cut = cut
+        self.base = base
+        # What has just been read ends where it begins to differ.
+        self._agreed = b"" if read else None
+
+    def known(self, at: int) -> bytes:
+        """What all of them have from `at` on, as far as is known."""
+        return self.reference[at - self.base : self.cut - self.base] + self._agreed_key.rstrip(b"\0")
+
+    @property
+    def may_agree_further(self) -> bool:
+        return len(self._agreed_key) == KEY_BYTES and not self._agreed_key.endswith(b"\0")
+
+    @property
+    def _agreed_key(self) -> bytes:
+        if self._agreed is None:
+            least = min(self.keys)
+            self._agreed = least[: common_prefix(least, max(self.keys))]
+        return self._agreed
+
+    def keys_at(self, cut: int, read: Read) -> Sequence[bytes]:
+        """Their keys at a fork that is less than a key's length before the bundle's own cut, or behind it."""
+        if cut == self.cut:
+            return self.keys
+        if cut > self.cut:
+            return [read(number, cut, KEY_BYTES).ljust(KEY_BYTES, b"\0") for number in self.numbers]
+        lacking = self.reference[cut - self.base : self.cut - self.base]
+        room = KEY_BYTES - len(lacking)
+        return [lacking + key[:room] for key in self.keys]
+
+
+# Bundles and single items on one branch of the tree, and how far they are known to agree; None when they need no further order.
+Branch = tuple[list[Bundle], "array[int]", int | None]
+
+
+def order_family(cut: int, bundles: list[Bundle], read: Read) -> "tuple[array[int], int]":
+    """The items of one family, whose prompts agree up to `cut`, in prefix order; and the sum of what each shares with the one
+    before it."""
+    ordered = array("I")
+    branches, shared = _fork(bundles, cut, read)
+    # The walk goes deep before it goes on: what a branch splits into is put in its place.
+    branches.reverse()
+    while branches:
+        bundles, numbers, at = branches.pop()
+        if at is None:
+            ordered.extend(numbers)
+            continue
+        bundles, cut = _agree(bundles, numbers, at, read)
+        inner, bytes_shared = _fork(bundles, cut, read)
+        shared += bytes_shared
+        branches.extend(reversed(inner))
+    return ordered, shared
+
+
+def _agree(bundles: list[Bundle], numbers: "array[int]", at: int, read: Read) -> tuple[list[Bundle], int]:
+    """Bundles of the items of one branch that are known from `at` on, and exactly how far all their prompts agree."""
+    numbers = _with_items(numbers, [bundle for bundle in bundles if bundle.cut < at])
+    bundles = [bundle for bundle in bundles if bundle.cut >= at]
+    while True:
+        if numbers:
+            bundles.append(_read_bundle(numbers, at, read))
+        known = [bundle.known(at) for bundle in bundles]
+        agreed = min(common_prefix(known[0], text) for text in known)
+        short = [
+            bundle
+            for bundle, text in zip(bundles, known, strict=True)
+            if len(text) == agreed and bundle.may_agree_further
+        ]
+        if not short:
+            return bundles, at + agreed
+        numbers = _with_items(array("I"), short)
+        bundles = [bundle for bundle in bundles if bundle not in short]
+
+
+def _with_items(numbers: "array[int]", bundles: list[Bundle]) -> "array[int]":
+    if not bundles:
+        return numbers
+    return array("I", sorted([*numbers, *(number for bundle in bundles for number in bundle.numbers)]))
+
+
+def _fork(bundles: list[Bundle], at: int, read: Read) -> tuple[list[Branch], int]:
+    """Split items that agree up to `at` by their keys there, in the order in which the keys appear; and what neighbours on
+    different branches, and equals on one, share."""
+    whole: dict[bytes, list[Bundle]] = {}
+    split: list[Bundle] = []
+    for bundle in bundles:
+        if bundle.cut - at >= KEY_BYTES:
+            start = at - bundle.base
+            whole.setdefault(bundle.reference[start : start + KEY_BYTES], []).append(bundle)
+        else:
+            split.append(bundle)
+    leaders, kin = _kin(*_keyed(split, at, read))
+    single = leaders
+    if whole:
+        firsts = {key: min(bundle.numbers[0] for bundle in group) for key, group in whole.items()}
+        for key in firsts.keys() & leaders.keys():
+            firsts[key] = min(firsts[key], leaders[key])
+        leaders = dict(sorted((leaders | firsts).items(), key=itemgetter(1)))
+    shared = _between(leaders, at)
+    if not kin and not whole:
+        return [([], array("I", leaders.values()), None)], shared
+    branches: list[Branch] = []
+    alone = array("I")
+    for key, leader in leaders.items():
+        group = whole.get(key, [])
+        members = kin.get(key) or (array("I", (single[key],)) if key in single else array("I"))
+        count = len(members) + sum(len(bundle.numbers) for bundle in group)
+        if count == 1:
+            alone.append(leader)
+        elif key.endswith(b"\0"):
+            # Their prompts end within the key, so they are the same.
+            alone += members
+            shared += (count - 1) * (at + len(key.rstrip(b"\0")))
+        else:
+            branches += [([], alone, None), (group, members, at + KEY_BYTES)]
+            alone = array("I")
+    branches.append(([], alone, None))
+    return branches, shared
+
+
+def _keyed(bundles: list[Bundle], at: int, read: Read) -> tuple[Sequence[int], Sequence[bytes]]:
+    """The items of several bundles in the order of the input, and their keys."""
+    if len(bundles) == 1:
+        return bundles[0].numbers, bundles[0].keys_at(at, read)
+    numbers = array("I")
+    keys: list[bytes] = []
+    ordered = True
+    for bundle in bundles:
+        ordered = ordered and (not numbers or numbers[-1] < bundle.numbers[0])
+        numbers += bundle.numbers
+        keys += bundle.keys_at(at, read)
+    if ordered:
+        return numbers, keys
+    pairs = sorted(zip(numbers, keys, strict=True))
+    return [number for number, _ in pairs], [key for _, key in pairs]
+
+
+def _kin(numbers: Sequence[int], keys: Sequence[bytes]) -> "tuple[dict[bytes, int], dict[bytes, array[int]]]":
+    """The first item with each key, in their order; and all items with it, where there are several."""
+    leaders = dict(zip(keys, numbers, strict=True))
+    kin: dict[bytes, array[int]] = {}
+    if len(leaders) < len(keys):
+        leaders = {}
+        leading = list(map(leaders.setdefault, keys, numbers))
+        for number, key, leader in zip(numbers, keys, leading, strict=True):
+            if leader != number:
+                kin.setdefault(key, array("I", (leader,))).append(number)
+    return leaders, kin
+
+
+def _between(keys: Collection[bytes], at: int) -> int:
+    """What neighbours with different keys share, in all."""
+    shared = max(0, len(keys) - 1) * at
+    packed = b"".join(keys)
+    different = 0
+    # Column by column, the keys' bytes are held against themselves, moved by one key: all neighbours in one stroke.
+    for column in range(KEY_BYTES):
+        own = int.from_bytes(packed[column::KEY_BYTES])
+        different |= own ^ (own >> 8)
+        alike = different.to_bytes(len(keys)).count(0, 1)
+        if not alike:
+            break
+        shared += alike
+    return shared
+
+
+def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
+    """Items that agree up to `at`, read as much further as they agree."""
+    longest = reference = read(numbers[0], at, stems.REFERENCE_BYTES_MAX)
+    cut = len(reference)
+    keys: list[bytes] = []
+    moved: list[tuple[int, int]] = []
+    for number in numbers:
+        piece = read(number, at, cut + KEY_BYTES)
+        if not piece.startswith(reference):
+            moved.append((len(keys), cut))
+            cut = common_prefix(reference, piece)
+            reference = longest[:cut]
+        keys.append(piece[cut : cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"))
+    # Items that were keyed before the cut moved agree with the reference up to where it stood.
+    start = 0
+    for stop, own_cut in moved:
+        lacking = longest[cut:own_cut]
+        keys[start:stop] = [(lacking + key)[:KEY_BYTES] for key in keys[start:stop]]
+        start = stop
+    return Bundle(numbers, keys, reference, at + cut, at, read=True)

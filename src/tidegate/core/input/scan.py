@@ -1,0 +1,369 @@
+"""One pass over an input: every line checked, a few dozen packed bytes kept for each, none of the lines themselves.
+
+Bytes come in pieces of any size and are split on 0x0A only. Lines of nothing but white space are passed over wherever they
+stand; they count as lines but not as items. Over-long lines are dropped while they come in. Files, and the order of the
+items, are somebody else's business.
+"""
+
+from array import array
+from hashlib import blake2b
+from operator import itemgetter, sub
+from struct import pack
+
+from tidegate.core.input.line_faults import BodyFault, LineFault, strange_file
+from tidegate.core.input.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
+from tidegate.core.input.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Alike, Shape, shape_of
+from tidegate.core.input.stems import KEY_BYTES, REFERENCE_BYTES_MAX, Family, Stem, branch_off
+from tidegate.core.nouns import LineError
+
+BOM = b"\xef\xbb\xbf"
+REFERENCES_BYTES_MAX = 4 << 20
+MODELS_MAX = 1000
+FAMILIES_MAX = 4096
+# Branches are made for as long as they pay with little memory.
+BRANCHES_MADE_MAX = 2000
+BRANCHES_BYTES_MAX = 4 << 20
+
+_key = itemgetter(slice(KEY_BYTES))
+
+
+class Scan:
+    """What is known of an input, or of the part of it that begins at `at`, so far. Good items are numbered from 0 in its order."""
+
+    def __init__(self, rules: LineRules, at: int = 0) -> None:
+        self.rules = rules
+        self.errors: list[LineError] = []
+        self.stopped = False
+        self.line_count = 0
+        self.input_count = 0
+        # Of every good item: its line's place, size (with the newline) and number, a hash of its id, the stem that its prompt
+        # stands on, the tokens that its answer may have, the size of what an engine reads before its prompt, the prompt's place
+        # in the line and its size, and the prompt's bytes behind the stem.
+        self.at = array("Q")
+        self.size = array("I")
+        self.line = array("I")
+        self.id_hash = array("q")
+        self.stem = array("I")
+        self.output_tokens = array("I")
+        self.fixed_size = array("I")
+        self.prompt_at = array("I")
+        self.prompt_size = array("I")
+        self.keys = bytearray()
+        # Of every bad line that becomes an item. Where only wrong bodies do, a hash of its id too.
+        self.bad_id_hash = array("q")
+        self.bad_at = array("Q")
+        self.bad_size = array("I")
+        self.bad_line = array("I")
+        self.models: list[str] = []
+        # Of every family: its model and a hash of what its items share before their prompts, and the size of that.
+        self.families: list[Family] = []
+        self.family_names: list[tuple[str, bytes]] = []
+        self.family_fixed_size = array("I")
+        # Of every stem: its family, its bytes and where they end.
+        self.stem_family = array("I")
+        self.stem_reference: list[bytes] = []
+        self.stem_cut = array("I")
+        self.references_size = 0
+        self._model_names: set[str] = set()
+        self._family_numbers: dict[tuple[str, bytes], int] = {}
+        self._roots: list[Stem] = []
+        self._branches_made = 0
+        self._branches_size = 0
+        self._shapes: list[Shape] = []
+        self._shapes_made = 0
+        self._rest = b""
+        self._rest_at = at
+        self._dropping = False
+
+    @property
+    def item_count(self) -> int:
+        return len(self.at) + len(self.bad_at)
+
+    def begin(self, data: bytes) -> None:
+        """Take the first bytes of the input, which say what kind of file it is."""
+        if fault := strange_file(data):
+            self._stop(fault.at(1))
+            return
+        text = data.removeprefix(BOM)
+        self._rest_at = len(data) - len(text)
+        self.feed(text)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the input; `stopped` says that no more are wanted."""
+        if self._dropping:
+            end = data.find(b"\n") + 1
+            self._rest_at += end or len(data)
+            if not end:
+                return
+            self._dropping = False
+            data = data[end:]
+        data = self._rest + data if self._rest else data
+        end = data.rfind(b"\n") + 1
+        if end:
+            self._take(data, end)
+        self._rest_at += end
+        self._rest = data[end:]
+        # One byte more than the limit may be the first half of a line's end.
+        if len(self._rest) > self.rules.line_bytes_max + 1 and not self.stopped:
+            self.line_count += 1
+            self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, len(self._rest))
+            self._rest_at += len(self._rest)
+            self._rest = b""
+            self._dropping = True
+
+    def take(self, data: bytes) -> int:
+        """Like `feed`, for a reader that can go back: how much was taken. The rest of a line is not, so nothing is copied."""
+        end = data.rfind(b"\n") + 1
+        if not end or self._rest or self._dropping:
+            self.feed(data)
+            return len(data)
+        self._take(data, end)
+        self._rest_at += end
+        return end
+
+    def end(self) -> None:
+        """Take the last line, if no newline ended it; nothing may follow."""
+        if self._rest and not self.stopped:
+            self._take(self._rest + b"\n", len(self._rest) + 1)
+        self._rest = b""
+        # They served the reading alone.
+        self._shapes, self._roots = [], []
+
+    def finish(self) -> None:
+        """Take the last line and hold the whole against the limits."""
+        self.end()
+        if not self.item_count and not self.errors:
+            self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
+        if self.input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
+            message = f"The file has more than {self.rules.inputs_max} inputs: split it into several batches."
+            self._stop(LineError("too_many_tasks", message, "body.input"))
+
+    def _take(self, data: bytes, end: int) -> None:
+        """Check the whole lines in `data[:end]`."""
+        utf8 = data.isascii() or is_utf8(data[:end])
+        at = 0
+        while at < end and not self.stopped:
+            if utf8 and self._shapes:
+                at = self._take_alike(data, at, end)
+                if at >= end:
+                    return
+            at = self._take_next(data, at, utf8)
+
+    def _take_next(self, data: bytes, at: int, utf8: bool) -> int:
+        """Check the line at `at` by itself; the place behind it."""
+        stop = data.index(b"\n", at)
+        self._take_line(data[at:stop], self._rest_at + at, utf8)
+        return stop + 1
+
+    def _take_alike(self, data: bytes, at: int, end: int) -> int:
+        """Take lines for as long as each fits a shape; the place of the first that does not."""
+        while at < end:
+            shape = next((shape for shape in self._shapes if shape.fits(data, at)), None)
+            if shape is None:
+                break
+            if shape is not self._shapes[0]:
+                self._shapes.remove(shape)
+                self._shapes.insert(0, shape)
+            alike = shape.gather(data, at)
+            if not alike.ids:
+                break
+            room = self.rules.item_count_max - self.item_count - len(self.errors)
+            if len(alike.ids) <= room and alike.good(self.rules):
+                self._keep_alike(alike)
+            else:
+                # Something is wrong with one of them, or they are too many: find out which, one by one.
+                while at < alike.starts[-1]:
+                    at = self._take_next(data, at, True)
+            at = alike.starts[-1]
+        return at
+
+    def _keep_alike(self, alike: Alike) -> None:
+        shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
+        base, to_prompt = self._rest_at, len(shape.opening) + shape.between_size
+        around = to_prompt + len(shape.tail) + 1
+        sizes = [*map(sub, starts[1:], starts)]
+        self.at.fromlist([base + start for start in starts[:-1]])
+        self.size.fromlist(sizes)
+        self.line.fromlist([*range(self.line_count + 1, self.line_count + 1 + count)])
+        self.id_hash.frombytes(pack(f"{count}q", *map(hash, alike.ids)))
+        if len(alike.id_sizes) == 1:
+            id_size = len(alike.ids[0])
+            self.prompt_at.extend(array("I", (to_prompt + id_size,)) * count)
+            self.prompt_size.fromlist([size - around - id_size for size in sizes])
+        else:
+            id_sizes = [*map(len, alike.ids)]
+            self.prompt_at.fromlist([to_prompt + id_size for id_size in id_sizes])
+            self.prompt_size.fromlist([size - around - id_size for size, id_size in zip(sizes, id_sizes, strict=True)])
+        if not shape.stem.branches:
+            self.stem.extend(array("I", (shape.stem.number,)) * count)
+        else:
+            self.stem.fromlist([stem.number for stem in stems])
+        self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
+        self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
+        keys = [*map(_key, texts)]
+        packed = b"".join(keys)
+        if len(packed) != count * KEY_BYTES:
+            packed = b"".join([key.ljust(KEY_BYTES, b"\0") for key in keys])
+        self.keys += packed
+        self.line_count += count
+        self.input_count += count
+        if alike.strays or len(set(keys)) < count:
+            self._branch_off(alike, keys)
+
+    def _branch_off(self, alike: Alike, keys: list[bytes]) -> None:
+        """Make branches for prompts that went on alike, and let those that did not fit a branch have a place on it."""
+        texts_of: dict[tuple[Stem, bytes], list[bytes]] = {}
+        for stem, key, text in zip(alike.stems, keys, alike.texts, strict=True):
+            texts_of.setdefault((stem, key), []).append(text)
+        for (stem, key), texts in texts_of.items():
+            known = key in stem.branches
+            if (len(texts) == 1 and not known) or (known and stem.branches[key] is None) or len(key) < KEY_BYTES:
+                continue
+            if self._branches_made >= BRANCHES_MADE_MAX or self._branches_size >= BRANCHES_BYTES_MAX:
+                return
+            self._branches_made += 1
+            branch = branch_off(stem, key, texts, len(self.stem_cut))
+            if branch is not None:
+                self._branches_size += 0 if known else len(branch.reference)
+                self._add_stem(branch, alike.shape.family_number)
+
+    def _add_stem(self, stem: Stem, family_number: int) -> Stem:
+        self.stem_family.append(family_number)
+        self.stem_reference.append(stem.reference)
+        self.stem_cut.append(stem.cut)
+        return stem
+
+    def _take_line(self, line: bytes, at: int, utf8: bool) -> None:
+        """Check one line by itself."""
+        if self.stopped:
+            return
+        self.line_count += 1
+        if not line.strip(b" \t\r"):
+            return
+        rules = self.rules
+        if self.item_count + len(self.errors) >= rules.item_count_max:
+            message = f"The file has more than {rules.item_count_max} requests: split it into several batches."
+            self._stop(LineError("too_many_tasks", message, None, self.line_count))
+            return
+        try:
+            checked = self.check(line, utf8_known=utf8)
+        except LineFault as fault:
+            self._refuse(fault, at, len(line))
+            return
+        self.input_count += checked.input_count
+        self._keep(line, at, checked)
+
+    def check(self, line: bytes, *, utf8_known: bool = False) -> Line:
+        """What a line must be, by itself and beside the others."""
+        try:
+            checked = check_line(line, self.rules, utf8_known=utf8_known)
+        except BodyFault as fault:
+            self._check_model(fault.model)
+            raise
+        self._check_model(checked.model)
+        return checked
+
+    def _check_model(self, model: str) -> None:
+        if self.rules.single_model and self.models and model != self.models[0]:
+            message = "All lines of a batch must name the same model here: put each model in a batch of its own."
+            raise LineFault("model_mismatch", message, "body.model")
+        if len(self.models) >= MODELS_MAX and model not in self._model_names:
+            message = f"A batch may name at most {MODELS_MAX} models: split it into several batches."
+            raise LineFault("invalid_request", message, "body.model")
+
+    def _keep(self, line: bytes, at: int, checked: Line) -> None:
+        number = len(self.at)
+        prompt = line[checked.prompt_at : checked.prompt_at + checked.prompt_size]
+        family_number = self._family_of(checked, prompt)
+        family = self.families[family_number]
+        if family.take(prompt):
+            self._follow(family_number)
+        self.at.append(at)
+        self.size.append(len(line) + 1)
+        self.line.append(self.line_count)
+        self.id_hash.append(hash(checked.custom_id.encode()))
+        self.stem.append(self._roots[family_number].number)
+        self.output_tokens.append(checked.output_tokens)
+        self.fixed_size.append(len(checked.fixed))
+        self.prompt_at.append(checked.prompt_at)
+        self.prompt_size.append(checked.prompt_size)
+        self.keys += prompt[family.cut : family.cut + KEY_BYTES].ljust(KEY_BYTES, b"\0")
+        if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
+            self._make_shape(line, checked, family_number)
+
+    def _family_of(self, checked: Line, prompt: bytes) -> int:
+        fixed = blake2b(checked.fixed, digest_size=16).digest() if checked.fixed else b""
+        known = self._family_numbers.get((checked.model, fixed))
+        if known is not None:
+            return known
+        if len(self.families) >= FAMILIES_MAX:
+            # So many different tools and instructions share little: such items are ordered by their prompts alone.
+            fixed = b"any"
+            known = self._family_numbers.get((checked.model, fixed))
+            if known is not None:
+                return known
+        self.add_model(checked.model)
+        # Past their common bound, families begin without a reference: their items are told apart by reading them again.
+        room = REFERENCES_BYTES_MAX - self.references_size
+        family = Family(prompt[: min(room, REFERENCE_BYTES_MAX)])
+        number = self.add_family(family, (checked.model, fixed), 0 if fixed == b"any" else len(checked.fixed))
+        root = self._root_of(family)
+        self._roots.append(self._add_stem(root, number))
+        return number
+
+    def add_model(self, model: str) -> None:
+        if model not in self._model_names:
+            self._model_names.add(model)
+            self.models.append(model)
+
+    def family_number(self, name: tuple[str, bytes]) -> int | None:
+        return self._family_numbers.get(name)
+
+    def add_family(self, family: Family, name: tuple[str, bytes], fixed_size: int) -> int:
+        number = len(self.families)
+        self.families.append(family)
+        self.family_names.append(name)
+        self.family_fixed_size.append(fixed_size)
+        self.references_size += len(family.reference)
+        self._family_numbers[name] = number
+        return number
+
+    def _root_of(self, family: Family) -> Stem:
+        return Stem(len(self.stem_cut), family.reference, family.cut, family.opening)
+
+    def _follow(self, family_number: int) -> None:
+        """After its cut moved, a family has another root, and shapes that end there."""
+        family = self.families[family_number]
+        root = self._root_of(family)
+        self._roots[family_number] = self._add_stem(root, family_number)
+        for shape in self._shapes:
+            if shape.family_number == family_number:
+                shape.follow(root)
+        self._shapes = [shape for shape in self._shapes if shape.stem.opening]
+
+    def _make_shape(self, line: bytes, checked: Line, family_number: int) -> None:
+        shape = shape_of(line, checked, family_number, self.rules)
+        self._shapes_made += 1
+        if shape is None or any(shape.same_frame(other) for other in self._shapes):
+            return
+        shape.follow(self._roots[family_number])
+        self._shapes.insert(0, shape)
+        del self._shapes[SHAPES_MAX:]
+
+    def _refuse(self, fault: LineFault, at: int, size: int) -> None:
+        lenient = self.rules.invalid_lines == "error_file"
+        if lenient or isinstance(fault, BodyFault):
+            self.bad_at.append(at)
+            self.bad_size.append(min(size, self.rules.line_bytes_max + 2))
+            self.bad_line.append(self.line_count)
+            if isinstance(fault, BodyFault):
+                self.add_model(fault.model)
+                if not lenient:
+                    self.bad_id_hash.append(hash(fault.custom_id.encode()))
+            return
+        self.errors.append(fault.at(self.line_count))
+        self.stopped = len(self.errors) >= self.rules.errors_max
+
+    def _stop(self, error: LineError) -> None:
+        self.errors.append(error)
+        self.stopped = True

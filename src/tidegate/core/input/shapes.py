@@ -1,0 +1,197 @@
+"""Lines that differ only in their custom_id and in the end of their prompt.
+
+Most inputs are written by a program, so nearly every line is the same bytes around an id and a text. A shape is such a
+frame, taken from a line that passed every check. A line that fits it is known to be good once its id is plain and the rest
+of its prompt is valid JSON: a JSON reader that has seen the same bytes is in the same state, and a string or an array ends
+by itself. Nothing is guessed: whatever does not fit exactly goes through `lines` like the first line did.
+"""
+
+from operator import sub
+
+import msgspec
+from msgspec import Raw
+
+from tidegate.core.input.line_faults import LineFault, check_exactly
+from tidegate.core.input.lines import Line, LineRules, check_depth, count_openers, decode_request, endpoint_of
+from tidegate.core.input.stems import KEY_BYTES, Stem
+
+# The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
+PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))
+# The brackets around a prompt: the line's own and its body's.
+LINE_DEPTH = 2
+SHAPES_MAX = 8
+# An input whose lines are all different must not pay for a shape with each of them.
+SHAPES_MADE_MAX = 1000
+SHAPE_RETRY_EVERY = 16
+DEPTH_LINES = 16
+OPENINGS = (b'{"custom_id":"', b'{"custom_id": "')
+
+_decode_lines = msgspec.json.Decoder(Raw).decode_lines
+
+
+class Shape:
+    """One frame: `opening`, an id, `head`, the rest of a prompt, `tail`. The head ends where the family's prompts may differ."""
+
+    def __init__(self, opening: bytes, between: bytes, tail: bytes, line: Line, family_number: int) -> None:
+        self.opening = opening
+        self._joint = tail + b"\n" + opening
+        self._between = between
+        self.tail = tail
+        self.family_number = family_number
+        self.output_tokens = line.output_tokens
+        self.fixed_size = len(line.fixed)
+        self.head = between
+        self.between_size = len(between)
+        self.stem = Stem(0, b"", 0, b"")
+
+    def follow(self, stem: Stem) -> None:
+        """Let the head end where the family's prompts now begin to differ."""
+        self.head = self._between + stem.reference[: stem.cut]
+        self.stem = stem
+
+    def fits(self, data: bytes, at: int) -> bool:
+        """Whether the line at `at` is this frame around anything."""
+        id_end = data.find(b'"', at + len(self.opening))
+        text_end = data.find(b"\n", at) - len(self.tail)
+        return (
+            data.startswith(self.opening, at)
+            and data.startswith(self.head, id_end)
+            and id_end + len(self.head) <= text_end
+            and data.startswith(self.tail, text_end)
+        )
+
+    def gather(self, data: bytes, at: int) -> "Alike":
+        """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits. Each stands on the
+        longest stem that is known."""
+        find, startswith = data.find, data.startswith
+        id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
+        head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
+        alike = Alike(self)
+        add_start, add_id = alike.starts.append, alike.ids.append
+        add_text, add_stem, add_id_size = alike.texts.append, alike.stems.append, alike.id_sizes.add
+        branched = bool(root.branches)
+        to_id_end = -1
+        more = True
+        while more:
+            # Most ids are as long as the one before. One that only seems to be has a byte in it that is not plain.
+            if to_id_end < 0 or not startswith(head, at + to_id_end):
+                to_id_end = find(b'"', at + id_from) - at
+                if not startswith(head, at + to_id_end):
+                    break
+                add_id_size(to_id_end - id_from)
+            id_end = at + to_id_end
+            text_at = id_end + head_size
+            if branched:
+                stem, key_at, stray = root, text_at, False
+                while branches := stem.branches:
+                    branch = branches.get(data[key_at : key_at + key_size])
+                    if branch is None:
+                        break
+                    stem = branch
+                    key_at = text_at + stem.path_size
+                if stem is not root and not startswith(stem.path, text_at):
+                    stem, stray = root.climb(data, text_at)
+                text_at += stem.path_size
+            # Neither a head nor a stem has a newline in it, but a line may end, tail and all, before they do.
+            stop = find(b"\n", text_at)
+            text_end = stop - tail_size
+            more = startswith(joint, text_end)
+            if text_at > text_end or not (more or startswith(last, text_end)):
+                break
+            add_start(at)
+            add_id(data[at + id_from : id_end])
+            add_text(data[text_at:text_end])
+            if branched:
+                add_stem(stem)
+                if stray:
+                    alike.strays = True
+            at = stop + 1
+        add_start(at)
+        if not branched:
+            alike.stems = [root] * len(alike.ids)
+        return alike
+
+    def same_frame(self, other: "Shape") -> bool:
+        return (self.opening, self._between, self.tail, self.family_number) == (
+            other.opening,
+            other._between,
+            other.tail,
+            other.family_number,
+        )
+
+
+class Alike:
+    """Neighbouring lines of one shape: where they start (and the last one ends), their ids and how long those are, the stems that
+    their prompts stand on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be
+    theirs."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.starts: list[int] = []
+        self.ids: list[bytes] = []
+        self.id_sizes: set[int] = set()
+        self.texts: list[bytes] = []
+        self.stems: list[Stem] = []
+        self.strays = False
+
+    def good(self, rules: LineRules) -> bool:
+        """Whether all sizes are within bounds, all ids plain, all prompts shallow and valid JSON; judged together."""
+        starts, texts = self.starts, self.texts
+        if 0 in self.id_sizes or max(self.id_sizes) > rules.custom_id_bytes_max:
+            return False
+        if b"".join(self.ids).translate(None, PLAIN):
+            return False
+        # Hardly ever are all of them together longer than one may be.
+        if starts[-1] - starts[0] > rules.line_bytes_max and max(map(sub, starts[1:], starts)) > rules.line_bytes_max:
+            return False
+        bridges = {stem.opening for stem in set(self.stems)}
+        if len(bridges) == 1:
+            bridge = next(iter(bridges))
+            lines = (b"\n" + bridge).join([b"", *texts])
+            bridge_size = len(bridge)
+            sizes = [bridge_size + len(text) for text in texts]
+        else:
+            each = [stem.opening + text for stem, text in zip(self.stems, texts, strict=True)]
+            lines = b"\n".join(each)
+            sizes = [*map(len, each)]
+        try:
+            self._check_depth(rules.depth_max - LINE_DEPTH, max(map(count_openers, bridges)))
+            prompts = _decode_lines(lines)
+        except (ValueError, LineFault):
+            return False
+        # The first value begins where the first line does. If each is as long as its line, each ends where that does.
+        return [*map(len, prompts)] == sizes
+
+    def _check_depth(self, depth_max: int, opened: int) -> None:
+        """Refuse deep nesting; brackets are counted for many lines at once, and exactly only for those that have many."""
+        texts, room = self.texts, depth_max - opened
+        if count_openers(b"".join(texts)) <= room:
+            return
+        for at in range(0, len(texts), DEPTH_LINES):
+            some = texts[at : at + DEPTH_LINES]
+            if count_openers(b"".join(some)) > room:
+                for stem, text in zip(self.stems[at : at + DEPTH_LINES], some, strict=True):
+                    check_depth(stem.opening + text, depth_max)
+
+
+def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -> Shape | None:
+    """The frame of a good line, or None when it is not of the kind that others can be held against."""
+    opening = next((opening for opening in OPENINGS if line.startswith(opening)), None)
+    end = checked.prompt_at + checked.prompt_size
+    first = line[checked.prompt_at : checked.prompt_at + 1]
+    if opening is None or first not in (b'"', b"[") or (first == b"[" and endpoint_of(rules).counts_inputs):
+        return None
+    id_end = line.find(b'"', len(opening))
+    plain = line[len(opening) : id_end]
+    if plain != checked.custom_id.encode() or plain.translate(None, PLAIN) or id_end >= checked.prompt_at:
+        return None
+    # The prompt was found by its content: make sure that it is the value of its key that is cut out here.
+    without = line[: checked.prompt_at] + b"null" + line[end:]
+    try:
+        check_exactly(without, rules.body_keys_max)
+        request = decode_request(without)
+    except (LineFault, ValueError):
+        return None
+    if bytes(getattr(request.body, checked.prompt_key)) != b"null" or request.custom_id != checked.custom_id:
+        return None
+    return Shape(opening, line[id_end : checked.prompt_at], line[end:], checked, family_number)

@@ -1,0 +1,83 @@
+"""Cutting work into slices: runs of neighbouring items of one model, bounded in count, bytes and cost.
+
+An item that is larger than a bound by itself has a slice of its own. Items are known only by what a scan kept of them.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import sub
+
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.scan import Scan
+from tidegate.core.nouns import SlicePlan
+from tidegate.core.usage import estimate
+
+
+def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
+    """The slices of one model's items, of which the first is item `first` of the work; `places` are where in the work each
+    of them begins, and where the last ends."""
+    if not numbers:
+        return
+    rules = scan.rules
+    columns = (scan.prompt_size, scan.fixed_size, scan.output_tokens)
+    prompt_size, fixed_size, output_tokens = (_Column(column, numbers) for column in columns)
+
+    def units(start: int, stop: int) -> int:
+        return estimate.work_units(
+            prompt_size.sum(start, stop) + fixed_size.sum(start, stop), output_tokens.sum(start, stop)
+        )
+
+    place = 0
+    while place < len(numbers):
+        stop = min(place + rules.slice_count_max, len(numbers))
+        cost = units(place, stop)
+        if places[stop] - places[place] > rules.slice_bytes_max or cost > rules.slice_units_max:
+            sizes = map(sub, places[place + 1 : stop + 1], places[place:stop])
+            costs = (units(at, at + 1) for at in range(place, stop))
+            stop = place + _fitting(sizes, costs, rules)
+            cost = units(place, stop)
+        yield SlicePlan(first + place, stop - place, model, places[place], places[stop] - places[place], cost)
+        place = stop
+
+
+class _Column:
+    """One number of each item, to be added up over neighbours in the work; most often it is the same for all."""
+
+    def __init__(self, values: "array[int]", numbers: "array[int]") -> None:
+        self._same = values[0] if values == values[:1] * len(values) else None
+        self._sums: list[int] = []
+        if self._same is None:
+            first, count = numbers[0], len(numbers)
+            as_read = numbers[-1] - first == count - 1 and numbers == array("I", range(first, first + count))
+            own = values[first : first + count] if as_read else map(values.__getitem__, numbers)
+            self._sums = [*accumulate(own, initial=0)]
+
+    def sum(self, start: int, stop: int) -> int:
+        return self._sums[stop] - self._sums[start] if self._same is None else self._same * (stop - start)
+
+
+def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> int:
+    """How many of the items, from the first on, stay within the bounds; at least one."""
+    size = units = count = 0
+    for one_size, one_units in zip(sizes, costs, strict=True):
+        size += one_size
+        units += one_units
+        if count and (size > rules.slice_bytes_max or units > rules.slice_units_max):
+            break
+        count += 1
+    return count
+
+
+def add_bad(slices: list[SlicePlan], number: int, at: int, size: int, rules: LineRules) -> None:
+    """Put one bad item behind the others, in the last slice of bad items while that has room."""
+    last = slices[-1] if slices else None
+    if (
+        last is None
+        or last.model
+        or last.count >= rules.slice_count_max
+        or last.work_bytes + size > rules.slice_bytes_max
+    ):
+        slices.append(SlicePlan(number, 1, "", at, size, 0))
+    else:
+        slices[-1] = SlicePlan(last.first, last.count + 1, "", last.work_at, last.work_bytes + size, 0)

@@ -1,0 +1,1 @@
+"""What may be sent and what may be handed on: rules of keys, guardrails, hooks."""

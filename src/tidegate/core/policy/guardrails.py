@@ -1,0 +1,290 @@
+"""The guardrails that come with the house: how long, which words, which shape. Each judges a body and passes, changes or refuses it.
+
+    Length      bytes and estimated tokens of a prompt, bytes of an answer
+    Patterns    an operator's regular expressions: what is found is refused (deny) or replaced (redact)
+    AnswerShape the text of an answer is JSON that fits a schema
+
+Patterns look at everything that a body says (`body_texts.py`). What cannot be looked at is refused, unless the operator lets it pass, and
+so is a text longer than the bound. Bodies are changed in place: every byte around a replaced text stays as it was, and what is still found
+after that is refused. Own guardrails are anything with these two methods; who loads them is not this module's affair.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from tidegate.core.errors import SettingsError
+from tidegate.core.policy.body_texts import BodyTexts, is_api_word, readings
+from tidegate.core.policy.json_schema import Schema
+from tidegate.core.policy.patterns import Finder
+from tidegate.core.usage.estimate import prompt_tokens
+
+TEXT_CHARS_MAX = 1_000_000
+# What can be looked through at once: a few milliseconds at the worst, by the bytes and by the bytes times the weight of the patterns.
+QUICK_BYTES_MAX = 16_000
+QUICK_WORK_MAX = 1_000_000
+# A string token of JSON, and whether a colon behind it makes it a key. The repeats are possessive: there is nothing to take back.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
+_decode_text = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.encode
+
+
+class Code(StrEnum):
+    """Why a body was refused, as the item's error line and the metrics say it."""
+
+    LENGTH = "guardrail_length"
+    PATTERN = "guardrail_pattern"
+    UNSEEN = "guardrail_unseen"
+    SCHEMA = "guardrail_schema"
+    REFUSED = "guardrail_refused"
+
+
+class Pass(msgspec.Struct, frozen=True, gc=False):
+    """Goes on as it is."""
+
+
+class Transformed(msgspec.Struct, frozen=True, gc=False):
+    """Goes on as this body instead."""
+
+    body: bytes
+
+
+class Refuse(msgspec.Struct, frozen=True, gc=False):
+    """Does not go on. A refusal is final: the same body would be refused again. Own guardrails have codes of their own."""
+
+    code: str
+    message: str
+
+
+Verdict = Pass | Transformed | Refuse
+PASS = Pass()
+
+
+class Guardrail(Protocol):
+    """What judges bodies. Both methods are pure, and quick: they run for every item."""
+
+    def check_prompt(self, body: bytes) -> Verdict:
+        """Before a request is sent."""
+
+    def check_answer(self, body: bytes) -> Verdict:
+        """Before an answer is recorded or handed on."""
+
+
+def run(checks: Sequence[Callable[[bytes], Verdict]], body: bytes) -> Verdict:
+    """Each check in turn, on what the one before it left; the first refusal is the verdict."""
+    now = body
+    for check in checks:
+        verdict = check(now)
+        if isinstance(verdict, Refuse):
+            return verdict
+        if isinstance(verdict, Transformed):
+            now = verdict.body
+    return PASS if now is body else Transformed(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Bounds of a prompt and of an answer; 0 lifts one. Tokens are the estimate that everything else goes by."""
+
+    prompt_bytes_max: int = 0
+    prompt_tokens_max: int = 0
+    answer_bytes_max: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_bytes_max", "prompt_tokens_max", "answer_bytes_max"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"guardrail length: {name} is {getattr(self, name)}: use 0 to lift it, or more")
+
+    def check_prompt(self, body: bytes) -> Verdict:
+        if self.prompt_bytes_max and len(body) > self.prompt_bytes_max:
+            return _too_long("request", f"{len(body)} bytes", f"{self.prompt_bytes_max} bytes")
+        if self.prompt_tokens_max and (tokens := prompt_tokens(len(body))) > self.prompt_tokens_max:
+            return _too_long("request", f"about {tokens} tokens", f"{self.prompt_tokens_max} tokens")
+        return PASS
+
+    def check_answer(self, body: bytes) -> Verdict:
+        if self.answer_bytes_max and len(body) > self.answer_bytes_max:
+            return _too_long("answer", f"{len(body)} bytes", f"{self.answer_bytes_max} bytes")
+        return PASS
+
+
+def _too_long(what: str, size: str, most: str) -> Refuse:
+    return Refuse(Code.LENGTH, f"The {what} has {size}, and a guardrail allows {most}: make it shorter.")
+
+
+class Action(StrEnum):
+    DENY = "deny"
+    REDACT = "redact"
+
+
+class Unseen(StrEnum):
+    """What becomes of a body of which a part cannot be looked at."""
+
+    REFUSE = "refuse"
+    PASS = "pass"
+
+
+class Patterns:
+    """Regular expressions over all that prompts, answers or both say. `replacement` is literal: it refers to no group."""
+
+    def __init__(
+        self,
+        name: str,
+        patterns: Sequence[str],
+        action: Action = Action.DENY,
+        *,
+        replacement: str = "[redacted]",
+        unseen: Unseen = Unseen.REFUSE,
+        text_chars_max: int = TEXT_CHARS_MAX,
+    ) -> None:
+        if not patterns:
+            raise SettingsError(f"guardrail {name!r} has no patterns: give it one, or remove it")
+        if text_chars_max < 1:
+            raise SettingsError(f"guardrail {name!r}: text_chars_max is {text_chars_max}: use 1 or more")
+        self._name = name
+        self._finder = Finder(patterns, f"guardrail {name!r}")
+        if self._finder.finds(""):
+            raise SettingsError(
+                f"guardrail {name!r} has a pattern that matches nothing at all, so it is in every text: ask for a character"
+            )
+        self._action = action
+        self._replacement = replacement
+        self._unseen = unseen
+        self._text_chars_max = text_chars_max
+        self._quick_bytes_max = min(QUICK_BYTES_MAX, QUICK_WORK_MAX // self._finder.weight)
+
+    def is_quick(self, body: bytes) -> bool:
+        """Return whether this body can be looked through without holding up others."""
+        return len(body) <= self._quick_bytes_max
+
+    def check_prompt(self, body: bytes) -> Verdict:
+        return self._check(body, "request")
+
+    def check_answer(self, body: bytes) -> Verdict:
+        return self._check(body, "answer")
+
+    def _check(self, body: bytes, what: str) -> Verdict:
+        refusal = self._look(body, what)
+        if refusal is None:
+            return PASS
+        if self._action is Action.DENY or refusal.code != Code.PATTERN:
+            return refusal
+        redacted = self._redacted(body, is_answer=what == "answer")
+        return Transformed(redacted) if self._look(redacted, what) is None else refusal
+
+    def _look(self, body: bytes, what: str) -> Refuse | None:
+        said = BodyTexts(body, is_answer=what == "answer")
+        may_find = any(map(self._finder.may_find_in, readings("\0".join(said.texts))))
+        for text in dict.fromkeys(said.texts) if may_find or len(body) > self._text_chars_max else ():
+            if len(text) > self._text_chars_max:
+                return Refuse(
+                    Code.LENGTH,
+                    f"A text of the {what} has {len(text)} characters, more than the {self._text_chars_max} that the guardrail "
+                    f"{self._name!r} can look at: split it.",
+                )
+            if any(map(self._finder.finds, readings(text))):
+                return Refuse(
+                    Code.PATTERN, f"The guardrail {self._name!r} does not let this {what} pass: change its text."
+                )
+        if said.unseen and self._unseen is Unseen.REFUSE:
+            return Refuse(
+                Code.UNSEEN,
+                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {said.unseen}.",
+            )
+        return None
+
+    def _redacted(self, body: bytes, *, is_answer: bool) -> bytes:
+        """The body with what the patterns find in its values replaced."""
+        pieces: list[bytes] = []
+        done = 0
+        for start, end, name, text in _values(body):
+            if is_api_word(name, text, is_answer=is_answer):
+                continue
+            redacted = self._finder.replaced(text, self._replacement)
+            if redacted != text:
+                pieces += [body[done:start], _encode(redacted)]
+                done = end
+        return b"".join([*pieces, body[done:]])
+
+
+def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
+    """Each string value of a JSON body: where its token lies, the field that it is of, and what it says."""
+    key, key_end = "", -1
+    for found in _TOKEN.finditer(body):
+        if found[1] is not None:
+            key, key_end = found[0][1 : found.start(1) - found.start() - 1].decode("utf-8", "replace"), found.end()
+            continue
+        try:
+            text = _decode_text(found[0])
+            text.encode()
+        except (msgspec.MsgspecError, UnicodeError):
+            # Half a character: the text is looked at as it was written.
+            text = found[0][1:-1].decode("utf-8", "replace")
+        # A string that follows no key is an element of a list, and the last key says nothing about it.
+        yield found.start(), found.end(), key if found.start() == key_end else "", text
+
+
+class AnswerShape:
+    """The text of every choice of an answer is JSON that fits this schema. An answer that only calls tools has no text to judge."""
+
+    def __init__(self, name: str, schema: Any) -> None:
+        self._name = name
+        try:
+            self._schema = Schema(schema)
+        except SettingsError as wrong:
+            raise SettingsError(f"guardrail {name!r}: {wrong}") from None
+
+    def check_prompt(self, body: bytes) -> Verdict:
+        return PASS
+
+    def check_answer(self, body: bytes) -> Verdict:
+        try:
+            texts = answer_texts(msgspec.json.decode(body))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._refuse("it is not JSON")
+        for text in texts:
+            try:
+                value = msgspec.json.decode(text)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                return self._refuse("its text is not JSON")
+            why = self._schema.problem(value)
+            if why is not None:
+                return self._refuse(why)
+        return PASS
+
+    def _refuse(self, why: str) -> Refuse:
+        return Refuse(Code.SCHEMA, f"The answer does not fit the schema of the guardrail {self._name!r}: {why}.")
+
+
+def answer_texts(answer: Any) -> list[str]:
+    """What the model said, one text per choice, in whichever of the answer shapes it is."""
+    if not isinstance(answer, dict):
+        return []
+    if isinstance(answer.get("choices"), list):
+        return [text for choice in answer["choices"] if isinstance(choice, dict) for text in _choice_texts(choice)]
+    if isinstance(answer.get("output"), list):
+        messages = [one for one in answer["output"] if isinstance(one, dict) and one.get("type") == "message"]
+        return [_joined(one.get("content"), "output_text") for one in messages]
+    if isinstance(answer.get("content"), list):
+        text = _joined(answer["content"], "text")
+        return [text] if text else []
+    return []
+
+
+def _choice_texts(choice: dict[str, Any]) -> Iterator[str]:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    if isinstance(text, str):
+        yield text
+
+
+def _joined(blocks: Any, kind: str) -> str:
+    return "".join(
+        str(block.get("text", ""))
+        for block in (blocks if isinstance(blocks, list) else ())
+        if isinstance(block, dict) and block.get("type") == kind
+    )

@@ -1,0 +1,124 @@
+"""Whether an item may be sent, from what is known of its key right now: one pure decision of a few microseconds.
+
+Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
+slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or nobody knows how the key stands. Waiting
+says nothing about an item, so a retryable denial never uses up its attempts. Budgets and slots are the purse's to judge, where a call is
+sent; guardrails and hooks come after this, because they cost more. Who loads the state, and how old it may be, is the caller's affair.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from tidegate.core.budgets.budget import Limit
+
+
+class Code(StrEnum):
+    """Why not, as the item's error line and the metrics say it."""
+
+    KEY_DELETED = "key_deleted"
+    KEY_REVOKED = "key_revoked"
+    KEY_EXPIRED = "key_expired"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    RESOURCE_NOT_ALLOWED = "resource_not_allowed"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    BUDGET_RESERVED = "budget_reserved"
+    PARALLEL_EXCEEDED = "max_parallel_requests_exceeded"
+    RATE_EXCEEDED = "rate_limit_exceeded"
+    KEY_UNKNOWN = "key_state_unknown"
+
+
+RETRYABLE = frozenset({Code.BUDGET_RESERVED, Code.PARALLEL_EXCEEDED, Code.RATE_EXCEEDED, Code.KEY_UNKNOWN})
+# What a front door answers an interactive call with; a batch item has only the code and the message.
+STATUSES = {
+    Code.KEY_DELETED: 401,
+    Code.KEY_REVOKED: 401,
+    Code.KEY_EXPIRED: 401,
+    Code.MODEL_NOT_ALLOWED: 403,
+    Code.RESOURCE_NOT_ALLOWED: 403,
+    Code.BUDGET_EXCEEDED: 429,
+    Code.BUDGET_RESERVED: 429,
+    Code.PARALLEL_EXCEEDED: 429,
+    Code.RATE_EXCEEDED: 429,
+    Code.KEY_UNKNOWN: 503,
+}
+
+
+class KeyState(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a key now. No models, or no resources, named: any. `parallel_max` 0: as many as there are slots."""
+
+    key_id: str
+    models: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
+    expires_at_ms: int | None = None
+    revoked: bool = False
+    deleted: bool = False
+    limits: tuple[Limit, ...] = ()
+    parallel_max: int = 0
+
+
+class Denied(msgspec.Struct, frozen=True, gc=False):
+    """Not sent. `wait_ms` is how long it takes at least until asking again can help; 0 when nobody knows."""
+
+    code: Code
+    message: str
+    param: str | None = None
+    wait_ms: int = 0
+
+    @property
+    def retryable(self) -> bool:
+        return self.code in RETRYABLE
+
+    @property
+    def status(self) -> int:
+        return STATUSES[self.code]
+
+
+_DELETED = Denied(Code.KEY_DELETED, "The key that asked for this was deleted: create the batch again with another key.")
+_REVOKED = Denied(Code.KEY_REVOKED, "The key that asked for this was revoked: create the batch again with another key.")
+_EXPIRED = Denied(Code.KEY_EXPIRED, "The key that asked for this has expired: create the batch again with another key.")
+UNKNOWN = Denied(
+    Code.KEY_UNKNOWN,
+    "Nobody can say how the key that asked for this stands now: it is tried again when the store answers.",
+    wait_ms=500,
+)
+
+
+def judge(key: KeyState, model: str, resource: str, now_ms: int) -> Denied | None:
+    """None when a call to `model` by `resource` may be sent."""
+    if key.deleted:
+        return _DELETED
+    if key.revoked:
+        return _REVOKED
+    if key.expires_at_ms is not None and now_ms >= key.expires_at_ms:
+        return _EXPIRED
+    if key.models and model not in key.models:
+        return Denied(
+            Code.MODEL_NOT_ALLOWED,
+            f"This key does not allow the model {model!r}: name one that it allows, or use another key.",
+            "model",
+        )
+    if key.resources and resource not in key.resources:
+        return Denied(
+            Code.RESOURCE_NOT_ALLOWED,
+            f"This key does not allow the resource {resource!r}: name one that it allows, or use another key.",
+            "model",
+        )
+    return None
+
+
+def allows(models: frozenset[str], resources: frozenset[str], name: str, model_of: Mapping[str, str]) -> bool:
+    """Whether these two allowlists let a request name this as its model; the same as being among `names_allowed`."""
+    return (not models or model_of.get(name, name) in models) and (not resources or name in resources)
+
+
+def names_allowed(
+    models: frozenset[str], resources: frozenset[str], model_of: Mapping[str, str]
+) -> frozenset[str] | None:
+    """What a request may name as its model under these two allowlists; None: anything. `model_of` is the model behind each resource."""
+    if not models:
+        return resources or None
+    named = models.union(name for name, model in model_of.items() if model in models)
+    named = frozenset(name for name in named if model_of.get(name, name) in models)
+    return named & resources if resources else named

@@ -1,0 +1,1 @@
+"""What tokens are used, and what they cost."""

@@ -1,0 +1,29 @@
+"""The closer look at a body that is not plain, where it holds nobody up."""
+
+import asyncio
+import traceback
+
+import structlog
+
+from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules, field_fault
+
+log = structlog.get_logger()
+
+# A larger body is looked at in a thread.
+LOOK_HERE_BYTES_MAX = 64 << 10
+
+
+async def look_closely(body: bytes, rules: FieldRules) -> FieldFault | None:
+    """Return what of a body its caller may not say; None when it may be sent."""
+    try:
+        if len(body) <= LOOK_HERE_BYTES_MAX:
+            return field_fault(body, rules)
+        return await asyncio.to_thread(field_fault, body, rules)
+    except Exception as error:
+        # A mistake of ours that one body brings to light must not stop the worker for all others.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__
+        log.error("body_look_failed", kind=kind, place=f"{place.filename}:{place.lineno}")
+        return FieldFault(
+            "invalid_request", f"The body could not be looked at ({kind}): the operator's log says where.", ""
+        )

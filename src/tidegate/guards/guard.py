@@ -1,0 +1,226 @@
+"""Hooks and guardrails on the way of one call: what is really sent, what is really recorded, and what is not.
+
+On both ways hooks come first, in the order of the settings, and guardrails after them: what they judge is what goes out or is kept.
+Built-in guardrails run here; an operator's own code runs elsewhere and is waited for. No text of a caller is ever logged. Batch items
+and interactive calls meet the same rules.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from tidegate.core import hooks
+from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop, Streams
+from tidegate.core.policy import guardrails
+from tidegate.guards.own_code import Overran, OwnCode
+from tidegate.guards.search_pool import SearchPool
+
+log = structlog.get_logger()
+
+KINDS_MAX = 4_096
+# After the answer nothing is sent again, because it is paid for: what failed for a moment is asked so often.
+AFTER_TRIES = 3
+AFTER_PAUSE_S = 0.5
+COMPLAINTS_EVERY_S = 1.0
+
+
+class _OwnStep:
+    """One function of an operator's, before the call or after the answer."""
+
+    def __init__(self, rule: Rule, function: Own, *, after: bool) -> None:
+        self._rule = rule
+        self._after = after
+        self._complained_s = -COMPLAINTS_EVERY_S
+        self.code = OwnCode(rule.name, function, rule.timeout_ms / 1000)
+
+    async def run(self, body: bytes, about: About) -> bytes | Stop:
+        said = await self._once(body, about)
+        if not self._after:
+            return said
+        for count in range(1, AFTER_TRIES):
+            if not isinstance(said, Stop) or not said.retryable:
+                return said
+            await asyncio.sleep(AFTER_PAUSE_S * count)
+            said = await self._once(body, about)
+        if isinstance(said, Stop) and said.retryable:
+            return Stop(Code.FAILED, f"{said.message} The answer was paid for, but it is not handed on.")
+        return said
+
+    async def _once(self, body: bytes, about: About) -> bytes | Stop:
+        name = self._rule.name
+        try:
+            given = msgspec.json.decode(body)
+            fixed = {field: given.get(field) for field in hooks.FIXED}
+            returned = await self.code.call(given, about)
+            return hooks.changed_answer(body, returned) if self._after else hooks.changed_request(fixed, body, returned)
+        except Refuse as error:
+            words = hooks.message_of(error, f"{name!r} does not let this pass: change its text.")
+            return Stop(self._rule.refusal, words)
+        except Later as error:
+            words = hooks.message_of(error, f"{name!r} asks to be tried again later.")
+            wait_ms = error.wait_s * 1000
+            if not 0 <= wait_ms <= hooks.WAIT_MS_MAX:
+                return self._failed("Later", "its wait is not from 0 to 86,400 seconds")
+            return Stop(Code.DEFERRED, words, int(wait_ms))
+        except Misunderstood as error:
+            return self._failed("Misunderstood", str(error))
+        except (Overran, OSError) as error:
+            self._complain("hook_unavailable", type(error).__name__, _place(error))
+            message = f"{name!r} did not answer in time or could not reach what it needs ({type(error).__name__})."
+            return Stop(Code.UNAVAILABLE, message, self._rule.retry_ms)
+        except Exception as error:
+            return self._failed(type(error).__name__, _place(error))
+
+    def _failed(self, kind: str, why: str) -> Stop:
+        self._complain("hook_failed", kind, why)
+        return Stop(Code.FAILED, f"{self._rule.name!r} failed on this ({kind}): the operator's log says where.")
+
+    def _complain(self, event: str, kind: str, why: str) -> None:
+        """What an error says may hold a caller's text, so the log gets only its kind and its place; and not for every item."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._complained_s >= COMPLAINTS_EVERY_S:
+            self._complained_s = now_s
+            log.warning(event, hook=self._rule.name, kind=kind, why=why)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+class _PatternStep:
+    """Patterns of a guardrail: here, or in a thread where a body takes long to look through."""
+
+    def __init__(self, rail: guardrails.Patterns, pool: SearchPool, *, after: bool) -> None:
+        self._pool = pool
+        self.is_quick = rail.is_quick
+        self.check = rail.check_answer if after else rail.check_prompt
+
+    async def look(self, body: bytes, tenant: str) -> guardrails.Verdict:
+        return await self._pool.run(tenant, self.check, body)
+
+
+Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
+
+
+class Guard:
+    """What stands in the way of one kind of call."""
+
+    def __init__(
+        self,
+        tenant: str,
+        before: Sequence[Step],
+        after: Sequence[Step],
+        held: Sequence[Step] = (),
+        *,
+        refuses_streams: bool = False,
+    ) -> None:
+        self._tenant = tenant
+        self._before = tuple(before)
+        self._after = tuple(after)
+        self._held = tuple(held)
+        self.refuses_streams = refuses_streams
+        self.holds_streams = bool(held)
+
+    def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
+        """The request as it is sent, or why it is not. `about` is asked only where own code wants to know."""
+        return self._run(self._before, body, about)
+
+    def after(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
+        """The answer as it is recorded or handed on, or why it is not."""
+        return self._run(self._after, body, about)
+
+    def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
+        """The same for an answer that came as a stream and was held back: rules that let streams pass do not look at it."""
+        return self._run(self._held, body, about)
+
+    async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
+        for step in steps:
+            if type(step) is _OwnStep:
+                said = await step.run(body, about())
+                if isinstance(said, Stop):
+                    return said
+                body = said
+                continue
+            try:
+                # Most of what goes by passes, and this is in the way of every item.
+                if type(step) is _PatternStep:
+                    verdict = step.check(body) if step.is_quick(body) else await step.look(body, self._tenant)
+                else:
+                    verdict = step(body)  # type: ignore[operator]
+            except Exception as error:
+                # A mistake of ours that one body brings to light must not stop the worker for all others.
+                log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
+                message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
+                return Stop(Code.FAILED, message)
+            if verdict is guardrails.PASS:
+                continue
+            if isinstance(verdict, guardrails.Refuse):
+                return Stop(verdict.code, verdict.message)
+            if isinstance(verdict, guardrails.Transformed):
+                body = verdict.body
+        return body
+
+
+class Guards:
+    """Every rule of the settings, and which of them bind whom. `reached_by` has every name that a call to a resource may come under: its
+    model and its fallbacks. A rule for one of them binds the call from the start, because a fallback is not judged again."""
+
+    def __init__(self, rules: Sequence[Rule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        self._rules = tuple(rules)
+        self._reached_by = {} if reached_by is None else reached_by
+        self._pool = SearchPool()
+        self._steps = {id(rule): self._steps_of(rule) for rule in self._rules}
+        self._known: dict[tuple[str, str, tuple[str, ...]], Guard | None] = {}
+
+    def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
+        """What binds a call of this tenant, by its name, and this key to this model or resource; None when nothing does."""
+        if not self._rules:
+            return None
+        # What a resource leads to may change while this process runs.
+        kind = (tenant, key_id or "", self._reached_by.get(model) or (model,))
+        if kind not in self._known:
+            if len(self._known) >= KINDS_MAX:
+                self._known.clear()
+            self._known[kind] = self._made(*kind)
+        return self._known[kind]
+
+    def close(self) -> None:
+        for before, after in self._steps.values():
+            for step in (*before, *after):
+                if isinstance(step, _OwnStep):
+                    step.code.close()
+        self._pool.close()
+
+    def _made(self, tenant: str, key_id: str, names: tuple[str, ...]) -> Guard | None:
+        bound = [rule for rule in self._rules if rule.bounds.bind(tenant, key_id, names)]
+        before = [step for rule in bound for step in self._steps[id(rule)][0]]
+        after = [step for rule in bound for step in self._steps[id(rule)][1]]
+        judging = [rule for rule in bound if self._steps[id(rule)][1]]
+        held = [step for rule in judging if rule.streams is Streams.HOLD for step in self._steps[id(rule)][1]]
+        refuses = any(rule.streams is Streams.REFUSE for rule in judging)
+        return Guard(tenant, before, after, held, refuses_streams=refuses) if before or after else None
+
+    def _steps_of(self, rule: Rule) -> tuple[list[Step], list[Step]]:
+        before: list[Step] = []
+        after: list[Step] = []
+        rail = rule.guardrail
+        if isinstance(rail, guardrails.Patterns):
+            before.append(_PatternStep(rail, self._pool, after=False))
+            after.append(_PatternStep(rail, self._pool, after=True))
+        elif rail is not None:
+            before.append(rail.check_prompt)
+            after.append(rail.check_answer)
+        if not rule.on_requests:
+            before.clear()
+        if not rule.on_answers:
+            after.clear()
+        if rule.before is not None:
+            before.append(_OwnStep(rule, rule.before, after=False))
+        if rule.after is not None:
+            after.append(_OwnStep(rule, rule.after, after=True))
+        return before, after

@@ -1,0 +1,121 @@
+"""The roster: which deployments and resources there are now, those of the settings and those that were added at run time.
+
+Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. It looks at
+files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of it. The ceiling of connections
+stays what it was at start. It routes nothing and holds no connection.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core.body_rules.caller_fields import FieldRules
+from tidegate.core.deployments import Deployment, Resource, Secret, reached_names
+from tidegate.core.errors import StoreError
+from tidegate.core.retry import RetryPolicy
+from tidegate.settings import Settings, deployments, resources
+from tidegate.settings.added import added
+from tidegate.settings.body_fields import field_rules
+from tidegate.settings.models import model_caps, retry_policies
+from tidegate.settings.renewal import Renewal
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+LOOK_S = 2.0
+
+T = TypeVar("T")
+
+# Serve these from now on, with these caps of models; says which cannot be used, by name, and why.
+Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], dict[str, str]]
+
+
+class Roster:
+    """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, `retry_of` how items of a
+    name are tried again, and `fields_of` what its callers may not say: mappings whose content follows."""
+
+    def __init__(self, store: Store, settings: Settings, serve: Serve) -> None:
+        self._store = store
+        self._settings = settings
+        self._serve = serve
+        self._number: int | None = None
+        self._is_reached = True
+        self._looking = asyncio.Lock()
+        self._renewal = Renewal()
+        self._keys: dict[str, Secret | None] = {}
+        self.unusable: dict[tuple[str, str], str] = {}
+        self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
+        self.reached_by: dict[str, tuple[str, ...]] = reached_names(resources(settings))
+        self.retry_of: dict[str, RetryPolicy] = retry_policies(settings)
+        self.fields_of: dict[str, FieldRules] = field_rules(settings, deployments(settings), resources(settings))
+
+    async def look(self) -> None:
+        """Follow what an operator changed since the last look."""
+        async with self._looking:
+            # What lacks a key or a file may get it; what the settings stand against stays unused until the next start.
+            may_mend = bool(self.unusable) and not self._settings.upstream.url
+            may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
+            if not may_mend and await self._store.routing_number() == self._number:
+                return
+            number, entries = await self._store.routing()
+            troubles = self._renewal.troubles
+            self._renewal.begin()
+            documents = [(one.kind, one.name, one.document) for one in entries]
+            found = added(self._settings, documents, renewal=self._renewal)
+            ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
+            if (now := self._renewal.troubles) and now != troubles:
+                log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
+            named = (*resources(self._settings), *found.resources)
+            metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
+            # Rules come before the deployments that they bind.
+            _follow(self.fields_of, field_rules(self._settings, ours, named, found.models))
+            refused = self._serve(ours, named, model_caps(self._settings, found.models))
+            places = {one.name for one in ours}
+            unusable = found.unusable | {
+                ("deployment" if name in places else "resource", name): why for name, why in refused.items()
+            }
+            _follow(self.model_of, {one.name: one.model for one in named})
+            _follow(self.reached_by, reached_names(named))
+            _follow(self.retry_of, retry_policies(self._settings, found.models, found.resources))
+            if number != (self._number or 0):
+                log.info("routing_changed", number=number, deployments=len(ours), resources=len(named))
+            self._say(unusable)
+            self._say_renewed(ours)
+            self._number, self.unusable = number, unusable
+
+    def _say(self, unusable: dict[tuple[str, str], str]) -> None:
+        for (kind, name), why in unusable.items():
+            if self.unusable.get((kind, name)) != why:
+                log.warning("routing_left_out", kind=kind, name=name, why=why)
+
+    def _say_renewed(self, ours: Iterable[Deployment]) -> None:
+        keys = {one.name: one.api_key for one in ours}
+        renewed = sorted(name for name, key in keys.items() if name in self._keys and key != self._keys[name])
+        if renewed:
+            log.info("keys_renewed", deployments=renewed)
+        self._keys = keys
+
+    async def follow(self) -> None:
+        """Look for as long as this process lives; while the store is away, everything stays as it is."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+                self._is_reached = True
+            except StoreError as error:
+                if self._is_reached:
+                    log.warning("routing_unseen", error=str(error))
+                self._is_reached = False
+            except Exception as error:
+                # Whatever it is, what is served now goes on being served.
+                log.error("routing_broke", kind=type(error).__name__, why=str(error))
+
+
+def _follow(kept: dict[str, T], now: dict[str, T]) -> None:
+    """Others hold this very mapping: its content is changed, and it stays the same one."""
+    for gone in kept.keys() - now.keys():
+        del kept[gone]
+    kept.update(now)

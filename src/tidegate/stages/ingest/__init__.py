@@ -1,0 +1,1 @@
+"""ingest: an accepted input becomes a work file and slices."""

@@ -1,0 +1,270 @@
+"""ingest: an accepted input becomes a work file, slices and two hidden result files, in one pass and one transaction.
+
+Inputs take turns as the store chooses them: fair between tenants by bytes, small ones first within a tenant. Small inputs are ingested
+some at a time, with one transaction for all of them, and their pass runs inside this process. A large input has a pass of its own in a
+process of its own, and a few run at once; the last of these passes is kept for a tenant that has none.
+
+What cannot be read or written now is tried again, ever more rarely, until the job's deadline. A pass that dies of its input each time
+ends the job.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import structlog
+
+from tidegate.core import ids
+from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLimits, Lane
+from tidegate.core.keys import models_from
+from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
+from tidegate.core.policy.policy_rules import names_allowed
+from tidegate.core.ports import Blobs, Entropy
+from tidegate.failpoints import hit
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+RETRY_MS = 2_000
+CRASHES_MAX = 5
+SMALL_AT_ONCE = 16
+_CRASHED_MAX = 1_000
+
+T = TypeVar("T")
+RunPass = Callable[[Path, Path, LineRules, Lane], Awaitable[IngestPlan]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The right to ingest one job, what is known of it, and where its work file is made."""
+
+    source: IngestSource
+    token: str
+    work_path: Path
+
+    @property
+    def job_id(self) -> str:
+        return self.source.job.id
+
+
+class Ingest:
+    """Takes inputs through the pass, as many at once as there are callers."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        entropy: Entropy,
+        scratch: Path,
+        rules_for: Callable[[Job], LineRules],
+        run_pass: RunPass,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
+        model_of: Mapping[str, str] = MappingProxyType({}),
+        limits: IngestLimits | None = None,
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._entropy = entropy
+        self._scratch = scratch
+        self._rules_for = rules_for
+        self._run_pass = run_pass
+        self._weight_of = weight_of
+        self._model_of = model_of
+        self._limits = limits or IngestLimits()
+        self._crashes: OrderedDict[str, int] = OrderedDict()
+        # Tokens of steps that are over here, though the store may not know it.
+        self._leftovers: dict[str, str] = {}
+        self._choosing = asyncio.Lock()
+        self._large_passes: Counter[str] = Counter()
+
+    async def next(self, worker_id: str) -> bool:
+        """Ingest some small inputs, or else a large one; False when none waits."""
+        return await self.next_small(worker_id) or await self.next_large(worker_id)
+
+    async def next_small(self, worker_id: str) -> bool:
+        """Ingest some small inputs together; False when none waits."""
+        token = self._entropy.token_bytes(16).hex()
+        with self._given_back(token, worker_id):
+            steps = await self._take(Lane.SMALL, SMALL_AT_ONCE, worker_id, token)
+            await self._ingest(steps, Lane.SMALL, worker_id)
+        return bool(steps)
+
+    async def next_large(self, worker_id: str) -> bool:
+        """Ingest one large input; False when none waits that may be read now."""
+        token = self._entropy.token_bytes(16).hex()
+        with self._given_back(token, worker_id):
+            async with self._choosing:
+                most = self._limits.tenant_passes_max
+                busy = frozenset(tenant for tenant, count in self._large_passes.items() if count >= most)
+                steps = await self._take(Lane.LARGE, 1, worker_id, token, busy)
+                self._large_passes.update(step.source.job.tenant_id for step in steps)
+            try:
+                await self._ingest(steps, Lane.LARGE, worker_id)
+            finally:
+                self._large_passes.subtract(step.source.job.tenant_id for step in steps)
+                self._large_passes = +self._large_passes
+        return bool(steps)
+
+    @contextmanager
+    def _given_back(self, token: str, worker_id: str) -> Iterator[None]:
+        """Remember steps whose end the store may not know of, so that they are given back."""
+        try:
+            yield
+        except BaseException:
+            self._leftovers[token] = worker_id
+            raise
+
+    async def _take(
+        self, lane: Lane, count_max: int, worker_id: str, token: str, passed_over: frozenset[str] = frozenset()
+    ) -> list[_Step]:
+        for leftover, owner in list(self._leftovers.items()):
+            await self._store.give_back_ingests(owner, leftover)
+            self._leftovers.pop(leftover, None)
+        sizes = self._limits.sizes(lane)
+        if not await self._store.jobs_waiting_ingest(1, sizes):
+            return []
+        job_ids = await self._store.take_ingests(lane, sizes, count_max, worker_id, token, passed_over)
+        if not job_ids:
+            return []
+        await hit("ingest_taken")
+        sources = await self._store.ingest_sources(job_ids)
+        return [_Step(source, token, self._scratch / f"{source.job.id}-{token}.work") for source in sources]
+
+    async def _ingest(self, steps: Sequence[_Step], lane: Lane, worker_id: str) -> None:
+        """Read the inputs, make their work files durable, and start the jobs, with one transaction for all of them."""
+        try:
+            plans = await _together(self._plan(step, lane) for step in steps)
+            planned = [(step, plan) for step, plan in zip(steps, plans, strict=True) if plan is not None]
+            if not planned:
+                return
+            blob_ids = [ids.make("blob", self._entropy.token_bytes(16)) for _ in planned]
+            await self._store.begin_blobs(blob_ids, "work", worker_id)
+            pairs = zip(planned, blob_ids, strict=True)
+            starts = await _together(self._adopt(step, plan, blob_id) for (step, plan), blob_id in pairs)
+            await self._start([start for start in starts if start is not None])
+        finally:
+            for step in steps:
+                step.work_path.unlink(missing_ok=True)
+
+    async def _plan(self, step: _Step, lane: Lane) -> IngestPlan | None:
+        """Run the pass over one input; None when the job ended by it, or waits for another try."""
+        try:
+            plan = await self._pass(step, lane)
+        except (BlobError, IngestFailed, OSError) as error:
+            await self._after_failure(step, error)
+            return None
+        if not plan.errors:
+            return plan
+        if not await self._store.refuse_job(step.job_id, step.token, plan.errors):
+            await self._end_lost(step.job_id, step.token)
+        return None
+
+    async def _pass(self, step: _Step, lane: Lane) -> IngestPlan:
+        """Read the input through; an input that is gone is a plan with that one error."""
+        try:
+            if step.source.blob_id is None:
+                raise BlobMissing(f"{step.source.job.input_file_id} has no bytes")
+            input_path = await self._blobs.local_path(step.source.blob_id, self._scratch)
+        except BlobMissing:
+            return IngestPlan(0, None, [], 0, 0, 0, [_gone(step.source.job)])
+        try:
+            return await self._run_pass(input_path, step.work_path, self._rules(step.source), lane)
+        finally:
+            if input_path.parent == self._scratch:
+                input_path.unlink(missing_ok=True)
+
+    def _rules(self, source: IngestSource) -> LineRules:
+        """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
+        rules = replace(self._rules_for(source.job), input_sha256=source.sha256)
+        if source.key_names is None:
+            return rules
+        models, resources = map(models_from, source.key_names)
+        return replace(rules, models=names_allowed(models, resources, self._model_of))
+
+    async def _adopt(self, step: _Step, plan: IngestPlan, blob_id: str) -> JobStart | None:
+        """Make the work file durable; None when that must be tried again."""
+        try:
+            await self._blobs.adopt(blob_id, step.work_path)
+        except (BlobError, OSError) as error:
+            await self._store.give_up_blob(blob_id)
+            await self._after_failure(step, error)
+            return None
+        return JobStart(
+            step.job_id,
+            step.token,
+            plan,
+            blob_id,
+            output_file_id=ids.make("file", self._entropy.token_bytes(16)),
+            error_file_id=ids.make("file", self._entropy.token_bytes(16)),
+            weight_milli=max(1, round(1000 * self._weight_of(step.source.tenant))),
+        )
+
+    async def _start(self, starts: Sequence[JobStart]) -> None:
+        if not starts:
+            return
+        await hit("ingest_work_durable")
+        try:
+            lost = await self._store.start_jobs(starts)
+        except LostRace:
+            lost = {start.job_id for start in starts}
+        for start in starts:
+            if start.job_id in lost:
+                await self._store.give_up_blob(start.work_blob_id)
+                await self._end_lost(start.job_id, start.token)
+        await hit("ingest_committed")
+
+    async def _end_lost(self, job_id: str, token: str) -> None:
+        """The job closed while it was ingested, or the step is no longer ours."""
+        log.info("ingest_lost", job=job_id)
+        if not await self._store.end_unstarted(job_id, token):
+            await self._store.drop_step(job_id, token, 0)
+
+    async def _after_failure(self, step: _Step, error: Exception) -> None:
+        """A crash that repeats is the input's doing and ends the job; everything else passes, or the job expires first."""
+        job_id = step.job_id
+        before = self._crashes.pop(job_id, 0)
+        crashes = before + 1 if isinstance(error, IngestCrashed) else 0
+        if crashes >= CRASHES_MAX:
+            log.error("ingest_gives_up", job=job_id, crashes=crashes, error=str(error))
+            if not await self._store.refuse_job(job_id, step.token, [_unreadable(crashes)]):
+                await self._end_lost(job_id, step.token)
+            return
+        if crashes:
+            self._crashes[job_id] = crashes
+            if len(self._crashes) > _CRASHED_MAX:
+                self._crashes.popitem(last=False)
+        failures = await self._store.drop_step(job_id, step.token, RETRY_MS)
+        log.warning("ingest_waits", job=job_id, failures=failures, error=str(error))
+
+
+async def _together(parts: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all parts, and only then raise what one of them raised."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _gone(job: Job) -> LineError:
+    return LineError(
+        "input_file_gone",
+        f"The input file {job.input_file_id} is gone. Upload it again and create a new batch.",
+        "input_file_id",
+    )
+
+
+def _unreadable(crashes: int) -> LineError:
+    return LineError(
+        "ingest_failed",
+        f"Reading the input file ended abnormally {crashes} times in a row, so the batch was given up. Split the file into smaller "
+        "ones; if that does not help, tell the operator: the reason is in the worker's log.",
+        "input_file_id",
+    )

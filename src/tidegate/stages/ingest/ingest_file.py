@@ -1,0 +1,213 @@
+"""Ingest of one input file: read it once, order its lines, write them again as the work file.
+
+The work file holds the lines byte for byte, each ended by a newline, in work order, and behind them a trailer: for each item a
+little-endian uint32 with its 1-based line number in the input. Bad lines that are to become item errors stand behind all
+good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Nothing here knows jobs, stores or blobs,
+and nothing is made durable: whoever adopts the work file does that.
+
+Run as a module it is a process of its own: a JSON request on stdin, the plan on stdout, trouble on stderr. So few things
+are imported at the top, and asyncio only by the side that starts the process.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.errors import IngestCrashed, IngestFailed
+from tidegate.core.input.line_faults import custom_id_of
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.scan import Scan
+from tidegate.core.input.turns import Lane
+from tidegate.core.nouns import IngestPlan, LineError
+from tidegate.stages.ingest.ingest_order import order_items
+from tidegate.stages.ingest.ingest_scan import PART_BYTES_MIN, parts_of, scan_input
+from tidegate.stages.ingest.ingest_write import duplicate_fault, write_work
+
+EXIT_BAD_REQUEST = 64
+EXIT_FILE = 74
+
+
+class ChildRequest(msgspec.Struct):
+    input_path: str
+    work_path: str
+    rules: LineRules
+
+
+def ingest_file(
+    input_path: Path, work_path: Path, rules: LineRules, *, part_bytes_min: int = PART_BYTES_MIN
+) -> IngestPlan:
+    """Check the input and write the work file; a plan with errors has no work file and no slices. An input of several times
+    `part_bytes_min` is read and written by several processes."""
+    with _opened(input_path, os.O_RDONLY) as source, ExitStack() as helpers:
+        parts = parts_of(source, part_bytes_min)
+        scan, digest = scan_input(source, parts, rules, helpers)
+        twice = _duplicates(source, scan)
+        if errors := _errors(scan, twice):
+            if digest() not in ("", rules.input_sha256):
+                errors = [_changed()]
+            return IngestPlan(0, scan.models[0] if scan.models else None, [], 0, 0, 0, errors)
+        runs, shared = order_items(source, scan, twice)
+        with _opened(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
+            plan = write_work(source, target, scan, twice, runs, shared, len(parts))
+        if digest() in ("", rules.input_sha256):
+            return plan
+    work_path.unlink()
+    return IngestPlan(0, None, [], 0, 0, 0, [_changed()])
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    opened = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _changed() -> LineError:
+    message = "The input's bytes are not those that were uploaded: its storage changed them. Upload the file again; nothing was run."
+    return LineError("input_changed", message, "input_file_id")
+
+
+def _duplicates(source: int, scan: Scan) -> dict[int, int]:
+    """Items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly, by reading them
+    again, only where two hashes agree. Behind the good items the numbers go on with those whose body is wrong."""
+    # A list is read sooner than an array.
+    hashes = scan.id_hash.tolist() + scan.bad_id_hash.tolist()
+    if len(set(hashes)) == len(hashes):
+        return {}
+    counts = Counter(hashes)
+    suspects = sorted(
+        (value, _line_of(scan, number), number) for number, value in enumerate(hashes) if counts[value] > 1
+    )
+    twice: dict[int, int] = {}
+    ids: dict[str | None, int] = {}
+    last = None
+    for value, line, number in suspects:
+        if value != last:
+            ids = {}
+            last = value
+        bad = number - len(scan.at)
+        size, at = (scan.size[number] - 1, scan.at[number]) if bad < 0 else (scan.bad_size[bad], scan.bad_at[bad])
+        first = ids.setdefault(custom_id_of(os.pread(source, size, at), size), line)
+        if first != line:
+            twice[number] = first
+    return twice
+
+
+def _line_of(scan: Scan, number: int) -> int:
+    return scan.line[number] if number < len(scan.at) else scan.bad_line[number - len(scan.at)]
+
+
+def _errors(scan: Scan, twice: dict[int, int]) -> list[LineError]:
+    """What fails the whole input, in the order of its lines."""
+    errors = list(scan.errors)
+    if scan.rules.invalid_lines != "error_file":
+        again = sorted((_line_of(scan, number), first) for number, first in twice.items())
+        errors += [duplicate_fault(first).at(line) for line, first in again[: scan.rules.errors_max]]
+    errors.sort(key=lambda error: error.line or 0)
+    return errors[: scan.rules.errors_max]
+
+
+def main() -> int:
+    """One request, one plan."""
+    try:
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=ChildRequest)
+    except msgspec.DecodeError as error:
+        sys.stderr.write(f"not a request for an ingest: {error}")
+        return EXIT_BAD_REQUEST
+    try:
+        plan = ingest_file(Path(request.input_path), Path(request.work_path), request.rules)
+    except OSError as error:
+        sys.stderr.write(str(error))
+        return EXIT_FILE
+    sys.stdout.buffer.write(msgspec.json.encode(plan))
+    return 0
+
+
+class InputPasses:
+    """Runs `ingest_file` where it disturbs nothing: small inputs in one thread, large ones in a process each."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        # One thread, because several would only take the interpreter from the event loop and from one another.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
+
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        import asyncio
+
+        if lane is Lane.LARGE:
+            return await run_in_child(input_path, work_path, rules)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, _ingest_here, input_path, work_path, rules
+        )
+
+
+def _ingest_here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    """`ingest_file` in this process, which has threads and so must not fork; fails as the process of its own would."""
+    try:
+        return ingest_file(input_path, work_path, rules, part_bytes_min=sys.maxsize)
+    except OSError as error:
+        raise _unusable(str(error)) from error
+    except Exception as error:
+        import traceback
+
+        trouble = "".join(traceback.format_exception(error))
+        raise IngestCrashed(f"the ingest of a small input broke: {_where(trouble)}") from error
+
+
+def _unusable(trouble: str) -> IngestFailed:
+    return IngestFailed(f"the input could not be read or the work file not written ({trouble}): check the disk")
+
+
+async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, limit_s: float = 600.0) -> IngestPlan:
+    """`ingest_file` in a process of its own, which is gone when this returns, fails or is cancelled."""
+    import asyncio
+
+    pipe = asyncio.subprocess.PIPE
+    # In a session of its own, a Ctrl-C that is meant for us does not reach it.
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tidegate.stages.ingest.ingest_file",
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            request = ChildRequest(str(input_path), str(work_path), rules)
+            out, trouble = await child.communicate(msgspec.json.encode(request))
+    except TimeoutError:
+        raise IngestCrashed(
+            f"reading the input took longer than {limit_s:g} s: try again when there is less to do"
+        ) from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode == EXIT_FILE:
+        raise _unusable(trouble.decode())
+    if child.returncode != 0:
+        raise IngestCrashed(
+            f"the ingest process ended with {child.returncode}: {_where(trouble.decode(errors='replace'))}"
+        )
+    return msgspec.json.decode(out, type=IngestPlan)
+
+
+def _where(trouble: str) -> str:
+    """The places and the kind of a crash, without its words: they may hold a caller's text, which is no log's business."""
+    lines = trouble.strip().splitlines()
+    places = [line.strip() for line in lines if line.startswith('  File "')]
+    return " < ".join([*(line.partition(":")[0][:100] for line in lines[-1:]), *reversed(places[-5:])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

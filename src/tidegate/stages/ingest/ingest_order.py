@@ -1,0 +1,102 @@
+"""The order of work: the items of a scanned input, those with a common beginning together, as far as their prompts must be read
+again for that. Nothing here checks or writes.
+"""
+
+import os
+from array import array
+from struct import iter_unpack
+
+from tidegate.core.input.prefix import Bundle, Read, order_family
+from tidegate.core.input.scan import Scan
+from tidegate.core.input.stems import KEY_BYTES, common_prefix
+
+READ_BYTES = 256 << 10
+NEAR_BYTES = 4 << 10
+ROW_MIN = 8
+
+# A model and its items in work order.
+Run = tuple[str, "array[int]"]
+
+
+def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Run], int]:
+    """The good items in work order, a run for each model, and how many prompt bytes each shares with the one before it."""
+    bundles = _bundles(scan, twice)
+    read = _Prompts(source, scan).read
+    numbers_of = {model: array("I") for model in scan.models}
+    shared = 0
+    for family, bundled in enumerate(bundles):
+        if scan.rules.prefix_order:
+            numbers, bytes_shared = order_family(scan.families[family].cut, bundled, read)
+            shared += bytes_shared + scan.family_fixed_size[family] * max(0, len(numbers) - 1)
+        else:
+            numbers = array("I", [number for bundle in bundled for number in bundle.numbers])
+        numbers_of[scan.family_names[family][0]].extend(numbers)
+    if scan.rules.prefix_order:
+        return [*numbers_of.items()], shared
+    runs = [(model, array("I", sorted(numbers))) for model, numbers in numbers_of.items()]
+    return runs, sum(_shared(scan, numbers, read) for _, numbers in runs)
+
+
+def _bundles(scan: Scan, twice: dict[int, int]) -> list[list[Bundle]]:
+    """The good items of each family, those on one stem together."""
+    members = [array("I") for _ in scan.stem_cut]
+    if len(members) == 1 and not twice:
+        members[0].extend(range(len(scan.at)))
+    else:
+        adds = [numbers.append for numbers in members]
+        for number, stem in enumerate(scan.stem):
+            adds[stem](number)
+    keys = [key for (key,) in iter_unpack(f"{KEY_BYTES}s", scan.keys)]
+    bundles: list[list[Bundle]] = [[] for _ in scan.families]
+    for stem, numbers in enumerate(members):
+        if twice:
+            numbers = array("I", [number for number in numbers if number not in twice])
+        if numbers:
+            own_keys = [*map(keys.__getitem__, numbers)] if len(numbers) < len(keys) else keys
+            bundle = Bundle(numbers, own_keys, scan.stem_reference[stem], scan.stem_cut[stem])
+            bundles[scan.stem_family[stem]].append(bundle)
+    return bundles
+
+
+class _Prompts:
+    """Parts of prompts, read from the input. Neighbours that are asked for in their order come out of one larger read."""
+
+    def __init__(self, source: int, scan: Scan) -> None:
+        self._source = source
+        self._at = scan.at
+        self._prompt_at = scan.prompt_at
+        self._prompt_size = scan.prompt_size
+        self._buffer = b""
+        self._buffer_at = 0
+        self._last = 0
+        self._row = 0
+
+    def read(self, number: int, at: int, count: int) -> bytes:
+        place = self._at[number] + self._prompt_at[number] + at
+        rest = self._prompt_size[number] - at
+        if rest < count:
+            count = rest
+        start = place - self._buffer_at
+        if start < 0 or start + count > len(self._buffer):
+            # A larger read pays only after some neighbours in a row.
+            self._row = self._row + 1 if abs(place - self._last) <= NEAR_BYTES else 0
+            self._last = place
+            if self._row < ROW_MIN or count > READ_BYTES:
+                return os.pread(self._source, count, place)
+            self._buffer = os.pread(self._source, READ_BYTES, place)
+            self._buffer_at = place
+            self._last = place + READ_BYTES
+            start = 0
+        return self._buffer[start : start + count]
+
+
+def _shared(scan: Scan, numbers: "array[int]", read: Read) -> int:
+    """What neighbours in the order of the input share."""
+    shared = 0
+    before, family = b"", -1
+    for number in numbers:
+        prompt = read(number, 0, scan.prompt_size[number])
+        if scan.stem_family[scan.stem[number]] == family:
+            shared += common_prefix(before, prompt) + scan.family_fixed_size[family]
+        before, family = prompt, scan.stem_family[scan.stem[number]]
+    return shared

@@ -1,0 +1,179 @@
+"""Writing the work file: the lines in work order, the bad ones behind them, and the trailer.
+
+The input is read in its own order, a window at a time, and what of a window stands together in the work is written together; so
+several processes can each write a range of the input, and no line is read by itself. Nothing here checks or orders.
+"""
+
+import os
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from heapq import merge
+from itertools import accumulate, compress, pairwise, repeat
+from operator import gt
+
+import msgspec
+
+from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
+from tidegate.core.input.scan import Scan
+from tidegate.core.input.slices import add_bad, cut_slices
+from tidegate.core.nouns import IngestPlan, SlicePlan
+from tidegate.stages.ingest.forked import Forked
+from tidegate.stages.ingest.ingest_order import Run
+
+WINDOW_BYTES = 8 << 20
+BAD_REQUEST = 400
+# What is written as it was read needs no large window, and a small one stays in the processor's cache.
+WINDOW_BYTES_IN_ORDER = 256 << 10
+
+
+class BadItem(msgspec.Struct):
+    """A bad line as the work file carries it to the worker that turns it into an item error. `status` is 400 where only the body is
+    wrong: then the line is an answer, as the model server would have given it, and `param` names the parameter."""
+
+    custom_id: str | None
+    code: str
+    message: str
+    line: int
+    status: int | None = None
+    param: str | None = None
+
+
+def duplicate_fault(first: int) -> LineFault:
+    message = f"Line {first} has this custom_id already: give every line one of its own."
+    return LineFault("duplicate_custom_id", message, "custom_id")
+
+
+def write_work(
+    source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int, process_count: int
+) -> IngestPlan:
+    """Write the work file, and say what stands where in it."""
+    numbers = array("I")
+    for _, run in runs:
+        numbers += run
+    # Most inputs need no other order than their own.
+    as_read = numbers == array("I", range(len(scan.at)))
+    # A list gives its elements away twice as fast as an array.
+    order = [] if as_read else numbers.tolist()
+    sizes = scan.size if as_read else map(scan.size.tolist().__getitem__, order)
+    places = [*accumulate(sizes, initial=0)]
+    rows = [(0, len(numbers))] if as_read else _rows(order)
+    copy = partial(_copy, source, target, scan, numbers, places, rows)
+    # What keeps its order is copied sooner than a process is started for it.
+    process_count = 1 if as_read else process_count
+    bounds = [len(scan.at) * number // process_count for number in range(process_count + 1)]
+    ranges = [*pairwise(bounds)]
+    # All of this comes before the forks: behind them, whatever is touched must be copied.
+    slices: list[SlicePlan] = []
+    lines = scan.line[:] if as_read else array("I", [*map(scan.line.tolist().__getitem__, order)])
+    first = 0
+    for model, run in runs:
+        slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
+        first += len(run)
+    with ExitStack() as helpers:
+        others = [helpers.enter_context(Forked(partial(copy, *bounds))) for bounds in ranges[1:]]
+        copy(*ranges[0])
+        for other in others:
+            other.answer()
+    at = places[-1]
+    for record in _bad_items(source, scan, twice):
+        text = msgspec.json.encode(record) + b"\n"
+        _write_all(target, memoryview(text), at)
+        add_bad(slices, len(lines), at, len(text), scan.rules)
+        lines.append(record.line)
+        at += len(text)
+    count = len(lines)
+    if sys.byteorder == "big":
+        lines.byteswap()
+    _write_all(target, memoryview(lines.tobytes()), at)
+    left_out = sum(scan.prompt_size[number] + scan.fixed_size[number] for number in twice)
+    prompt_bytes = sum(scan.prompt_size) + sum(scan.fixed_size) - left_out
+    return IngestPlan(count, scan.models[0] if scan.models else None, slices, at, prompt_bytes, shared)
+
+
+def _rows(order: list[int]) -> list[tuple[int, int]]:
+    """The stretches of the work in which items follow one another as in the input."""
+    bounds = [0, *compress(range(1, len(order)), map(gt, order, order[1:])), len(order)]
+    return [*pairwise(bounds)]
+
+
+def _copy(
+    source: int,
+    target: int,
+    scan: Scan,
+    order: "array[int]",
+    places: list[int],
+    rows: list[tuple[int, int]],
+    first: int,
+    last: int,
+) -> None:
+    """Copy the lines of items `first` up to `last` of the input to their places, of which there is one for each in `order`."""
+    rests = [[bisect_left(order, first, at, end), end] for at, end in rows]
+    window_bytes = WINDOW_BYTES if len(rows) > 1 else WINDOW_BYTES_IN_ORDER
+    buffer = bytearray()
+    while first < last:
+        start = scan.at[first]
+        stop = bisect_left(scan.at, start + window_bytes, first + 1, last)
+        if stop - 1 > first and scan.at[stop - 1] + scan.size[stop - 1] > start + window_bytes:
+            stop -= 1
+        size = scan.at[stop - 1] + scan.size[stop - 1] - start
+        if len(buffer) < size:
+            buffer = bytearray(max(size, window_bytes))
+        view = memoryview(buffer)[:size]
+        got = os.preadv(source, (view,), start)
+        # Only the input's last line may lack its newline.
+        if got == size - 1 and stop == len(scan.at):
+            buffer[got] = 0x0A
+        elif got != size:
+            raise OSError("the input became shorter while it was read")
+        for row in rests:
+            at, end = row
+            if at < end and order[at] < stop:
+                row[0] = after = bisect_left(order, stop, at, end)
+                lines = _lines(view, scan, start, order[at:after], places[after] - places[at])
+                _write_all(target, lines, places[at])
+        first = stop
+
+
+def _lines(view: memoryview, scan: Scan, base: int, numbers: "array[int]", size: int) -> memoryview:
+    """The lines of items, of `size` bytes in all; `view` is the input from `base` on."""
+    starts, sizes = scan.at, scan.size
+    start = starts[numbers[0]]
+    end = starts[numbers[-1]] + sizes[numbers[-1]]
+    if end - start == size:
+        # Lines do not overlap, so these stand together.
+        return view[start - base : end - base]
+    return memoryview(b"".join([view[(start := starts[number] - base) : start + sizes[number]] for number in numbers]))
+
+
+def _write_all(target: int, view: memoryview, at: int) -> None:
+    while view:
+        # A full disk or a limit on file sizes can stop a write in the middle: the next one says why.
+        written = os.pwrite(target, view, at)
+        view = view[written:]
+        at += written
+
+
+def _bad_items(source: int, scan: Scan, twice: dict[int, int]) -> Iterable[BadItem]:
+    """The bad lines in the order of the input. Each is read and checked again, so that no message is kept meanwhile."""
+    bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, repeat(0))
+    again = ((scan.line[number], scan.at[number], scan.size[number] - 1, twice[number]) for number in sorted(twice))
+    for number, at, size, first in merge(bad, again):
+        line = os.pread(source, size, at)
+        try:
+            if first:
+                raise duplicate_fault(first)
+            scan.check(line)
+        except LineFault as fault:
+            custom_id = custom_id_of(line, scan.rules.custom_id_bytes_max)
+            yield BadItem(custom_id, fault.code, fault.message, number, *_answer_of(fault))
+
+
+def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:
+    """The status and the parameter, as the caller of one request knows it, of a wrong body."""
+    if not isinstance(fault, BodyFault):
+        return None, None
+    return BAD_REQUEST, (fault.param or "").removeprefix("body.") or None

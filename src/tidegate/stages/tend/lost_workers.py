@@ -1,0 +1,189 @@
+"""Workers whose heartbeat ran out: their durable answers are adopted, then their slices are free for others.
+
+The order matters: an adopted answer is an outcome, so its item is not run again. A worker whose log cannot be read now keeps its slices
+until it can, or until that has taken too long; nobody else's work waits for it.
+
+A log may end in the spool of the host that wrote it. A process that starts there delivers it before it leases anything. Other processes
+leave such a log alone until the lease and one sweep are over.
+"""
+
+from zlib import crc32
+
+import msgspec
+import structlog
+
+from tidegate.core.answers import answer
+from tidegate.core.errors import BlobError, BlobMissing, LostRace
+from tidegate.core.ids import split_item_id
+from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed
+from tidegate.core.ports import Blobs
+from tidegate.core.states import Outcome
+from tidegate.core.usage.prices import nano_of
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+ADOPT_FOR_MS = 600_000
+_PASS_MAX = 20
+_STRANDED_MAX = 1_000
+_READ_BYTES = 4 << 20
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _Paid(msgspec.Struct):
+    input_cost: str
+    cached_cost: str
+    output_cost: str
+
+
+class _LogLine(msgspec.Struct):
+    id: str
+    response: _Response
+    tidegate: _Paid | None = None
+
+
+_line = msgspec.json.Decoder(_LogLine)
+
+
+async def tend(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> int:
+    """Declare overdue workers gone, adopt what they left, free what they held. Says how many slices were freed. For `spool_wait_ms` after
+    its lease a log is left to those who can read its end."""
+    for worker_id in await store.overdue_workers(_PASS_MAX):
+        if await store.declare_gone(worker_id):
+            log.warning("worker_lost", worker=worker_id)
+    # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
+    stranded = await store.stranded_workers(_STRANDED_MAX)
+    unread = await adopt_logs(store, blobs, spool_wait_ms)
+    freed = 0
+    for worker_id in stranded:
+        if worker_id not in unread:
+            freed += await store.reclaim_slices(worker_id)
+    return freed
+
+
+async def deliver_spool(store: Store, blobs: Blobs) -> int:
+    """Record the answers that dead processes left in this host's spool, also when others have given them up: what has no outcome yet gets
+    this one. Says how many were new."""
+    delivered = 0
+    for blob_id in await blobs.left_logs():
+        recorded_to = await store.answers_recorded_to(blob_id)
+        if recorded_to is None:
+            continue
+        try:
+            delivered += await _adopt(store, blobs, blob_id, recorded_to)
+            await store.settle_blob(blob_id)
+        except LostRace as error:
+            log.info("log_collected", blob=blob_id, error=str(error))
+    return delivered
+
+
+async def adopt_logs(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> set[str]:
+    """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
+
+    Says which workers' logs could not be read and are to be tried again."""
+    unread: dict[str, str] = {}
+    while True:
+        count_max = _PASS_MAX + len(unread)
+        abandoned = await store.abandoned_blobs(count_max)
+        for blob in abandoned:
+            if blob.id in unread:
+                continue
+            if blob.kind == "answers" and not await _adopt_or_wait(store, blobs, blob, spool_wait_ms):
+                unread[blob.id] = blob.worker_id
+            elif blob.kind in ("answers", "errors"):
+                await store.settle_blob(blob.id)
+            else:
+                await store.give_up_blob(blob.id)
+        if len(abandoned) < count_max:
+            return set(unread.values())
+
+
+async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob, spool_wait_ms: int) -> bool:
+    """False: what lies in the log cannot be had now, and it is worth waiting for."""
+    try:
+        if blob.gone_for_ms < spool_wait_ms and not await blobs.holds_end(blob.id):
+            return False
+        await _adopt(store, blobs, blob.id, blob.recorded_to)
+    except BlobError as error:
+        waits = blob.gone_for_ms < ADOPT_FOR_MS and not isinstance(error, BlobMissing)
+        log.warning("log_unreadable", blob=blob.id, worker=blob.worker_id, given_up=not waits, error=str(error))
+        return not waits
+    except LostRace as error:
+        log.info("log_collected", blob=blob.id, error=str(error))
+    return True
+
+
+async def _adopt(store: Store, blobs: Blobs, blob_id: str, recorded_to: int) -> int:
+    size_bytes = await blobs.recover(blob_id)
+    adopted, at, read_bytes = 0, recorded_to, _READ_BYTES
+    while size_bytes is not None and at < size_bytes:
+        data = await blobs.read(blob_id, at, min(read_bytes, size_bytes - at))
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            adopted += await _record_lines(store, blob_id, at, data[:whole])
+            at += whole
+        elif len(data) == read_bytes:
+            read_bytes *= 2
+        else:
+            break
+    if adopted:
+        log.info("answers_adopted", blob=blob_id, answers=adopted)
+    return adopted
+
+
+async def _record_lines(store: Store, blob_id: str, at: int, data: bytes) -> int:
+    """Each run of neighbouring lines of one job is one flush."""
+    flushes: list[JobFlush] = []
+    jobs: dict[str, str | None] = {}
+    for line in _lines(data):
+        found = await _owner(store, jobs, line)
+        if found is not None:
+            job_id, finished = found
+            last = flushes[-1] if flushes else None
+            if last and last.job_id == job_id and last.answers_placed and _end(last.answers_placed) == at:
+                last.answers.append(finished)
+                placed = Placed(blob_id, last.answers_placed.at, last.answers_placed.size_bytes + len(line))
+                flushes[-1] = JobFlush(job_id, last.answers, placed)
+            else:
+                flushes.append(JobFlush(job_id, [finished], Placed(blob_id, at, len(line))))
+        at += len(line)
+    if not flushes:
+        return 0
+    return sum(recorded.new_count for recorded in await store.record_outcomes(flushes, [], []))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    return [line + b"\n" for line in data.split(b"\n")[:-1]]
+
+
+def _end(placed: Placed) -> int:
+    return placed.at + placed.size_bytes
+
+
+async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tuple[str, Finished] | None:
+    """Whose line this is; None for a torn line or a job that is forgotten."""
+    try:
+        decoded = _line.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    split = split_item_id(decoded.id)
+    if split is None:
+        return None
+    part, number = split
+    if part not in jobs:
+        jobs[part] = await store.job_of_item(part)
+    job_id = jobs[part]
+    if job_id is None:
+        return None
+    try:
+        _, usage = answer.read("", bytes(decoded.response.body))
+    except answer.NotAnAnswer:
+        return None
+    paid = decoded.tidegate
+    cost_nano = (nano_of(paid.input_cost), nano_of(paid.cached_cost), nano_of(paid.output_cost)) if paid else (0, 0, 0)
+    finished = Finished(number, Outcome.ANSWERED, len(line), number, "", usage, cost_nano=cost_nano, crc32=crc32(line))
+    return job_id, finished

@@ -1,0 +1,1 @@
+"""Leave to send under the budgets that all processes share."""

@@ -1,0 +1,460 @@
+"""What this process may send now under the budgets that all processes share.
+
+Every call that a budget binds takes leave here, right before it is sent. All calls that wait are asked for with one question to the Limits
+port, and only one question is out at a time, so a thousand calls cost a handful of questions. Leave is short-lived: what was not sent goes
+back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
+named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
+
+Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
+is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the
+budget renews while the call may wait; one that would not is put off until calls in flight have settled.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant
+from tidegate.core.budgets.money import RESERVED_MS
+from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
+from tidegate.core.policy.policy_rules import Code
+from tidegate.core.ports import Clock, Limits
+from tidegate.core.usage.prices import CostRange, units_text
+from tidegate.upstream.budgets.bills import Bills
+from tidegate.upstream.http.leave import Leave
+
+log = structlog.get_logger(__name__)
+
+# How long an answer may take before those who wait are put off. The question itself is never cancelled: it may have been granted.
+ANSWER_S_MAX = 5.0
+UNREACHABLE_MS = 1_000
+
+# A budget frees a little at a time: asking for every crumb would be hot, and this costs a thousandth of a minute.
+SPENT_MS_MIN = 50
+# A month or a lifetime is spent for long, but an operator may raise it: now and then it is asked all the same.
+SPENT_MS_MAX = 600_000
+# How soon a spent budget is asked again that was given something back.
+FREED_MS = 250
+# Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
+CONTENDED_MS = 60_000
+CONTENDED_ASK_MAX = 16
+ASK_MAX = 512
+
+TERMS_MAX = 4_096
+FREE = CostRange()
+
+Budgets = tuple[Budget, ...]
+
+EXCEEDS_LIMIT = "request_exceeds_limit"
+
+# What callers call those who pay.
+PAYERS = {Bound.TENANT: "organization", Bound.JOB: "batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call's budgets come to: those that bind at all, and the most tokens and money that one call can ever be granted."""
+
+    budgets: Budgets
+    counts_tokens: bool
+    tokens_max: int
+    counts_money: bool = False
+    nano_max: int = 0
+    poorest: Budget | None = None
+
+
+class _Waiter:
+    """`nano` is what is set aside for it, `nano_likely` the least with which it goes."""
+
+    __slots__ = ("answer", "give_up_ms", "nano", "nano_likely", "tokens")
+
+    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int, cost: CostRange, give_up_ms: float) -> None:
+        self.answer = answer
+        self.tokens = tokens
+        self.nano = cost.most
+        self.nano_likely = min(cost.likely, cost.most)
+        self.give_up_ms = give_up_ms
+
+
+class Purse:
+    def __init__(self, limits: Limits | None, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._terms: dict[Budgets, Terms] = {}
+        self._waiting: dict[Budgets, list[_Waiter]] = {}
+        self._one_by_one: set[Budgets] = set()
+        self._charges: list[tuple[Ask, float]] = []
+        self._charged: list[tuple[Ask, float, Grant]] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._bills = Bills(limits, self._freed)
+        self._spent: dict[Budget, float] = {}
+        self._contended: dict[Budget, float] = {}
+        self._closed = False
+        self.unreachable_until_ms = 0.0
+
+    def terms(self, budgets: Budgets) -> Terms:
+        """What these budgets come to."""
+        terms = self._terms.get(budgets)
+        if terms is None:
+            if len(self._terms) >= TERMS_MAX:
+                self._terms.clear()
+            terms = self._terms[budgets] = _terms(budgets)
+        return terms
+
+    def spent_until_ms(self, budgets: Budgets) -> float:
+        """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
+        if self._charged:
+            self._renew_charged()
+        if not self._spent:
+            return 0.0
+        return max((self._spent.get(budget, 0.0) for budget in budgets), default=0.0)
+
+    def spent(self) -> dict[str, float]:
+        """Until when which budgets are spent, as far as is known here."""
+        self._forget_what_passed(self._clock.monotonic_ms())
+        return {budget.id: until_ms for budget, until_ms in self._spent.items()}
+
+    async def take(
+        self, terms: Terms, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
+    ) -> Leave:
+        """Leave to send one call that may take so many tokens; Withheld when there is none now.
+
+        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `cost` is
+        what it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.
+        """
+        if self._limits is None or self._closed:
+            raise self._unreachable("nothing keeps the shared budgets here: check the store's settings")
+        self._refuse_what_is_known(terms.budgets)
+        if not terms.counts_tokens:
+            tokens = 0
+        elif tokens > terms.tokens_max:
+            if is_bound:
+                raise Refused(
+                    f"this request may take {tokens} tokens, and its limits allow {terms.tokens_max} in one period: "
+                    "lower its max_tokens or raise the limit",
+                    status=400,
+                    code=EXCEEDS_LIMIT,
+                )
+            tokens = terms.tokens_max
+        if terms.poorest is not None:
+            if cost.likely > terms.nano_max:
+                raise overspent(terms.poorest, cost.likely, terms.nano_max, is_all=True)
+            cost = CostRange(cost.likely, min(cost.most, terms.nano_max))
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, cost, give_up_ms)
+        self._waiting.setdefault(terms.budgets, []).append(waiter)
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_while_any_waits())
+        try:
+            return await waiter.answer
+        except asyncio.CancelledError:
+            if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
+                self.give_back(waiter.answer.result())
+            raise
+
+    def charge(self, budget: Budget, requests: int, tokens: int, until_ms: float) -> None:
+        """So much of this budget was spent before anybody knew of it, and counts until this moment. It is asked for first."""
+        if self._limits is None or self._closed or not (requests or tokens):
+            return
+        # Tokens are granted along with requests: some that took tokens took a request too.
+        self._charges.append((Ask((budget,), max(1, requests), tokens), until_ms))
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_while_any_waits())
+
+    def _renew_charged(self) -> None:
+        """Give back what was charged until a moment that has passed: the upstream counts anew."""
+        now_ms = self._clock.monotonic_ms()
+        for one in [one for one in self._charged if one[1] <= now_ms]:
+            self._charged.remove(one)
+            (budget,), grant = one[0].budgets, one[2]
+            self._spent.pop(budget, None)
+            self._bills.add(grant.id, (budget,), unsent=grant.requests, reserved=grant.tokens, used=0, reserved_nano=0)
+
+    def give_back(self, leave: Leave) -> None:
+        """Nothing was sent under this leave."""
+        self._bills.add(
+            leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0, reserved_nano=leave.nano
+        )
+
+    def used(self, leave: Leave, tokens: int, nano: int | None = None) -> None:
+        """What was sent under this leave really took so many tokens, and so much money: without a number, all that was set aside."""
+        if leave.nano or nano or (leave.tokens != tokens and self.terms(leave.budgets).counts_tokens):
+            self._bills.add(
+                leave.grant_id,
+                leave.budgets,
+                unsent=0,
+                reserved=leave.tokens,
+                used=tokens,
+                reserved_nano=leave.nano,
+                used_nano=leave.nano if nano is None else nano,
+            )
+
+    def _freed(self, budgets: Budgets) -> None:
+        """The moment that a spent budget named is too late once something was given back: it is asked again soon, and not at once,
+        since each of many calls gives back a little."""
+        soon_ms = self._clock.monotonic_ms() + FREED_MS
+        for budget in budgets:
+            if self._spent.get(budget, 0.0) > soon_ms:
+                self._spent[budget] = soon_ms
+
+    async def close(self) -> None:
+        """Put off whoever waits, and settle what is known."""
+        self._closed = True
+        self._put_off_all(self._unreachable("this process stops"))
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=ANSWER_S_MAX)
+        await self._bills.close(ANSWER_S_MAX)
+
+    # The question.
+
+    async def _ask_while_any_waits(self) -> None:
+        try:
+            while self._waiting or self._charges:
+                if self._charges:
+                    await self._charge(*self._charges.pop(0))
+                await self._ask()
+        finally:
+            self._asking = None
+
+    async def _charge(self, ask: Ask, until_ms: float) -> None:
+        assert self._limits is not None
+        try:
+            (grant,) = await self._limits.debit([ask])
+        except LimitsUnavailable as error:
+            # What the upstream says is left still binds this process.
+            log.warning("limits_unavailable", why=str(error))
+        else:
+            self._charged.append((ask, until_ms, grant))
+
+    async def _ask(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        parts = [(budgets, self._next_part(budgets, now_ms)) for budgets in list(self._waiting)]
+        parts = [(budgets, part) for budgets, part in parts if part]
+        asks = [
+            Ask(budgets, len(part), sum(waiter.tokens for waiter in part), sum(waiter.nano for waiter in part))
+            for budgets, part in parts
+        ]
+        if not asks:
+            return
+        assert self._limits is not None
+        question = asyncio.ensure_future(self._limits.debit(asks))
+        done, _ = await asyncio.wait({question}, timeout=ANSWER_S_MAX)
+        late = not done
+        if late:
+            self._lose_touch("the shared budgets did not answer in time", parts)
+        try:
+            grants = await question
+        except LimitsUnavailable as error:
+            if not late:
+                self._lose_touch(str(error), parts)
+            return
+        except Exception as error:
+            # Whatever it was, nobody knows what may be sent now; whoever waits must not wait for ever.
+            log.error("limits_broke", kind=type(error).__name__)
+            self._lose_touch("asking the shared budgets failed", parts)
+            return
+        self.unreachable_until_ms = 0.0
+        for (budgets, part), grant in zip(parts, grants, strict=True):
+            self._deal(budgets, part, grant, now_ms)
+
+    def _next_part(self, budgets: Budgets, now_ms: float) -> list[_Waiter]:
+        """Who is asked for now of those who wait under these budgets; the others come with the next question."""
+        waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
+        for budget in budgets:
+            until_ms = self._spent.get(budget, 0.0)
+            if until_ms > now_ms:
+                # Another question was told so since these came.
+                for waiter in waiting:
+                    waiter.answer.set_exception(_spent(budget.id, until_ms))
+                return []
+        count = ASK_MAX
+        if any(self._contended.get(budget, 0.0) > now_ms for budget in budgets):
+            count = CONTENDED_ASK_MAX
+        if budgets in self._one_by_one:
+            # The last grant's tokens fitted nobody: a question for one cannot be answered with half of what it needs.
+            self._one_by_one.discard(budgets)
+            count = 1
+        if len(waiting) > count:
+            # At the end: whoever waits under other budgets has a turn before.
+            self._waiting[budgets] = waiting[count:]
+        return waiting[:count]
+
+    def _deal(self, budgets: Budgets, part: Sequence[_Waiter], grant: Grant, asked_ms: float) -> None:
+        dies_ms = asked_ms + grant.lasts_ms
+        for budget in budgets:
+            metrics.limits_granted_requests.of(budget.bound).inc(grant.requests)
+            metrics.limits_granted_tokens.of(budget.bound).inc(grant.tokens)
+        requests, tokens, nano = grant.requests, grant.tokens, grant.nano
+        counts_tokens = self.terms(budgets).counts_tokens
+        left: list[_Waiter] = []
+        for waiter in part:
+            if waiter.answer.done():
+                continue
+            if requests and (not counts_tokens or waiter.tokens <= tokens) and waiter.nano <= nano:
+                requests -= 1
+                tokens -= waiter.tokens
+                nano -= waiter.nano
+                waiter.answer.set_result(Leave(self._clock, budgets, grant.id, waiter.tokens, dies_ms, waiter.nano))
+            else:
+                left.append(waiter)
+        if requests or (counts_tokens and tokens > 0) or nano > 0:
+            self._bills.add(
+                grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0, reserved_nano=max(nano, 0)
+            )
+        is_lowered = False
+        if grant.tightest and left:
+            left = self._without_the_poor(budgets, grant, left)
+            is_lowered = self._lower(left, grant.left_nano)
+        if not left:
+            return
+        if is_lowered:
+            # With what is left now it may fit at once, alone.
+            self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
+            return
+        if grant.requests and not grant.wait_ms:
+            if len(left) == len(part):
+                self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
+            return
+        lacking = next((budget for budget in budgets if budget.in_money and budget.id == grant.spent), None)
+        if lacking is None:
+            self._say_spent(budgets, grant, left)
+        elif len(part) > 1:
+            # They were asked for as if each cost the same: alone, some of them may fit.
+            self._one_by_one.add(budgets)
+            self._waiting[budgets] = left + self._waiting.get(budgets, [])
+        else:
+            self._say_reserved(budgets, lacking, left[0])
+
+    def _without_the_poor(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> list[_Waiter]:
+        """Turn away those who would pass a budget in money even if all that is in flight were free; gives the others."""
+        now_ms = self._clock.monotonic_ms()
+        tightest = next(budget for budget in budgets if budget.id == grant.tightest)
+        others = []
+        for waiter in left:
+            if waiter.nano_likely <= grant.left_nano:
+                others.append(waiter)
+            elif now_ms + grant.renews_ms > waiter.give_up_ms:
+                waiter.answer.set_exception(overspent(tightest, waiter.nano_likely, grant.left_nano))
+            else:
+                until_ms = now_ms + min(max(grant.renews_ms, SPENT_MS_MIN), SPENT_MS_MAX)
+                waiter.answer.set_exception(_spent(tightest.id, until_ms))
+        metrics.limits_spent.of(tightest.bound).inc(len(left) - len(others))
+        return others
+
+    @staticmethod
+    def _lower(waiters: Sequence[_Waiter], left_nano: int) -> bool:
+        """Have those whose worst is more than there is left take all that is left; says whether there are any."""
+        dear = [waiter for waiter in waiters if waiter.nano > left_nano]
+        for waiter in dear:
+            waiter.nano = left_nano
+        return bool(dear)
+
+    def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
+        """Calls in flight have the rest of a budget in money set aside: whoever needs as much as this one, or more, hears the same."""
+        until_ms = self._clock.monotonic_ms() + RESERVED_MS
+        waiting = self._waiting.pop(budgets, [])
+        smaller = [waiter for waiter in waiting if waiter.nano < first.nano]
+        if smaller:
+            self._waiting[budgets] = smaller
+        for waiter in [first, *(waiter for waiter in waiting if waiter.nano >= first.nano)]:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(
+                    Withheld(
+                        f"the rest of the budget of {lacking.id} is set aside for calls in flight",
+                        until_ms=until_ms,
+                        spent=lacking.id,
+                        code="budget_reserved",
+                    )
+                )
+
+    def _say_spent(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        until_ms = now_ms + min(max(grant.wait_ms, SPENT_MS_MIN), SPENT_MS_MAX)
+        named = [budget for budget in budgets if grant.spent == budget.id] or list(budgets)
+        metrics.limits_spent.of(named[0].bound).inc()
+        metrics.budget_wait_seconds.observe((until_ms - now_ms) / 1000)
+        for budget in named:
+            self._spent[budget] = max(until_ms, self._spent.get(budget, 0.0))
+            self._contended[budget] = until_ms + CONTENDED_MS
+        self._forget_what_passed(now_ms)
+        # Those who came meanwhile would hear the same.
+        for waiter in [*left, *self._waiting.pop(budgets, [])]:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(_spent(named[0].id, until_ms))
+
+    def _refuse_what_is_known(self, budgets: Budgets) -> None:
+        if not self._spent and not self.unreachable_until_ms:
+            return
+        now_ms = self._clock.monotonic_ms()
+        if self.unreachable_until_ms > now_ms:
+            raise self._unreachable("the shared budgets could not be asked a moment ago")
+        for budget in budgets:
+            until_ms = self._spent.get(budget, 0.0)
+            if until_ms > now_ms:
+                raise _spent(budget.id, until_ms)
+
+    def _forget_what_passed(self, now_ms: float) -> None:
+        for known in (self._spent, self._contended):
+            for budget in [budget for budget, until_ms in known.items() if until_ms <= now_ms]:
+                del known[budget]
+
+    def _lose_touch(self, why: str, parts: Sequence[tuple[Budgets, Sequence[_Waiter]]]) -> None:
+        self.unreachable_until_ms = self._clock.monotonic_ms() + UNREACHABLE_MS
+        metrics.limits_unavailable.inc()
+        log.warning("limits_unavailable", why=why)
+        for _, part in parts:
+            for waiter in part:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(self._unreachable(why))
+        self._put_off_all(self._unreachable(why))
+
+    def _put_off_all(self, error: Withheld) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for part in waiting.values():
+            for waiter in part:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(error)
+
+    def _unreachable(self, why: str) -> Withheld:
+        until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
+        message = f"nothing is sent while nobody can say what the shared budgets bear: {why}"
+        return Withheld(message, until_ms=until_ms, code="limits_unavailable")
+
+
+def _terms(budgets: Budgets) -> Terms:
+    binding = tuple(
+        budget
+        for budget in budgets
+        if any(
+            limit.enabled and (limit.requests, limit.tokens, limit.nano) != (None, None, None)
+            for limit in budget.limits
+        )
+    )
+    limits = [(limit, budget) for budget in binding for limit in budget.limits if limit.enabled]
+    tokens = [limit.tokens for limit, _ in limits if limit.tokens is not None]
+    money = [(limit.nano, budget) for limit, budget in limits if limit.nano is not None]
+    nano_max, poorest = min(money, key=lambda one: one[0], default=(0, None))
+    return Terms(binding, bool(tokens), min(tokens, default=0), bool(money), nano_max, poorest)
+
+
+def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False) -> Overspent:
+    """`is_all`: that much is the whole budget, whatever is left of it."""
+    whose = PAYERS.get(budget.bound, budget.bound.value)
+    if left_nano <= 0:
+        message = f"the budget of this {whose} is spent: have it raised, or wait until it renews"
+    else:
+        has = f"is {units_text(left_nano)} in all" if is_all else f"has {units_text(left_nano)} left"
+        message = (
+            f"this may cost {units_text(nano)}, and the budget of this {whose} {has}: "
+            "lower max_tokens, or have the budget raised"
+        )
+    return Overspent(message, code=Code.BUDGET_EXCEEDED)
+
+
+def _spent(name: str, until_ms: float) -> Withheld:
+    return Withheld(f"the budget of {name} is spent for now", until_ms=until_ms, spent=name, code="budget_spent")

@@ -1,0 +1,73 @@
+"""What a deployment said is left of its own limits, less what was sent since it said so.
+
+The number left is the deployment's own, so it counts what other callers and other processes sent, and what went out before its first
+answer. It holds until its limits renew, or until a later answer says something else. Time is an argument, in the clock's monotonic
+milliseconds.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tidegate.core.budgets.budget import Limit
+from tidegate.upstream.budgets.discovered import Left
+
+
+@dataclass(slots=True)
+class _Rest:
+    """So much may still be sent until a moment."""
+
+    left: float = math.inf
+    until_ms: float = 0.0
+
+    def hear(self, left: int | None, renew_ms: int, spent: int, now_ms: float) -> None:
+        if left is not None:
+            self.left, self.until_ms = float(left - spent), now_ms + renew_ms
+
+    def opens_at_ms(self, needed: float) -> float:
+        return self.until_ms if self.left < needed else 0.0
+
+
+class Quota:
+    """`sent` counts the calls that went out; each call keeps its number, for what is left was counted when that call came."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._requests = _Rest()
+        self._tokens = _Rest()
+        self.is_told = False
+
+    def count(self, tokens: int) -> int:
+        """A call goes out that may take so many tokens. Returns its number."""
+        self.sent += 1
+        if self.is_told:
+            self._requests.left -= 1
+            self._tokens.left -= tokens
+        return self.sent
+
+    def hear(self, left: Left, number: int, tokens: int, now_ms: float) -> None:
+        """The call with this number, which takes about so many tokens, was told what is left. Calls that went out after it are not in that
+        figure; they take as much as it does, as far as is known here."""
+        if left.requests is None and left.tokens is None:
+            return
+        self.is_told = True
+        since = self.sent - number
+        self._requests.hear(left.requests, left.requests_renew_ms, since, now_ms)
+        self._tokens.hear(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
+
+    def spent_of(self, limit: Limit, sent: int, tokens_each: int) -> tuple[int, int]:
+        """How many requests and tokens of this limit are spent: by what was said to be left or, where nothing was said, by what this
+        process sent in the last minute."""
+        return (
+            _spent(limit.requests or 0, self._requests.left, sent),
+            _spent(limit.tokens or 0, self._tokens.left, sent * tokens_each),
+        )
+
+    def opens_at_ms(self, tokens: int = 1) -> float:
+        """The moment from which a call with so many tokens may go out: 0 or in the past when it may now."""
+        if not self.is_told:
+            return 0.0
+        return max(self._requests.opens_at_ms(1), self._tokens.opens_at_ms(tokens))
+
+
+def _spent(limit: int, left: float, sent: int) -> int:
+    return min(limit, sent if math.isinf(left) else max(0, limit - int(left)))

@@ -1,0 +1,142 @@
+"""How many tokens a call is charged before it is sent, by what the deployment's operator asked for.
+
+    likely    prompt bytes over four, and what this model's answers used to take, at most what the caller allows
+    bound     prompt bytes, and all that the caller allows: real tokens cannot be more, as long as nothing is fetched by its address
+
+A caller who allows any number of tokens has no bound: such a call takes all that its smallest limit has, and so runs alone in it. This
+module looks into a body only for the numbers that bound the answer.
+
+What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
+says how long an answer may be, or the operator says it of the deployment. What it will likely cost differs in the prompt alone: a plain
+letter counts as half a token, another byte nearly as a whole one, until the deployment has counted some; then a quarter more than it
+ever did.
+"""
+
+import math
+import string
+import sys
+
+from tidegate.core.budgets.budget import TOKENS_MAX
+from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.errors import Unbounded
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.usage.answer_bounds import output_tokens_max
+from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.prices import CostRange, bound
+
+UNKNOWN_OUTPUT_TOKENS = 256
+LEARNED_MAX = 1_000
+NEWEST_WEIGHT = 0.02
+
+# Nothing is written by these: what they return is no text of tokens.
+SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
+
+WHOLE_BUDGET = sys.maxsize
+
+
+# How many tokens a byte of a prompt likely is before a deployment has counted any: a plain letter or a space, and any other.
+_LETTERS = string.ascii_letters.encode() + b" "
+LETTER_TOKENS = 0.5
+OTHER_TOKENS = 0.8
+# What a deployment counted is believed with a margin, and only of prompts that are more than the frame of a request.
+COUNTED_MARGIN = 1.25
+COUNTED_MIN = 0.25
+COUNTED_BYTES_MIN = 256
+
+
+class Reserve:
+    """Knows, per model, what an answer took on average so far, and how many tokens a deployment counts in prompts at most."""
+
+    def __init__(self) -> None:
+        self._output_tokens: dict[str, float] = {}
+        self._counted: dict[tuple[str, str, bool], float] = {}
+
+    def learn(self, model: str, usage: Usage, items: int = 1) -> None:
+        output_tokens = usage.output_tokens / items
+        if not output_tokens:
+            return
+        known = self._output_tokens.get(model)
+        if known is None:
+            if len(self._output_tokens) >= LEARNED_MAX:
+                # Callers choose the names of models: what is not needed must not pile up.
+                self._output_tokens.clear()
+            self._output_tokens[model] = output_tokens
+        else:
+            self._output_tokens[model] = known + NEWEST_WEIGHT * (output_tokens - known)
+
+    def tokens(self, call: Call, estimate: Estimate) -> int:
+        """What this call is charged before it is sent. WHOLE_BUDGET: nothing bounds it."""
+        if estimate is Estimate.BOUND:
+            if call.endpoint in SILENT:
+                return len(call.body)
+            allowed = _allowed(call)
+            return WHOLE_BUDGET if allowed is None else len(call.body) + allowed
+        if call.tokens:
+            return call.tokens
+        prompt = prompt_tokens(len(call.body))
+        if call.endpoint in SILENT:
+            return prompt
+        likely = int(self._output_tokens.get(call.model, UNKNOWN_OUTPUT_TOKENS) * call.items)
+        allowed = _allowed(call)
+        return prompt + (likely if allowed is None else min(likely, allowed))
+
+    def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> CostRange:
+        """What this call will likely cost there, and the most that it can."""
+        price = deployment.price
+        if price is None:
+            return CostRange()
+        most = self.most(call, deployment)
+        likely = self.likely(call, deployment, most)
+        return CostRange(
+            min(bound(likely.input_tokens, likely.output_tokens, price, batch=batch), TOKENS_MAX),
+            min(bound(most.input_tokens, most.output_tokens, price, batch=batch), TOKENS_MAX),
+        )
+
+    def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
+        """A deployment said how many tokens a prompt had: the most that it ever counted, beside what was likely, is remembered."""
+        size = len(call.body)
+        if size < COUNTED_BYTES_MIN or usage.input_tokens > size:
+            # More tokens than bytes are no text: something was fetched.
+            return
+        likely, is_wordy = _likely_tokens(call.body)
+        key = (deployment.name, call.model, is_wordy)
+        if key not in self._counted and len(self._counted) >= LEARNED_MAX:
+            self._counted.clear()
+        self._counted[key] = max(usage.input_tokens / likely, COUNTED_MIN, self._counted.get(key, 0.0))
+
+    def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
+        """What this call will likely use there: as much as it can, but for the tokens of its prompt."""
+        likely, is_wordy = _likely_tokens(call.body)
+        counted = self._counted.get((deployment.name, call.model, is_wordy))
+        if counted is not None:
+            likely *= counted * COUNTED_MARGIN
+        return Usage(min(math.ceil(likely), most.input_tokens), 0, most.output_tokens)
+
+    def most(self, call: Call, deployment: Deployment) -> Usage:
+        """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
+        output: int | None = 0
+        if deployment.price is not None and deployment.price.output_nano and call.endpoint not in SILENT:
+            output = _allowed(call, deployment.output_tokens_max)
+        if output is None:
+            raise Unbounded(
+                "its key, user, team or organization has a budget in money, and nothing bounds what this request can cost: "
+                "set its max_tokens, or have output_tokens_max set for the deployment",
+                status=400,
+            )
+        return Usage(len(call.body), 0, output)
+
+    def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
+        """The most that a batch call cost which was taken back before its first token."""
+        return 0 if deployment.price is None else bound(len(call.body), 0, deployment.price, batch=True)
+
+
+def _likely_tokens(body: bytes) -> tuple[float, bool]:
+    """How many tokens a prompt likely has, and whether it is mostly plain words: of the two kinds, counts differ."""
+    others = len(body.translate(None, _LETTERS))
+    letters = len(body) - others
+    return letters * LETTER_TOKENS + others * OTHER_TOKENS, letters > others
+
+
+def _allowed(call: Call, otherwise: int = 0) -> int | None:
+    """The most tokens that all choices of its answers may have; None when neither the caller nor `otherwise` says."""
+    return output_tokens_max(call.endpoint, call.body, otherwise, call.items)

@@ -1,0 +1,102 @@
+"""What an interactive call took of its budgets, and what it really used and cost: settled once, told once.
+
+Budgets and books hear the same: what the answer said of its usage, and by its text what it did not say; of a call that may have been done
+unheard, what was set aside for it. Where usage is written down is not known here.
+"""
+
+from collections.abc import Callable
+
+from tidegate.core.answers.answer_text import estimated, written_bytes
+from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.usage.prices import cost
+from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.budgets.reserve import SILENT, Reserve
+from tidegate.upstream.http.leave import Leave
+
+# Hears where a call was answered and what it used.
+Heard = Callable[[Deployment, Usage], None]
+
+
+class Tab:
+    __slots__ = ("_call", "_deployment", "_heard", "_is_settled", "_leave", "_purse", "_reserve")
+
+    def __init__(
+        self,
+        purse: Purse,
+        reserve: Reserve,
+        call: Call,
+        leave: Leave | None,
+        deployment: Deployment,
+        heard: Heard | None = None,
+    ) -> None:
+        self._purse = purse
+        self._reserve = reserve
+        self._call = call
+        self._leave = leave
+        self._deployment = deployment
+        self._heard = heard
+        self._is_settled = False
+
+    def settle_whole(self, usage: Usage, answer: bytes) -> None:
+        """The answer came whole. What it does not say is counted by its text."""
+        unsaid = 0
+        if not usage.output_tokens and self._call.endpoint not in SILENT:
+            unsaid = written_bytes(answer)
+        self.settle(usage, unsaid)
+
+    def settle(self, said: Usage | None, unsaid_bytes: int) -> None:
+        """The answer ended, or nobody wants the rest: what was heard of it is what it used, in the books and in the budgets."""
+        if said is not None and said.input_tokens and not unsaid_bytes:
+            self._reserve.learn(self._call.model, said)
+            if self._leave is not None and self._leave.nano:
+                self._reserve.learn_prompt(self._call, self._deployment, said)
+            self._pay(said.input_tokens + said.output_tokens, said)
+            return
+        seen = estimated(said, len(self._call.body), unsaid_bytes)
+        tokens = seen.input_tokens + seen.output_tokens
+        if self._leave is not None and self._deployment.estimate is Estimate.BOUND:
+            # Real tokens must not pass such a limit, and nobody said how many there were.
+            tokens = max(tokens, self._leave.tokens)
+        self._pay(tokens, seen)
+
+    def not_done(self, *, was_sent: bool) -> None:
+        """The upstream did not do it: nothing was sent, or it was turned away."""
+        if self._leave is not None and not was_sent:
+            self._is_settled = True
+            self._purse.give_back(self._leave)
+        else:
+            self._close(0, 0, None)
+
+    def lost(self) -> None:
+        """It may have been done, and nobody will ever say: what was set aside counts as used, and stands in the books."""
+        price = self._deployment.price
+        if self._leave is None or not self._leave.nano or price is None:
+            self._close(None, None, None)
+            return
+        used = self._reserve.most(self._call, self._deployment)
+        if cost(used, price, batch=False).total_nano > self._leave.nano:
+            # It ran alone, with less set aside than its worst.
+            used = self._reserve.likely(self._call, self._deployment, used)
+        self._pay(self._leave.tokens, used)
+
+    def left(self, *, is_stream: bool) -> None:
+        """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
+        if is_stream and self._leave is not None:
+            self.settle(None, 0)
+        else:
+            self.lost()
+
+    def _pay(self, tokens: int, used: Usage) -> None:
+        price = self._deployment.price
+        is_paid = self._leave is not None and self._leave.nano
+        self._close(tokens, cost(used, price, batch=False).total_nano if is_paid and price is not None else 0, used)
+
+    def _close(self, tokens: int | None, nano: int | None, used: Usage | None) -> None:
+        if self._is_settled:
+            return
+        self._is_settled = True
+        if self._leave is not None:
+            self._purse.used(self._leave, self._leave.tokens if tokens is None else tokens, nano)
+        if used is not None and self._heard is not None:
+            self._heard(self._deployment, used)

@@ -1,0 +1,412 @@
+"""Interactive calls: over the same deployments and under the same budgets as batch work, and before it.
+
+They have places of their own in each deployment, counted apart, and never wait behind batch; how many there are, and how many of them wait
+for their first token, is what the tide goes by. A call goes on to another deployment only when the first can neither have done nor billed
+it, and never after its first byte. A flex call takes batch's places instead and waits for one. This module translates nothing.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from tidegate.core.answers import answer
+from tidegate.core.deployments import Engine, Estimate
+from tidegate.core.errors import (
+    ApiProblem,
+    BrokenAnswer,
+    KeyRejected,
+    Overspent,
+    PoolExhausted,
+    Refused,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+    Withheld,
+)
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.budgets.purse import FREE, Purse
+from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, Reserve
+from tidegate.upstream.budgets.tab import Heard, Tab
+from tidegate.upstream.calls.closed_route import closed_route_error
+from tidegate.upstream.calls.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
+from tidegate.upstream.calls.passage import Closed, Passage, Place
+from tidegate.upstream.calls.translation import Shaped as Shaped
+from tidegate.upstream.http import classify
+from tidegate.upstream.http.leave import LeaveDied
+from tidegate.upstream.http.streams import Stream
+from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.probe import knock
+from tidegate.upstream.routing.retry_budget import Attempt
+from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
+
+log = structlog.get_logger(__name__)
+
+FLEX_RETRY_MS = 5_000
+EVENT_STREAM = "text/event-stream"
+
+
+Shape = Callable[[Engine], Shaped]
+
+
+class Ask(NamedTuple):
+    """One interactive call. `shape` says how an engine must hear it; `flex_wait_s` above 0 makes it a flex call that waits so long."""
+
+    call: Call
+    shape: Shape
+    is_stream: bool
+    flex_wait_s: float = 0.0
+    heard: Heard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSide:
+    """What interactive calls need of the batch side: its places for flex calls, and what is learned from failures."""
+
+    choose: Callable[[Route, Call, Collection[Lane], float], Lane | None]
+    wait_for_lane: Callable[[Route, Call, float], Awaitable[Lane]]
+    learn: Callable[[Lane, Call, UpstreamError, Attempt], UpstreamError]
+    count: Callable[[str, int], None]
+    wake: Callable[[], None]
+
+
+class Interactive:
+    def __init__(
+        self,
+        batch: BatchSide,
+        purse: Purse,
+        reserve: Reserve,
+        delivery: Delivery,
+        clock: Clock,
+        *,
+        pool_timeout_s: float,
+        patience_ms: float,
+    ) -> None:
+        self._batch = batch
+        self._purse = purse
+        self._reserve = reserve
+        self._delivery = delivery
+        self._clock = clock
+        self._pool_timeout_s = pool_timeout_s
+        self._patience_ms = patience_ms
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watchers: list[Callable[[str], None]] = []
+        self._knocking: dict[str, asyncio.Task[None]] = {}
+        self._heard: set[str] = set()
+        self._usage = UsageAsking()
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Have this called, with a deployment's name, whenever one of its two numbers of interactive calls changed."""
+        self._watchers.append(changed)
+
+    async def open(self, route: Route, ask: Ask) -> Passage:
+        """The answer's beginning, or all of it; raises an UpstreamError of exactly one class, or what `shape` raises."""
+        call = ask.call
+        give_up_ms = self._clock.monotonic_ms() + self._patience_ms
+        tried: list[Lane] = []
+        lane = await self._lane(route, ask, tried)
+        while True:
+            try:
+                return await self._open_on(route, lane, ask)
+            except Withheld as error:
+                now_ms = self._clock.monotonic_ms()
+                if error.code not in Withheld.BRIEF or error.until_ms > give_up_ms:
+                    error.retry_after_ms = math.ceil(max(error.until_ms - now_ms, 1.0))
+                    raise
+                await asyncio.sleep(max(error.until_ms - now_ms, 1.0) / 1000)
+                lane = await self._lane(route, ask, ())
+            except (Throttled, Unavailable, KeyRejected, Overspent, ApiProblem) as error:
+                # What cannot be paid for there may be cheaper elsewhere, and what cannot be said there may be said elsewhere.
+                tried.append(lane)
+                other = self._choose(route, ask, tried)
+                if other is None:
+                    raise
+                log.info(
+                    "upstream_failover",
+                    deployment=lane.deployment.name,
+                    to=other.deployment.name,
+                    why=error.code,
+                    model=call.model,
+                )
+                lane = other
+
+    # Where it goes.
+
+    async def _lane(self, route: Route, ask: Ask, tried: Collection[Lane]) -> Lane:
+        lane = self._choose(route, ask, tried)
+        if lane is not None:
+            return lane
+        if ask.flex_wait_s:
+            return await self._wait_for_gap(route, ask)
+        try:
+            async with asyncio.timeout(self._pool_timeout_s):
+                while lane is None:
+                    self._refuse_what_a_place_cannot_help(route, ask)
+                    await self._next_release()
+                    lane = self._choose(route, ask, tried)
+                return lane
+        except TimeoutError:
+            pass
+        raise PoolExhausted(
+            f"every place for interactive calls to model {ask.call.model!r} stayed taken for {self._pool_timeout_s:g} s: "
+            "raise max_in_flight of its deployments",
+            retry_after_ms=1000,
+        )
+
+    def _choose(self, route: Route, ask: Ask, tried: Collection[Lane]) -> Lane | None:
+        now_ms = self._clock.monotonic_ms()
+        if ask.flex_wait_s:
+            return self._batch.choose(route, ask.call, tried, now_ms)
+        best: Lane | None = None
+        shut: Lane | None = None
+        for lane in route.interactive_lanes:
+            if lane.interactive_in_flight >= lane.deployment.max_in_flight or lane in tried:
+                continue
+            if lane.ready_at_ms() > now_ms:
+                continue
+            if lane.breaker.is_open:
+                shut = lane
+            elif best is None or lane.load() < best.load():
+                best = lane
+        if shut is not None and best is not None:
+            # A user's call is not risked on a server that does not even answer a knock; one that does gets one call to prove itself.
+            if shut.deployment.name in self._heard:
+                self._heard.discard(shut.deployment.name)
+                return shut
+            self._knock_beside(shut)
+        return best or shut
+
+    def _knock_beside(self, lane: Lane) -> None:
+        name = lane.deployment.name
+        if name not in self._knocking:
+            self._knocking[name] = task = asyncio.create_task(self._knock(lane))
+            task.add_done_callback(lambda _: self._knocking.pop(name, None))
+
+    async def _knock(self, lane: Lane) -> None:
+        try:
+            await knock(lane)
+        except Unavailable:
+            # Asked again one interval later.
+            lane.breaker.begin_probe(self._clock.monotonic_ms())
+            lane.breaker.end_probe()
+        else:
+            self._heard.add(lane.deployment.name)
+
+    async def _wait_for_gap(self, route: Route, ask: Ask) -> Lane:
+        try:
+            return await self._batch.wait_for_lane(route, ask.call, ask.flex_wait_s)
+        except PoolExhausted:
+            pass
+        raise Throttled(
+            f"no gap for a flex call came within {ask.flex_wait_s:g} s: send it again later, or without service_tier",
+            code="flex_unavailable",
+            retry_after_ms=FLEX_RETRY_MS,
+        )
+
+    def _refuse_what_a_place_cannot_help(self, route: Route, ask: Ask) -> None:
+        now_ms = self._clock.monotonic_ms()
+        lanes = route.interactive_lanes
+        if not lanes:
+            raise Unavailable(f"no deployment serves model {ask.call.model!r} to interactive calls")
+        if all(lane.ready_at_ms() > now_ms for lane in lanes):
+            wait_ms = math.ceil(min(lane.ready_at_ms() for lane in lanes) - now_ms)
+            raise closed_route_error(ask.call.model, lanes, wait_ms)
+
+    async def _next_release(self) -> None:
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
+
+    def _changed(self, lane: Lane) -> None:
+        for changed in self._watchers:
+            changed(lane.deployment.name)
+
+    # The call itself.
+
+    async def _open_on(self, route: Route, lane: Lane, ask: Ask) -> Passage:
+        shaped = ask.shape(lane.deployment.engine)
+        now_ms = self._clock.monotonic_ms()
+        is_probe = lane.breaker.is_open
+        if is_probe:
+            lane.breaker.begin_probe(now_ms)
+        attempt = lane.budget.count(now_ms, is_retry=False)
+        # A resource may lead to another model by the time the call ends.
+        model = route.model_of(ask.call.model)
+        place = Place(
+            lane,
+            ask.call,
+            is_flex=bool(ask.flex_wait_s),
+            counted=lambda more: self._batch.count(model, more),
+            changed=self._changed,
+        )
+        if not ask.is_stream:
+            # Its first byte is its last, so its first token is not seen.
+            place.is_not_streamed()
+
+        def closed(error: UpstreamError | None, came_whole: bool) -> UpstreamError | None:
+            place.leave(refused=error is not None and error.status in (429, 503, 529))
+            if is_probe:
+                lane.breaker.end_probe()
+            learned = None
+            if error is not None:
+                learned = self._batch.learn(lane, ask.call, error, attempt)
+            elif came_whole and lane.succeeded():
+                log.info("upstream_recovered", deployment=lane.deployment.name)
+            self._wake()
+            return learned
+
+        try:
+            if is_probe:
+                await knock(lane)
+            return await self._deliver_asking(route, lane, ask, shaped, place, closed)
+        except UpstreamError as error:
+            failed = closed(error, False) or error
+        except BaseException:
+            closed(None, False)
+            raise
+        raise failed
+
+    async def _deliver_asking(
+        self, route: Route, lane: Lane, ask: Ask, shaped: Shaped, place: Place, closed: Closed
+    ) -> Passage:
+        """Send the call, and ask a stream for its usage; without asking where the server refuses that."""
+        asking = None
+        if ask.is_stream:
+            is_translated = shaped.endpoint != ask.call.endpoint
+            asking = self._usage.request(lane, shaped.endpoint, shaped.body, is_translated=is_translated)
+        if asking is None:
+            return await self._deliver(route, lane, ask, shaped, place, closed)
+        if self._usage.takes(lane) is not False:
+            wished = shaped._replace(body=asking.body, hides_usage=asking.is_extra)
+            try:
+                passage = await self._deliver(route, lane, ask, wished, place, closed)
+            except UpstreamError as error:
+                if not self._usage.may_be_refused_for(lane, error):
+                    raise
+            else:
+                self._usage.learn(lane, takes=True)
+                return passage
+        plain = asking.plain()
+        if plain is not None:
+            shaped = shaped._replace(body=plain)
+        passage = await self._deliver(route, lane, ask, shaped, place, closed)
+        if self._usage.takes(lane) is not False:
+            self._usage.learn(lane, takes=False)
+            log.info("stream_usage_refused", deployment=lane.deployment.name)
+        return passage
+
+    async def _deliver(
+        self,
+        route: Route,
+        lane: Lane,
+        ask: Ask,
+        shaped: Shaped,
+        place: Place,
+        closed: Closed,
+    ) -> Passage:
+        call = ask.call
+        body = route.body(lane, shaped.body)
+        line = lane.open_line
+        assert line is not None
+        terms = self._purse.terms(route.budgets(lane) + call.budgets)
+        tokens = self._reserve.tokens(call, lane.deployment.estimate) if terms.counts_tokens else 0
+        is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
+        cost = self._reserve.nano(call, lane.deployment, batch=False) if terms.counts_money else FREE
+        # Nobody waits for an answer until a budget renews.
+        give_up_ms = self._clock.monotonic_ms() + self._patience_ms
+        for _ in range(LEAVES_MAX if terms.budgets else 1):
+            leave = None
+            if terms.budgets:
+                leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=cost, give_up_ms=give_up_ms)
+            tab = Tab(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
+            place.number = lane.quota.count(tokens)
+            try:
+                stream = await line.open(
+                    lane.url(shaped.endpoint),
+                    call.idempotency_key,
+                    body,
+                    route.total_s(lane, call.endpoint),
+                    shaped.headers,
+                    leave,
+                    interactive=not ask.flex_wait_s,
+                )
+                try:
+                    return await self._hear(lane, ask, shaped, stream, place, tab, closed)
+                except BaseException:
+                    stream.close()
+                    raise
+            except LeaveDied:
+                # Nothing was written, and the connection that took so long is there now.
+                tab.not_done(was_sent=False)
+            except BaseException as wrong:
+                if leave is not None and not leave.begun:
+                    tab.not_done(was_sent=False)
+                elif isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable) or names_the_option(wrong):
+                    tab.not_done(was_sent=True)
+                elif isinstance(wrong, asyncio.CancelledError):
+                    tab.left(is_stream=ask.is_stream)
+                else:
+                    tab.lost()
+                raise
+        until_ms = self._clock.monotonic_ms() + LEAVE_DIED_MS
+        raise Withheld(
+            "every leave to send ran out before a connection was there", until_ms=until_ms, code="leave_died"
+        )
+
+    async def _hear(
+        self,
+        lane: Lane,
+        ask: Ask,
+        shaped: Shaped,
+        stream: Stream,
+        place: Place,
+        tab: Tab,
+        closed: Closed,
+    ) -> Passage:
+        """The answer up to its first byte, or whole where it is not streamed."""
+        headers = stream.headers
+        if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
+            self._delivery.hear(lane, headers, ask.call, place.number)
+        is_good = 200 <= stream.status <= 299
+        if is_good and ask.is_stream and headers.get("Content-Type", "").startswith(EVENT_STREAM):
+            first = await stream.read()
+            if not first:
+                raise BrokenAnswer("the upstream's stream ended before it began", status=stream.status)
+            place.first_token()
+            return Passage(lane.deployment, stream, tab, closed, first=first, hides_usage=shaped.hides_usage)
+        place.is_not_streamed()
+        body = await stream.read_whole()
+        if not is_good:
+            raise classify.refusal(stream.status, headers, body, self._clock.now_ms())
+        why = ""
+        try:
+            _, usage = answer.read(shaped.endpoint, body)
+        except answer.NotAnAnswer as wrong:
+            why = str(wrong)
+        if why:
+            raise BrokenAnswer(why, status=stream.status)
+        tab.settle_whole(usage, body)
+        closed(None, True)
+        return Passage(lane.deployment, stream, tab, None, body=body)
+
+    def _wake(self) -> None:
+        self._batch.wake()
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def close(self) -> None:
+        for task in list(self._knocking.values()):
+            task.cancel()
+        await asyncio.gather(*self._knocking.values(), return_exceptions=True)

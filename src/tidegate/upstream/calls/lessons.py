@@ -1,0 +1,102 @@
+"""What is learned from how a call ended: by its lane, by the other processes, and by whoever sent it.
+
+Our own ceiling, our own deadline and our own budgets are nobody's illness. It chooses nothing and sends nothing.
+"""
+
+import math
+from collections.abc import Callable
+
+import structlog
+
+from tidegate.core.errors import (
+    Ambiguous,
+    BrokenAnswer,
+    KeyRejected,
+    Overspent,
+    PoolExhausted,
+    Refused,
+    Throttled,
+    Unavailable,
+    Unbounded,
+    Untranslatable,
+    UpstreamError,
+    Withheld,
+)
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock, Entropy, Rests
+from tidegate.upstream.budgets.purse import EXCEEDS_LIMIT
+from tidegate.upstream.calls.room import Room
+from tidegate.upstream.routing.backpressure import Backpressure
+from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.retry_budget import Attempt
+from tidegate.upstream.routing.routes import Route
+
+log = structlog.get_logger(__name__)
+
+
+class Lessons:
+    def __init__(
+        self,
+        clock: Clock,
+        entropy: Entropy,
+        room: Room,
+        route_of: Callable[[str], Route],
+        rests: Rests | None,
+        backpressure: Backpressure | None,
+    ) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._room = room
+        self._route_of = route_of
+        self._rests = rests
+        self._backpressure = backpressure
+
+    def answered(self, lane: Lane) -> None:
+        if lane.succeeded():
+            log.info("upstream_recovered", deployment=lane.deployment.name)
+        if self._backpressure is not None:
+            self._backpressure.answered(lane)
+
+    def failed(self, lane: Lane, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
+        """Let the lane learn from a failure; gives the error that the engine sees."""
+        now_ms = self._clock.monotonic_ms()
+        was_withheld = (
+            isinstance(error, Withheld | Overspent | Unbounded | Untranslatable) or error.code == EXCEEDS_LIMIT
+        )
+        if was_withheld or (not error.billed and not isinstance(error, Refused)):
+            # The upstream did not take it, so it was no attempt, neither a first nor another.
+            lane.budget.undo(attempt)
+        if was_withheld:
+            return error
+        if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):
+            lane.failures[Refused.reason] += 1
+            return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
+        if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
+            # Our own ceiling or our own deadline: nobody's health is harmed. Who asks for a rest gets it, however late it says so.
+            lane.failures[error.reason] += 1
+        else:
+            self._learn(lane, call, error, now_ms)
+        key = lane.deployment.api_key
+        if key is not None and error.body:
+            # Of an error also a key so short that an answer may well say it.
+            error.body = error.body.replace(key.reveal().encode(), b"***")
+        if not isinstance(error, PoolExhausted):
+            error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
+        return error
+
+    def _learn(self, lane: Lane, call: Call, error: UpstreamError, now_ms: float) -> None:
+        rested_until_ms = lane.rests_until_ms
+        if lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
+            _say_shut(lane, error)
+        if self._rests is not None and lane.rests_until_ms > rested_until_ms:
+            self._rests.publish(lane.deployment.name, math.ceil(lane.rests_until_ms - now_ms))
+        if self._backpressure is not None and isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected):
+            self._backpressure.failed(lane)
+
+
+def _say_shut(lane: Lane, error: UpstreamError) -> None:
+    name = lane.deployment.name
+    if isinstance(error, KeyRejected):
+        log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")
+    else:
+        log.warning("upstream_shut", deployment=name, why=error.message)

@@ -1,0 +1,70 @@
+"""A call that its budgets put off: where it goes instead, or for how long it waits here.
+
+Only a budget that frees within a moment is waited for, and only by a few calls per budget. It sends nothing and spends nothing.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from tidegate.core.errors import Withheld
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.calls.waiters import Waiters
+from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.routes import Route
+
+# Calls of one tenant that wait for its budget must not take the place of everyone else's.
+BUDGET_WAITERS_MAX = 16
+
+
+class PutOff:
+    def __init__(
+        self,
+        purse: Purse,
+        clock: Clock,
+        patience_ms: float,
+        choose: Callable[[Route, Call, Collection[Lane], float], Lane | None],
+        waiters: Waiters,
+    ) -> None:
+        self._purse = purse
+        self._clock = clock
+        self._patience_ms = patience_ms
+        self._choose = choose
+        self._waiters = waiters
+        self._waiting: Counter[str] = Counter()
+
+    async def next_lane(
+        self, route: Route, put_off: Sequence[Lane], call: Call, error: Withheld, give_up_ms: float
+    ) -> Lane:
+        """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
+        neither."""
+        now_ms = self._clock.monotonic_ms()
+        lane = put_off[-1]
+        is_spent = error.code in Withheld.BRIEF
+        is_lanes_own = self._purse.spent_until_ms(route.budgets(lane)) > now_ms
+        if len(route.lanes) > 1 and (is_lanes_own or not is_spent):
+            other = self._choose(route, call, put_off, now_ms)
+            if other is not None and self._purse.spent_until_ms(route.budgets(other)) <= now_ms:
+                return other
+        too_many = not is_lanes_own and self._waiting[error.spent] >= BUDGET_WAITERS_MAX
+        wait_ms = max(error.until_ms - now_ms, 1.0)
+        if error.until_ms > give_up_ms or not is_spent or too_many:
+            # From so long before the moment on, the call would be let in to wait here.
+            early_ms = self._patience_ms if wait_ms > self._patience_ms else 0
+            error.retry_after_ms = math.ceil(wait_ms - early_ms)
+            raise error
+        if is_lanes_own:
+            lane.expecting += 1
+        self._waiting[error.spent] += 1
+        try:
+            await asyncio.sleep(wait_ms / 1000)
+        finally:
+            self._waiting[error.spent] -= 1
+            if not self._waiting[error.spent]:
+                del self._waiting[error.spent]
+            if is_lanes_own:
+                lane.expecting -= 1
+        return self._choose(route, call, (), self._clock.monotonic_ms()) or await self._waiters.wait(route, call)

@@ -1,0 +1,126 @@
+"""One call as an engine takes it, and its answer as the caller takes it: as they are, or translated.
+
+An endpoint speaks OpenAI's shapes or Anthropic's, and so does an engine. Where the two agree, bytes pass through untouched. What cannot be
+said to an engine is refused with a 400 that names the field. Nothing here sends anything.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidegate.core import translate
+from tidegate.core.answers.results import refused_body
+from tidegate.core.deployments import Engine
+from tidegate.core.errors import ApiProblem, BrokenAnswer, Untranslatable, UpstreamError
+
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+_VLLM_LIKE = (Engine.VLLM, Engine.SGLANG)
+
+
+class Shaped(NamedTuple):
+    """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end.
+
+    `hides_usage`: the stream's usage was asked for by us, and the caller must not see the chunk that says it.
+    """
+
+    endpoint: str
+    body: bytes
+    headers: bytes = b""
+    hides_usage: bool = False
+
+
+def is_translated(endpoint: str, engine: Engine) -> bool:
+    """Whether calls to this endpoint must be said to this engine in the other shape."""
+    return (engine is Engine.ANTHROPIC) is not (endpoint == MESSAGES)
+
+
+def unserved_endpoints(engine: Engine, endpoints: Iterable[str]) -> list[str]:
+    """Those of these endpoints that an engine neither has nor can be asked for in its own shape, as far as is known."""
+    return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
+
+
+class Translation:
+    """One call of one endpoint. `left_out` are the hints that its engine was not told, known once it was shaped."""
+
+    def __init__(self, endpoint: str, body: bytes, now_s: int, beta: str = "") -> None:
+        self.endpoint = endpoint
+        self.left_out: tuple[str, ...] = ()
+        self._body = body
+        self._now_s = now_s
+        self._beta = beta
+        self._include_usage = False
+        self._is_translated = False
+
+    @property
+    def is_anthropic(self) -> bool:
+        return self.endpoint == MESSAGES
+
+    def shape(self, engine: Engine) -> Shaped:
+        """The request as this engine takes it; ApiProblem when it cannot be said there."""
+        self._is_translated = is_translated(self.endpoint, engine)
+        self.left_out = ()
+        if not self._is_translated:
+            has_beta = self._beta and engine is Engine.ANTHROPIC
+            return Shaped(self.endpoint, self._body, f"anthropic-beta: {self._beta}\r\n".encode() if has_beta else b"")
+        if self.is_anthropic:
+            said = translate.request_to_openai(self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI)
+        elif self.endpoint == CHAT:
+            said = translate.request_to_anthropic(self._body)
+        else:
+            raise ApiProblem(
+                400,
+                "unsupported_endpoint",
+                f"This model is served by an engine that has no {self.endpoint}: use {CHAT} or {MESSAGES}.",
+            )
+        self.left_out = said.left_out
+        self._include_usage = said.include_usage
+        return Shaped(CHAT if self.is_anthropic else MESSAGES, said.body)
+
+    def answer(self, body: bytes) -> bytes:
+        """A whole answer as the caller takes it."""
+        if not self._is_translated:
+            return body
+        if self.is_anthropic:
+            return translate.answer_to_anthropic(body).body
+        return translate.answer_to_openai(body, self._now_s).body
+
+    def refusal(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
+        """An engine's refusal in the caller's shape: its own bytes where they have that shape already."""
+        is_ours = not self._is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
+        if is_ours:
+            return body
+        if self.is_anthropic:
+            return translate.error_to_anthropic(status, body, request_id)
+        return translate.error_to_openai(status, body)
+
+
+class ItemTranslation:
+    """A batch item on its way to an engine of the other shape. What cannot be translated is an UpstreamError of the item's own."""
+
+    def __init__(self, endpoint: str, body: bytes, engine: Engine, now_s: int) -> None:
+        self._translation = Translation(endpoint, body, now_s)
+        problem = None
+        try:
+            self.shaped = self._translation.shape(engine)
+        except ApiProblem as wrong:
+            problem = wrong
+        if problem is not None:
+            said = refused_body(problem.message, problem.code, problem.param)
+            body = self._refusal(problem.status, said)
+            raise Untranslatable(problem.message, status=problem.status, body=body, code=problem.code)
+
+    def answer(self, line: bytes) -> bytes:
+        """The answer to the item in the shape of its endpoint; BrokenAnswer where it cannot be said there."""
+        try:
+            return self._translation.answer(line)
+        except ApiProblem as wrong:
+            why = wrong.message
+        raise BrokenAnswer(f"the answer cannot be translated: {why}", status=200, body=line)
+
+    def failed(self, error: UpstreamError) -> None:
+        """Put the engine's words into the shape of the item's endpoint."""
+        if error.status >= 400 and error.body:
+            error.body = self._refusal(error.status, error.body)
+
+    def _refusal(self, status: int, body: bytes) -> bytes:
+        return self._translation.refusal(status, body)

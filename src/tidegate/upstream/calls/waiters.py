@@ -1,0 +1,135 @@
+"""Calls for which no lane is fit: they stand in line while the only thing missing is a slot, and are told what is missing otherwise.
+
+Nobody waits here for long, nor for a rest, a probe or a budget: the engine does that. Whoever frees something wakes the line. It chooses
+no lane and sends nothing.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.calls.closed_route import closed_route_error
+from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.routes import Route
+
+RETRY_BUDGET_WAIT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Says what a call lacks when it is not a slot. `ready_at_ms` is when a lane takes calls of a route; `wait_ms`, until any does;
+    `may_try`, whether a lane's retry budget allows a call there."""
+
+    purse: Purse
+    clock: Clock
+    ready_at_ms: Callable[[Route, Lane], float]
+    wait_ms: Callable[[Route, float, Call], int | None]
+    may_try: Callable[[Lane, Call, float], bool]
+
+    def refuse(self, route: Route, call: Call) -> None:
+        lanes = route.lanes
+        if not lanes:
+            raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
+        now_ms = self.clock.monotonic_ms()
+        ready = [lane for lane in lanes if self.ready_at_ms(route, lane) <= now_ms]
+        fit = [lane for lane in ready if lane.waits_until_ms(call) <= now_ms]
+        if not fit:
+            wait_ms = self.wait_ms(route, now_ms, call)
+            if ready:
+                raise Throttled("this call was refused and waits as long as it was asked to", retry_after_ms=wait_ms)
+            if any(lane.ready_at_ms() <= now_ms for lane in lanes):
+                is_away = self.purse.unreachable_until_ms > now_ms
+                raise Withheld(
+                    f"the budgets of model {call.model!r} are spent for now, or cannot be asked",
+                    until_ms=now_ms + (wait_ms or 0),
+                    spent=call.model,
+                    retry_after_ms=wait_ms,
+                    code="limits_unavailable" if is_away else "budget_spent",
+                )
+            raise closed_route_error(call.model, lanes, wait_ms)
+        if call.attempt_count and not any(self.may_try(lane, call, now_ms) for lane in fit):
+            raise RetryBudgetSpent(
+                "this retry waits: its deployment has had as many retries as its retry budget allows",
+                retry_after_ms=RETRY_BUDGET_WAIT_MS,
+            )
+
+
+class Waiters:
+    def __init__(
+        self,
+        choose: Callable[[Route, Call, Collection[Lane], float], Lane | None],
+        missing: Missing,
+        clock: Clock,
+        pool_timeout_s: float,
+        hurry: Callable[[], None],
+    ) -> None:
+        self._choose = choose
+        self._missing = missing
+        self._clock = clock
+        self._pool_timeout_s = pool_timeout_s
+        self._hurry = hurry
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self, route: Route, call: Call, timeout_s: float | None = None) -> Lane:
+        """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
+        timeout_s = timeout_s or self._pool_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._missing.refuse(route, call)
+                    self._hurry()
+                    await self._stand(route, call)
+                    lane = self._choose(route, call, (), self._clock.monotonic_ms())
+                    if lane is not None:
+                        _forget(route, call)
+                        return lane
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            # Nobody will come again with this call: no deployment keeps room for it.
+            _forget(route, call)
+            raise
+        raise PoolExhausted(
+            f"every slot for model {call.model!r} stayed taken for {timeout_s:g} s: "
+            "raise max_in_flight of its deployments or lower the calls in flight",
+            retry_after_ms=1000,
+        )
+
+    async def _stand(self, route: Route, call: Call) -> None:
+        place = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        # Those of this moment: a route may lead elsewhere before the place comes free.
+        lanes = route.lanes
+        for lane in lanes:
+            lane.standing += 1
+            if lane.tide is not None:
+                lane.tide.stands(call.idempotency_key, call.body)
+        try:
+            await place
+        finally:
+            for lane in lanes:
+                lane.standing -= 1
+                if lane.tide is not None:
+                    lane.tide.leaves(call.idempotency_key)
+            if place in self._line:
+                self._line.remove(place)
+
+    def wake(self) -> None:
+        """All of them, in order: the first may wait for another model than the one whose slot came free."""
+        if not self._line:
+            return
+        line, self._line = self._line, deque()
+        for place in line:
+            if not place.done():
+                place.set_result(None)
+
+
+def _forget(route: Route, call: Call) -> None:
+    for lane in route.lanes:
+        if lane.tide is not None:
+            lane.tide.forget(call.idempotency_key)

@@ -1,0 +1,1 @@
+"""Items that share one call."""

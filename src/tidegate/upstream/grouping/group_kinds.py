@@ -1,0 +1,120 @@
+"""Which items of an endpoint may share a call, and how such a call is put together and taken apart: embeddings, and chat.
+
+What is grouped and why not stands in `core/grouping/microbatch.py` and `core/grouping/chat_batches.py`; here it meets a route
+and a deployment's settings. Nothing here waits, sends or counts.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidegate.core.deployments import Deployment
+from tidegate.core.errors import BrokenAnswer, Refused, UpstreamError
+from tidegate.core.grouping import chat_batches, microbatch
+from tidegate.core.grouping.chat_batches import ChatBatching, ChatPart, Singly
+from tidegate.core.grouping.microbatch import Part
+from tidegate.core.nouns import Call, Usage
+from tidegate.core.retry import GiveUp
+from tidegate.upstream.routing.routes import Route
+
+# One item's answer as a call of its own would have got it, or why it has none.
+Share = tuple[bytes, Usage] | UpstreamError
+
+
+class Kind(Protocol):
+    """Items of one endpoint. `endpoint` is theirs, `path` where a call for several of them goes."""
+
+    endpoint: str
+    path: str
+
+    def read(self, route: Route, call: Call) -> Part | ChatPart | str:
+        """What an item brings into a group, or in a word why it goes alone."""
+
+    def items_max(self, deployment: Deployment) -> int:
+        """How many items a deployment takes in one call; 1 where none share one."""
+
+    def items_min(self, deployment: Deployment) -> int:
+        """How many are worth a call together."""
+
+    def tokens_max(self, deployment: Deployment) -> int:
+        """How many prompt tokens a deployment takes in one call for several; 0 for any number."""
+
+    def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
+        """The body of one call for all of these, in order."""
+
+    def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
+        """What each gets of the answer, in order; raises BrokenAnswer when nobody can say."""
+
+
+class Embeddings:
+    endpoint = path = microbatch.ENDPOINT
+
+    def read(self, route: Route, call: Call) -> Part | str:
+        return microbatch.read(call.endpoint, route.model_of(call.model), call.body)
+
+    def items_max(self, deployment: Deployment) -> int:
+        return deployment.upstream_max_batch_inputs
+
+    def items_min(self, deployment: Deployment) -> int:
+        return deployment.upstream_min_batch_inputs
+
+    def tokens_max(self, deployment: Deployment) -> int:
+        return 0
+
+    def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
+        return microbatch.build([part for part in parts if isinstance(part, Part)])
+
+    def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
+        try:
+            return list(microbatch.split(body, [part for part in parts if isinstance(part, Part)]))
+        except microbatch.CannotSplit as wrong:
+            why = str(wrong)
+        raise BrokenAnswer(f"an answer for {len(parts)} requests cannot be taken apart: {why}")
+
+
+class Chats:
+    endpoint = chat_batches.ENDPOINT
+    path = chat_batches.BATCH_ENDPOINT
+
+    def read(self, route: Route, call: Call) -> ChatPart | str:
+        batching = _widest(route)
+        if batching is None:
+            return Singly.MODE
+        # All that share a call go to one deployment under one name: who may take it over is the same for each of them.
+        failover = tuple(lane.deployment.name for lane in route.lanes)
+        model = route.model_of(call.model)
+        way = chat_batches.Route("", "", "", call.model, model, failover)
+        return chat_batches.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
+
+    def items_max(self, deployment: Deployment) -> int:
+        batching = deployment.chat_batching
+        return batching.upstream_max_batch_size if batching.groups else 1
+
+    def items_min(self, deployment: Deployment) -> int:
+        return microbatch.GROUP_INPUTS_MIN
+
+    def tokens_max(self, deployment: Deployment) -> int:
+        return deployment.chat_batching.max_total_input_tokens
+
+    def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
+        return chat_batches.build([part for part in parts if isinstance(part, ChatPart)])
+
+    def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
+        return [_share(found) for found in chat_batches.split(body, len(parts))]
+
+
+def _widest(route: Route) -> ChatBatching | None:
+    """The settings of the deployment of a route that takes most in one call, with an adapter if any has one."""
+    asking = [lane.deployment.chat_batching for lane in route.lanes]
+    asking = [one for one in asking if one.mode is chat_batches.ChatMode.SYNC_MICROBATCH]
+    return max(asking, key=lambda one: (one.has_executor, one.upstream_max_batch_size), default=None)
+
+
+def _share(found: chat_batches.ChatAnswer | UpstreamError | GiveUp) -> Share:
+    if isinstance(found, chat_batches.ChatAnswer):
+        return found.body, found.usage
+    if isinstance(found, GiveUp):
+        return Refused(found.message, status=502, code="chat_usage_missing")
+    return found
+
+
+KINDS: dict[str, Kind] = {kind.endpoint: kind for kind in (Embeddings(), Chats())}

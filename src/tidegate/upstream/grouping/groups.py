@@ -1,0 +1,343 @@
+"""Several items of one job as one call, where their deployment takes that.
+
+Items come one by one, each with someone who waits for it. Those that fit together share a bench; one of them leads: it waits
+for a slot like any call, and takes along whoever sits there by then, as many as the deployment bears. Nobody waits for company: while
+slots are free every item goes at once, and while none is, a group forms by itself. What comes back is split, and each gets its own. What
+failed for being a group is tried alone. This module chooses no deployment and knows no HTTP.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
+from hashlib import blake2b
+from itertools import islice
+from operator import attrgetter
+
+import msgspec
+import structlog
+
+from tidegate import metrics
+from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
+from tidegate.core.grouping.chat_batches import ChatPart
+from tidegate.core.grouping.microbatch import GroupSize, Part, Remedy
+from tidegate.core.ids import group_id
+from tidegate.core.nouns import Answer, Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.grouping.group_kinds import KINDS, Kind, Share
+from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.routes import Route
+
+log = structlog.get_logger(__name__)
+
+# Gateways refuse longer keys: items with numbers too far apart to be named within it do not share a call.
+KEY_LENGTH_MAX = 255
+
+# What must be the same of two calls before their items share one: everything but what makes an item itself.
+_OWN = ("number", "body", "idempotency_key", "deadline_ms", "begin_by_ms", "tokens", "prefix_salt", "hand_backs")
+_common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _OWN])
+BenchKey = tuple[object, bytes]
+
+
+class _Trial:
+    """A group that came to nothing: when each of its items passes alone, the group itself was at fault."""
+
+    __slots__ = ("epoch", "kind", "lane", "left")
+
+    def __init__(self, kind: Kind, lane: Lane, left: int, epoch: int) -> None:
+        self.kind = kind
+        self.lane = lane
+        self.left = left
+        self.epoch = epoch
+
+
+# What one who sits on a bench is told: lead, go alone and say how it went, or here is your answer.
+_LEAD = "lead"
+_Told = str | _Trial | Answer
+
+
+class _Seat:
+    __slots__ = ("call", "part", "turn")
+
+    def __init__(self, call: Call, part: Part | ChatPart, turn: "asyncio.Future[_Told]") -> None:
+        self.call = call
+        self.part = part
+        self.turn = turn
+
+    def tell(self, told: _Told | UpstreamError) -> None:
+        if self.turn.done():
+            return
+        if isinstance(told, UpstreamError):
+            self.turn.set_exception(told)
+            # Whoever sat here may have left: an error that nobody asks for any more is not worth a line in the log.
+            self.turn.exception()
+        else:
+            self.turn.set_result(told)
+
+
+class _Bench:
+    """Those who may share a call, in the order in which they came; leaders among them look for a slot."""
+
+    __slots__ = ("leaders", "seats")
+
+    def __init__(self) -> None:
+        self.seats: dict[_Seat, None] = {}
+        self.leaders: set[_Seat] = set()
+
+    def company(self, leader: _Seat, count: int) -> list[_Seat]:
+        """Who goes with a leader: those who came first and lead nobody."""
+        others = (seat for seat in self.seats if seat not in self.leaders)
+        return [leader, *islice(others, count - 1)]
+
+    def leave(self, seats: Iterable[_Seat], leaders: int = 1, items: int = 1) -> None:
+        """These sit here no longer. Of the others as many lead as are needed with so many items each, and not more than there are slots."""
+        for seat in seats:
+            self.seats.pop(seat, None)
+            self.leaders.discard(seat)
+        missing = min(leaders, -(-len(self.seats) // items)) - len(self.leaders)
+        if missing > 0:
+            others = [seat for seat in self.seats if seat not in self.leaders]
+            for seat in others[::items][:missing]:
+                self.leaders.add(seat)
+                seat.tell(_LEAD)
+
+
+class Groups:
+    """`find` waits for a lane that takes a call, `send` sends it there or where else the route leads, `bears` says whether a lane takes
+    this one too. Nothing may happen between the last two, or the slot is another's."""
+
+    def __init__(
+        self,
+        find: Callable[[Route, Call], Awaitable[Lane]],
+        send: Callable[[Route, Lane, Call], Awaitable[Answer]],
+        bears: Callable[[Route, Lane, Call], bool],
+        clock: Clock,
+        attempts_grouped: int,
+    ) -> None:
+        self._clock = clock
+        self._find = find
+        self._send = send
+        self._bears = bears
+        self._attempts_grouped = attempts_grouped
+        self._benches: dict[Route, dict[BenchKey, _Bench]] = {}
+        self._sizes: dict[tuple[Lane, str], GroupSize] = {}
+        self._widths: dict[Route, int] = {}
+        self._singly: dict[tuple[Route, str], bool] = {}
+
+    def room(self, route: Route, slots: int) -> int:
+        """How many more items so many free slots are worth, beside those who wait for one.
+
+        Where these fit together, a slot is worth several; where they do not, each of them takes one."""
+        width = self._widths.get(route) or self._width(route)
+        benches = self._benches.get(route)
+        slack = 0
+        for bench in benches.values() if benches else ():
+            calls = -(-len(bench.seats) // width)
+            slots -= calls
+            slack = max(slack, calls * width - len(bench.seats))
+        return slots * width + slack if slots >= 0 else 0
+
+    def _width(self, route: Route) -> int:
+        width = max(self._size(lane, kind).inputs for lane in route.lanes for kind in KINDS.values())
+        self._widths[route] = width
+        return width
+
+    def refresh(self) -> None:
+        """Deployments came, changed or went."""
+        self._widths.clear()
+        self._sizes.clear()
+        self._singly.clear()
+
+    async def send(self, route: Route, call: Call) -> Answer:
+        """Send one item, in company or alone."""
+        kind = KINDS.get(call.endpoint)
+        part = self._read(kind, route, call) if kind is not None else None
+        if kind is None or part is None:
+            return await self._alone(route, call)
+        seat = _Seat(call, part, asyncio.get_running_loop().create_future())
+        key = (_common(call), part.key)
+        benches = self._benches.setdefault(route, {})
+        bench = benches.get(key)
+        if bench is None:
+            bench = benches[key] = _Bench()
+        bench.seats[seat] = None
+        try:
+            if not bench.leaders:
+                bench.leaders.add(seat)
+                # Whoever comes in this turn of the loop, or is woken in it, comes along.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                told: _Told = _LEAD
+            else:
+                told = await seat.turn
+            if told is _LEAD:
+                told = await self._lead(route, kind, bench, seat)
+        finally:
+            bench.leave((seat,))
+            if not bench.seats and benches.get(key) is bench:
+                del benches[key]
+                if not benches:
+                    self._benches.pop(route, None)
+        if isinstance(told, Answer):
+            return told
+        answer = await self._alone(route, call)
+        if isinstance(told, _Trial):
+            self._passed_alone(told)
+        return answer
+
+    def _read(self, kind: Kind, route: Route, call: Call) -> Part | ChatPart | None:
+        singly = self._singly.get((route, kind.endpoint))
+        if singly is None:
+            singly = all(kind.items_max(lane.deployment) < 2 for lane in route.lanes)
+            self._singly[route, kind.endpoint] = singly
+        if singly:
+            return None
+        if call.attempt_count >= self._attempts_grouped:
+            # The last try of an item is its own, so that nobody fails for what is wrong with another.
+            why = "last_attempt"
+        else:
+            part = kind.read(route, call)
+            if not isinstance(part, str):
+                return part
+            why = str(part)
+        metrics.group_singles.of(why).inc()
+        return None
+
+    async def _alone(self, route: Route, call: Call) -> Answer:
+        lane = await self._find(route, call)
+        answer = await self._send(route, lane, call)
+        size = self._sizes.get((lane, call.endpoint))
+        if size is not None and answer.deployment == lane.deployment.name:
+            self._learn(lane, call.endpoint, size.succeeded(size.epoch))
+        return answer
+
+    def _learn(self, lane: Lane, endpoint: str, size: GroupSize) -> None:
+        self._sizes[lane, endpoint] = size
+        self._widths.clear()
+
+    # The group.
+
+    async def _lead(self, route: Route, kind: Kind, bench: _Bench, seat: _Seat) -> _Told:
+        """Wait for a slot and send whoever sits here by then; gives what came of the leader's own item."""
+        try:
+            lane = await self._find(route, seat.call)
+        except UpstreamError as error:
+            # What is missing is missing for all of them: they are of one job, under the same budgets.
+            for other in [one for one in bench.seats if one not in bench.leaders]:
+                other.tell(_again(error))
+                bench.seats.pop(other)
+            raise
+        size = self._size(lane, kind)
+        members, call = self._members(route, kind, lane, bench.company(seat, size.inputs))
+        # Every slot that is free is somebody's in this same turn of the loop.
+        slots = lane.free_slots(self._clock.monotonic_ms()) - 1
+        bench.leave(members, max(1, slots), size.inputs)
+        if call is None:
+            return await self._send(route, lane, seat.call)
+        narrow = copy(route)
+        narrow.lanes = [one for one in route.lanes if self._takes(kind, one, members)]
+        shares: Sequence[Share | _Trial]
+        status, name = 0, ""
+        try:
+            answer = await self._send(narrow, lane, call)
+            shares = kind.split(answer.body, [member.part for member in members])
+            status, name = answer.status, answer.deployment
+            self._learn(lane, kind.endpoint, self._size(lane, kind).succeeded(size.epoch))
+            _count(lane, len(members), "answered")
+        except UpstreamError as error:
+            for place in narrow.lanes:
+                place.refusals.pass_on(call.idempotency_key, [member.call.idempotency_key for member in members])
+            shares = self._after_failure(kind, lane, members, error, size.epoch)
+        except BaseException:
+            for member in members[1:]:
+                member.tell(Ambiguous("the call that this request shared with others was ended"))
+            raise
+        found = [share if not isinstance(share, tuple) else Answer(status, *share, name) for share in shares]
+        for member, one in zip(members[1:], found[1:], strict=True):
+            member.tell(one)
+        if isinstance(found[0], UpstreamError):
+            raise found[0]
+        return found[0]
+
+    def _size(self, lane: Lane, kind: Kind) -> GroupSize:
+        allowed = kind.items_max(lane.deployment)
+        size = self._sizes.get((lane, kind.endpoint))
+        if size is None or size.inputs_max != allowed:
+            size = self._sizes[lane, kind.endpoint] = GroupSize.fresh(allowed)
+        return size
+
+    def _members(self, route: Route, kind: Kind, lane: Lane, company: list[_Seat]) -> tuple[list[_Seat], Call | None]:
+        """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
+        members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(lane.deployment)
+        now_ms = self._clock.monotonic_ms()
+        for seat in company[1:]:
+            if lane.waits_until_ms(seat.call) > now_ms:
+                continue
+            tokens += seat.part.tokens
+            if cap and tokens > cap:
+                break
+            members.append(seat)
+        while len(members) > 1 and len(members) >= kind.items_min(lane.deployment):
+            call = _joined(kind, members)
+            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._bears(route, lane, call):
+                return members, call
+            members = members[: len(members) // 2]
+        return members[:1], None
+
+    def _takes(self, kind: Kind, lane: Lane, members: Sequence[_Seat]) -> bool:
+        """Whether another deployment could take this group over, by its own settings."""
+        cap = kind.tokens_max(lane.deployment)
+        return kind.items_max(lane.deployment) >= len(members) and not (
+            0 < cap < sum(member.part.tokens for member in members)
+        )
+
+    def _after_failure(
+        self, kind: Kind, lane: Lane, members: Sequence[_Seat], error: UpstreamError, epoch: int
+    ) -> list[UpstreamError] | list[_Trial]:
+        size, remedy = self._size(lane, kind).failed(error, epoch)
+        self._learn(lane, kind.endpoint, size)
+        _count(lane, len(members), "refused" if isinstance(error, Refused) else "failed")
+        if isinstance(error, Refused | BrokenAnswer):
+            # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
+            metrics.group_isolations.of(lane.deployment.name, error.reason).inc()
+            log.warning("group_isolated", deployment=lane.deployment.name, items=len(members), why=error.message)
+            return [_Trial(kind, lane, len(members), epoch)] * len(members)
+        if remedy is not Remedy.REQUEUE:
+            log.info("group_shrunk", deployment=lane.deployment.name, items_max=size.inputs, why=error.reason)
+        return [_again(error) for _ in members]
+
+    def _passed_alone(self, trial: _Trial) -> None:
+        trial.left -= 1
+        if not trial.left:
+            size = self._size(trial.lane, trial.kind)
+            self._learn(trial.lane, trial.kind.endpoint, size.unfit(trial.epoch))
+
+
+def _joined(kind: Kind, members: Sequence[_Seat]) -> Call:
+    """One call for all of these. It may begin as long as each of them may; its key names them all."""
+    calls = [member.call for member in members]
+    first = calls[0]
+    digest = blake2b(" ".join(call.idempotency_key for call in calls).encode(), digest_size=8).hexdigest()
+    return msgspec.structs.replace(
+        first,
+        endpoint=kind.path,
+        body=kind.build([member.part for member in members]),
+        idempotency_key=f"{group_id(first.job_id, (call.number for call in calls))}_{digest}",
+        deadline_ms=min(call.deadline_ms for call in calls),
+        begin_by_ms=min(call.begin_by_ms for call in calls),
+        tokens=sum(call.tokens for call in calls),
+        hand_backs=max(call.hand_backs for call in calls),
+        items=len(calls),
+    )
+
+
+def _again(error: UpstreamError) -> UpstreamError:
+    """The same error for someone else: who waits for it may write on it."""
+    same = type(error).__new__(type(error))
+    same.args = error.args
+    same.__dict__.update(error.__dict__)
+    return same
+
+
+def _count(lane: Lane, items: int, outcome: str) -> None:
+    metrics.group_calls.of(lane.deployment.name, outcome).inc()
+    metrics.group_items.observe(items)

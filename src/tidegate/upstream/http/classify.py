@@ -1,0 +1,194 @@
+"""The border: whatever a call came to, a status or a foreign exception, becomes an answer or exactly one UpstreamError.
+
+Nothing above this module sees an aiohttp exception or reads a status. The one question that decides between the classes is
+whether the upstream may have done (and billed) the work. Messages never carry request headers, and a foreign exception is
+never chained to ours, because its representation would show them.
+"""
+
+import asyncio
+import math
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+
+from tidegate.core.answers import answer
+from tidegate.core.answers.redaction import without_account
+from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.nouns import Usage
+
+FAILURE_BODY_BYTES_MAX = 64 * 1024
+PAGE_BYTES_MAX = 512
+CERTIFICATE_WORDS = (
+    "the server does not accept our side of the TLS handshake: does it demand a client certificate? "
+    "check the deployment's tls.cert_file and tls.key_file"
+)
+# nginx ends the handshake all the same, and refuses the request with a page of its own.
+_WANTS_CERTIFICATE = re.compile(
+    rb"<title>4[0-9]{2} (?:No required SSL certificate was sent|The SSL certificate error)</title>"
+)
+
+
+class CallCut(Exception):
+    """We ended a call ourselves: a time-out, the deadline, or a body that came too slowly. The text says which."""
+
+
+class HandshakeRejected(Exception):
+    """The server ended a TLS connection before it accepted our side of the handshake, so it read nothing of the request."""
+
+
+class AnswerTooLarge(Exception):
+    """The body passed `response_bytes_max`, counted after decompression."""
+
+    def __init__(self, status: int, bytes_max: int) -> None:
+        super().__init__(status, bytes_max)
+        self.status = status
+        self.bytes_max = bytes_max
+
+
+def accept(
+    endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
+) -> tuple[bytes, Usage]:
+    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
+    if 200 <= status <= 299:
+        try:
+            return answer.read(endpoint, body)
+        except answer.NotAnAnswer as wrong:
+            why = str(wrong)
+        raise BrokenAnswer(why, status=status, body=_bounded(body))
+    raise refusal(status, headers, body, now_ms())
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:
+    """The one class of a status that is no success."""
+    raw = _bounded(body)
+    after_ms = retry_after_ms(headers, now_ms)
+    if status == 429:
+        return Throttled("the upstream said 429: too many requests", status=status, body=raw, retry_after_ms=after_ms)
+    if status in (401, 403):
+        # Its body may quote our key; the operator sees the status, the caller neither.
+        return KeyRejected(f"the upstream said {status} to our own key: check the deployment's api_key", status=status)
+    if status in (408, 425) or status >= 500:
+        said = f"the upstream said {status}"
+        if status in (503, 529):
+            return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
+        return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms)
+    if 300 <= status <= 399:
+        where = headers.get("Location", "").split("?")[0][:200]
+        return Refused(
+            f"the upstream redirects ({status}) to {where or 'nowhere'}, and redirects are not followed: "
+            "set the deployment's url to the final address",
+            status=status,
+            body=raw,
+        )
+    if _WANTS_CERTIFICATE.search(raw[:PAGE_BYTES_MAX]):
+        return Unavailable(f"the call never started: {CERTIFICATE_WORDS}", code="upstream_tls_rejected")
+    if 400 <= status <= 499:
+        return Refused(f"the upstream refused the request with status {status}", status=status, body=raw)
+    return BrokenAnswer(f"the upstream ended with status {status}, which is no answer", status=status, body=raw)
+
+
+def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
+    """The one class of a call that ended without a whole answer.
+
+    `sent` says whether any byte of the request can have reached the upstream: before that, nothing can have been billed.
+    """
+    if isinstance(wrong, AnswerTooLarge):
+        return BrokenAnswer(
+            f"the upstream's answer is larger than {wrong.bytes_max} bytes: raise response_bytes_max if it is meant to be",
+            status=wrong.status,
+        )
+    what = _in_words(wrong)
+    if isinstance(wrong, HandshakeRejected):
+        return Unavailable(f"the call never started: {what}", code="upstream_tls_rejected")
+    if isinstance(wrong, NEVER_CONNECTED) or not sent:
+        return Unavailable(f"the call never started: {what}")
+    return Ambiguous(f"the call broke after it was sent: {what}")
+
+
+# Raised only while a connection is made, whatever else happened before.
+NEVER_CONNECTED = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.ServerFingerprintMismatch,
+    aiohttp.InvalidURL,
+    ssl.SSLCertVerificationError,
+    HandshakeRejected,
+)
+
+
+def _in_words(wrong: BaseException) -> str:
+    """One sentence without headers, keys or bodies: only classes, hosts and what the operating system said."""
+    match wrong:
+        case CallCut():
+            return str(wrong)
+        case HandshakeRejected():
+            return CERTIFICATE_WORDS
+        case aiohttp.ClientConnectorDNSError():
+            return f"the name {wrong.host!r} cannot be resolved: check the deployment's url and DNS"
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            return f"TLS with {wrong.host}:{wrong.port} failed: check the deployment's tls settings and certificate"
+        case aiohttp.ClientConnectorError():
+            reason = wrong.os_error.strerror or type(wrong.os_error).__name__
+            return f"no connection to {wrong.host}:{wrong.port} ({reason}): is the server running?"
+        case aiohttp.ConnectionTimeoutError():
+            return "connecting took too long"
+        case aiohttp.ServerDisconnectedError():
+            return "the upstream closed the connection without an answer"
+        case aiohttp.ClientPayloadError():
+            return "the upstream's answer ended early or was garbled"
+        case HttpProcessingError():
+            return "the upstream's answer is not valid HTTP"
+        case OSError() if wrong.strerror:
+            return wrong.strerror
+        case asyncio.TimeoutError():
+            return "it took too long"
+    return type(wrong).__name__
+
+
+def retry_after_ms(headers: Mapping[str, str], now_ms: int) -> int | None:
+    """What the upstream asked for: `retry-after-ms`, seconds or an HTTP date; nonsense and the past say nothing.
+
+    A date is read against the upstream's own clock where it tells it, so a wrong clock on either side does not matter.
+    Bounding the wait is the router's and the retry policy's business.
+    """
+    exact = _number(headers.get("retry-after-ms"))
+    if exact is not None:
+        return int(exact)
+    text = headers.get("Retry-After")
+    seconds = _number(text)
+    if seconds is not None:
+        return int(seconds * 1000)
+    moment_ms = _date_ms(text)
+    if moment_ms is None:
+        return None
+    says_now_ms = _date_ms(headers.get("Date"))
+    wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
+    return wait_ms if wait_ms >= 0 else None
+
+
+def _number(text: str | None) -> float | None:
+    if text is None or len(text) > 32:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _date_ms(text: str | None) -> int | None:
+    if text is None or len(text) > 64:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp() * 1000)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _bounded(body: bytes) -> bytes:
+    """What a server said that is no answer, as one line, and without the ids of the account that pays."""
+    return answer.one_line(without_account(body[: FAILURE_BODY_BYTES_MAX + 1]), FAILURE_BODY_BYTES_MAX)

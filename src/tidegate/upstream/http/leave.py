@@ -1,0 +1,31 @@
+"""Leave to send one call: looked at once more right before the first byte."""
+
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.ports import Clock
+
+
+class LeaveDied(Exception):
+    """The leave ran out before the first byte was written: nothing was sent, and the call takes a new one."""
+
+
+class Leave:
+    """Leave to send one call until a moment. `begun` says that it was sent under it."""
+
+    __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
+
+    def __init__(
+        self, clock: Clock, budgets: tuple[Budget, ...], grant_id: str, tokens: int, dies_ms: float, nano: int = 0
+    ) -> None:
+        self._clock = clock
+        self.budgets = budgets
+        self.grant_id = grant_id
+        self.tokens = tokens
+        self.dies_ms = dies_ms
+        self.nano = nano
+        self.begun = False
+
+    def begin(self) -> None:
+        """The next thing that happens is the first byte on the wire."""
+        if self._clock.monotonic_ms() >= self.dies_ms:
+            raise LeaveDied
+        self.begun = True

@@ -1,0 +1,121 @@
+"""An answer that is read while it comes: its head is here, its body follows piece by piece, as fast as whoever reads it.
+
+What is not read yet stays in a small buffer, and beyond it with the upstream: a slow reader slows the upstream down. A stream that is
+closed before its end closes its connection, so that the upstream sees it and stops. It knows no model, no client and no shape.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor
+from tidegate.core.errors import UpstreamError
+from tidegate.upstream.http import classify
+from tidegate.upstream.http.exchange import Exchange
+
+
+class Payload(Protocol):
+    """Where the bytes of an answer come from."""
+
+    async def readany(self) -> bytes:
+        """Wait for the next bytes; none at the end."""
+
+
+class RedactedPayload:
+    """The bytes of an answer without our key, also where it lies across two pieces."""
+
+    __slots__ = ("_payload", "_redactor")
+
+    def __init__(self, payload: Payload, key: KeyRedactor) -> None:
+        self._payload = payload
+        self._redactor = StreamRedactor(key)
+
+    async def readany(self) -> bytes:
+        while piece := await self._payload.readany():
+            if shown := self._redactor.feed(piece):
+                return shown
+        return self._redactor.end()
+
+
+class Stream:
+    """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole.
+
+    `bytes_max` is how much of an answer is ever kept here at once.
+    """
+
+    __slots__ = ("_end", "_exchange", "_over", "_payload", "bytes_max", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        payload: Payload,
+        exchange: Exchange,
+        end: Callable[[bool], None],
+        bytes_max: int,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._payload = payload
+        self._exchange = exchange
+        self._end = end
+        self.bytes_max = bytes_max
+        self._over = False
+
+    async def read(self) -> bytes:
+        """The next bytes, as they came; none at the end. Raises one UpstreamError when the answer breaks off."""
+        if self._over:
+            return b""
+        failed: UpstreamError | None = None
+        try:
+            piece = await self._payload.readany()
+        except asyncio.CancelledError:
+            # Ended by us for being late, or by whoever wanted it: then its wish goes on.
+            cut = self._exchange.cut_reason()
+            self.close()
+            if cut is None:
+                raise
+            failed = classify.failure(classify.CallCut(cut), sent=True)
+        except Exception as wrong:
+            # Whatever a hostile answer makes the client raise, it is one failed call; it is not chained, for it knows our key.
+            self.close()
+            failed = classify.failure(wrong, sent=True)
+        if failed is not None:
+            raise failed
+        if piece:
+            self._exchange.received(piece)
+        else:
+            self._finish(whole=True)
+        return piece
+
+    async def read_whole(self) -> bytes:
+        """All that follows, if it is not too much."""
+        pieces = []
+        size = 0
+        while piece := await self.read():
+            size += len(piece)
+            if size > self.bytes_max:
+                self.close()
+                raise classify.failure(classify.AnswerTooLarge(self.status, self.bytes_max), sent=True)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def hold(self) -> None:
+        """From here on we wait for the reader, not for the upstream."""
+        self._exchange.hold(True)
+
+    def go_on(self) -> None:
+        self._exchange.hold(False)
+
+    def was_cut(self) -> bool:
+        """Whether it was this stream's own time-out that cancelled the task; asked once, and answered for."""
+        return self._exchange.cut_reason() is not None
+
+    def close(self) -> None:
+        """Whatever has not come yet is not wanted: the connection is closed at once."""
+        self._finish(whole=False)
+
+    def _finish(self, *, whole: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._end(whole)

@@ -1,0 +1,432 @@
+"""One HTTP call over aiohttp: slots, deadlines and size limits of our own on top, and every failure sorted.
+
+It knows URLs, bytes and time, but no models, retries or health. The seam is `Transport`: a faster client can take
+aiohttp's place without anything above noticing. Of aiohttp it takes the connections and the parser of answers, and leaves out
+the session, request and response objects, which cost several times what the call itself does: the head of a request is bytes
+that were made once per URL. No call has a timer: one sweep looks at all calls in flight.
+"""
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from weakref import WeakValueDictionary
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawResponseMessage
+from yarl import URL
+
+from tidegate import __version__
+from tidegate.core.answers.redaction import KeyRedactor
+from tidegate.core.deployments import AUDIO_PATH, Deployment, Engine, HttpLimits, Tls
+from tidegate.core.errors import UpstreamError
+from tidegate.upstream.http import classify
+from tidegate.upstream.http.connections import Connections, Wire, tls_context
+from tidegate.upstream.http.exchange import Exchange, Sweep
+from tidegate.upstream.http.leave import Leave, LeaveDied
+from tidegate.upstream.http.seats import Seats
+from tidegate.upstream.http.streams import RedactedPayload, Stream
+
+# A server may close a connection that is new before a byte is written; the next one may be closed too.
+STALE_CONNECTIONS_MAX = 3
+
+# Answers before the answer (1xx). A server that sends them without end would keep the loop busy until the call's time is over.
+HINTS_MAX = 1_024
+
+# Up to here the head and the body leave as one piece; above it the copy would cost more than a second write.
+ONE_WRITE_BYTES_MAX = 64 * 1024
+
+
+class Reply(NamedTuple):
+    """What came back, whole. `body` is already decompressed."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Line(Protocol):
+    """The way to one deployment."""
+
+    async def post(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        attempt: int = 0,
+    ) -> Reply:
+        """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
+
+        `headers` are more header lines, each with its line end. With a `leave`, LeaveDied when it ran out before the first byte. `attempt`
+        is how many calls with this key counted before.
+        """
+
+    async def get(self, url: URL, total_s: float) -> Reply:
+        """The same for a question that costs nothing."""
+
+
+@runtime_checkable
+class OpenLine(Protocol):
+    """A way on which an answer can be read while it comes."""
+
+    async def open(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        *,
+        interactive: bool = True,
+    ) -> Stream:
+        """Send one request and give its answer as soon as its head is here, whatever its status; raises like `post`."""
+
+
+@runtime_checkable
+class QueuedLine(Protocol):
+    """A way on which a call may still be under way though whoever sent it is gone."""
+
+    async def is_out(self, idempotency_key: str, attempt: int) -> bool:
+        """Whether this very call is under way there; no when nobody can say."""
+
+
+class Transport(Protocol):
+    def line(self, deployment: Deployment) -> Line:
+        """The way to this deployment: with its key, its certificates and its time-outs."""
+
+    def free_slots(self) -> int:
+        """How many more calls fit under the process's connection ceiling."""
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """What was answered for these items, by job and number, is in the store now."""
+
+    async def close(self) -> None:
+        """End what is in flight and close every connection."""
+
+
+class Way:
+    """What is the same for every call to one URL: where it is, and the bytes that each request begins with."""
+
+    __slots__ = ("confirms_handshakes", "get_head", "key", "post_head", "request")
+
+    def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
+        # Whether the server shows that it accepted a TLS handshake; None until it has answered once.
+        self.confirms_handshakes: bool | None = None
+        # For the connector, which asks only where to connect; our key is not in it, so no error can show it.
+        self.request = ClientRequest("GET", url, ssl=tls, loop=asyncio.get_running_loop())
+        self.key = self.request.connection_key
+        lines = [f" {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if not all(line.isprintable() for line in lines):
+            raise ValueError("a header or URL with control characters")
+        head = "\r\n".join(lines).encode() + b"\r\n"
+        self.get_head = b"GET" + head + b"\r\n"
+        self.post_head = b"POST" + head + b"Idempotency-Key: "
+
+    def pieces(self, idempotency_key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+        """The whole request, ready to be written: a POST with a body, a GET without."""
+        if body is None:
+            return (self.get_head,)
+        key = idempotency_key.encode()
+        size = len(body)
+        if size <= ONE_WRITE_BYTES_MAX:
+            return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n%b" % (self.post_head, key, headers, size, body),)
+        return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n" % (self.post_head, key, headers, size), body)
+
+
+class AiohttpLine:
+    __slots__ = ("_headers", "_may_be_quiet", "_read_timeout_s", "_tls", "_transport", "_ways", "key")
+
+    def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
+        self._read_timeout_s = read_timeout_s
+        self._may_be_quiet = deployment.read_timeout_s is None
+        self._transport = transport
+        self._headers = _headers(deployment)
+        self.key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
+        self._tls = transport.tls(deployment.tls)
+        self._ways: dict[URL, Way] = {}
+
+    def post(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        attempt: int = 0,
+    ) -> Coroutine[Any, Any, Reply]:
+        return self._transport.call(self, url, idempotency_key, body, total_s, headers, leave)
+
+    def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, Reply]:
+        return self._transport.call(self, url, "", None, total_s, b"", None)
+
+    def open(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        *,
+        interactive: bool = True,
+    ) -> Coroutine[Any, Any, Stream]:
+        request = (idempotency_key, body, headers)
+        return self._transport.open(self, url, request, total_s, leave, interactive=interactive)
+
+    def read_timeout_s(self, url: URL) -> float:
+        """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
+        return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
+
+    def way(self, url: URL) -> Way:
+        way = self._ways.get(url)
+        if way is None:
+            way = self._ways[url] = Way(url, self._headers, self._tls)
+        return way
+
+
+class AiohttpTransport:
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.connections = Connections(limits)
+        self._loop = asyncio.get_running_loop()
+        self._sweep = Sweep(self._loop, limits)
+        self._seats = Seats(self._loop, limits)
+        # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
+        self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
+
+    def tls(self, tls: Tls) -> ssl.SSLContext | bool:
+        context = self._contexts.get(tls)
+        if context is not None:
+            return context
+        made = tls_context(tls)
+        if isinstance(made, ssl.SSLContext):
+            self._contexts[tls] = made
+        return made
+
+    def line(self, deployment: Deployment) -> AiohttpLine:
+        return AiohttpLine(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
+
+    def free_slots(self) -> int:
+        return self._seats.free()
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        """An answer over HTTP is kept by nobody else: there is nothing to let go."""
+
+    async def close(self) -> None:
+        self.connections.abort_in_use()
+        await self.connections.close()
+        self._sweep.stop()
+
+    async def call(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        idempotency_key: str,
+        body: bytes | None,
+        total_s: float,
+        headers: bytes,
+        leave: Leave | None,
+    ) -> Reply:
+        """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
+        that the upstream sees it.
+        """
+        if not self._seats.take(interactive=False):
+            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
+        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
+        try:
+            for _ in range(STALE_CONNECTIONS_MAX):
+                try:
+                    return await self._exchange(line, url, idempotency_key, body, exchange, headers, leave)
+                except (Exception, asyncio.CancelledError) as wrong:
+                    # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
+                    # chained or kept: its frames know the request's head, and with it our key.
+                    failed = self._sort(wrong, exchange, repeatable=body is None)
+                if failed is not None:
+                    break
+        finally:
+            self._sweep.end(exchange)
+            self._seats.give_back(interactive=False)
+        raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
+
+    async def _exchange(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        idempotency_key: str,
+        body: bytes | None,
+        exchange: Exchange,
+        headers: bytes,
+        leave: Leave | None,
+    ) -> Reply:
+        way, wire = await self._wire(line, url, idempotency_key)
+        whole = False
+        try:
+            try:
+                message, payload = await self._ask(way, wire, (idempotency_key, body, headers), exchange, leave)
+            except LeaveDied:
+                # A connection that took too long is kept: with the next leave it is there at once.
+                whole = True
+                raise
+            if payload.is_eof():
+                answer = payload.read_nowait()
+                if len(answer) > self.limits.response_bytes_max:
+                    raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
+            else:
+                answer = await self._read_body(payload, exchange)
+            whole = True
+        finally:
+            self.connections.give_back(way.key, wire, whole=whole)
+        return Reply(message.code, message.headers, line.key.whole(answer))
+
+    async def open(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        request: tuple[str, bytes, bytes],
+        total_s: float,
+        leave: Leave | None,
+        *,
+        interactive: bool,
+    ) -> Stream:
+        """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
+        if not self._seats.take(interactive=interactive):
+            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
+        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
+        exchange.is_streamed = True
+
+        def end() -> None:
+            self._sweep.end(exchange)
+            self._seats.give_back(interactive=interactive)
+
+        failed: UpstreamError | None = None
+        try:
+            for _ in range(STALE_CONNECTIONS_MAX):
+                try:
+                    return await self._open(line, url, request, exchange, leave, end)
+                except (Exception, asyncio.CancelledError) as wrong:
+                    failed = self._sort(wrong, exchange, repeatable=False)
+                if failed is not None:
+                    break
+        except BaseException:
+            end()
+            raise
+        end()
+        raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
+
+    async def _open(
+        self,
+        line: AiohttpLine,
+        url: URL,
+        request: tuple[str, bytes, bytes],
+        exchange: Exchange,
+        leave: Leave | None,
+        end: Callable[[], None],
+    ) -> Stream:
+        way, wire = await self._wire(line, url, request[0])
+        try:
+            message, payload = await self._ask(way, wire, request, exchange, leave)
+        except BaseException as wrong:
+            self.connections.give_back(way.key, wire, whole=isinstance(wrong, LeaveDied))
+            raise
+
+        def finish(whole: bool) -> None:
+            self.connections.give_back(way.key, wire, whole=whole)
+            end()
+
+        source = RedactedPayload(payload, line.key) if line.key else payload
+        return Stream(message.code, message.headers, source, exchange, finish, self.limits.response_bytes_max)
+
+    async def _wire(self, line: AiohttpLine, url: URL, idempotency_key: str) -> tuple[Way, Wire]:
+        way = line.way(url)
+        if not idempotency_key.isprintable():
+            raise ValueError("an idempotency key with control characters")
+        wire = self.connections.take(way.key)
+        if wire is None:
+            wire = await self.connections.open(way.request)
+        return way, wire
+
+    async def _ask(
+        self, way: Way, wire: Wire, request: tuple[str, bytes | None, bytes], exchange: Exchange, leave: Leave | None
+    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+        """Write the request, and wait for the head of its answer."""
+        idempotency_key, body, headers = request
+        wire.expect_answer(self.limits)
+        assert wire.transport is not None
+        write, pieces = wire.transport.write, way.pieces(idempotency_key, headers, body)
+        if leave is not None:
+            # The last look at the clock: between it and the kernel stands nothing but the write itself.
+            leave.begin()
+        exchange.writing(wire)
+        for piece in pieces:
+            write(piece)
+        try:
+            message, payload = await wire.read()
+        except (aiohttp.ClientError, OSError):
+            if way.confirms_handshakes is not False and wire.is_unconfirmed():
+                raise classify.HandshakeRejected from None
+            raise
+        if way.confirms_handshakes is None:
+            way.confirms_handshakes = not wire.is_unconfirmed()
+        hints = 0
+        while 100 <= message.code <= 199 and message.code != 101:
+            hints += 1
+            if hints > HINTS_MAX:
+                raise HttpProcessingError(message="more early hints than any server needs")
+            message, payload = await wire.read()
+        exchange.heard(message.code)
+        return message, payload
+
+    async def _read_body(self, payload: aiohttp.StreamReader, exchange: Exchange) -> bytes:
+        bytes_max = self.limits.response_bytes_max
+        chunks = []
+        size = 0
+        while not payload.at_eof():
+            chunk = await payload.readany()
+            size += len(chunk)
+            if size > bytes_max:
+                raise classify.AnswerTooLarge(exchange.status, bytes_max)
+            chunks.append(chunk)
+            exchange.received(chunk)
+        return b"".join(chunks)
+
+    def _sort(self, wrong: BaseException, exchange: Exchange, *, repeatable: bool) -> UpstreamError | None:
+        """The error to raise, or None when nothing was written or asked for work and the call may simply be made again."""
+        if isinstance(wrong, asyncio.CancelledError):
+            cut = exchange.cut_reason()
+            if cut is None:
+                raise wrong
+            return classify.failure(classify.CallCut(cut), sent=exchange.sent)
+        if isinstance(wrong, LeaveDied):
+            raise wrong
+        was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
+            wrong, classify.NEVER_CONNECTED
+        )
+        if was_connected and (repeatable or not exchange.sent):
+            return None
+        return classify.failure(wrong, sent=exchange.sent)
+
+
+def _headers(deployment: Deployment) -> dict[str, str]:
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": f"tidegate/{__version__}",
+    }
+    if deployment.engine is Engine.ANTHROPIC:
+        headers["anthropic-version"] = "2023-06-01"
+    if deployment.api_key is not None:
+        if deployment.engine is Engine.ANTHROPIC:
+            headers["x-api-key"] = deployment.api_key.reveal()
+        else:
+            headers["Authorization"] = f"Bearer {deployment.api_key.reveal()}"
+    return headers

@@ -1,0 +1,1 @@
+"""Sending through a queue that another processor takes from."""

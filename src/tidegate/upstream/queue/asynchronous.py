@@ -1,0 +1,248 @@
+"""The second transport: a call is laid down in a queue, someone else makes it, and its answer comes back through the queue.
+
+It stands behind the same port as the HTTP transport and is chosen per deployment, so slots, budgets, breaker and retries go on as they are.
+Every request has one id, made of its item's idempotency key and the number of its try: while it is out, whoever sends the same try again,
+in this process or after it, waits for the same answer. Of an answer it knows only whether it must be kept until it is recorded.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+import structlog
+from yarl import URL
+
+from tidegate.core.deployments import Deployment, HttpLimits, Queue
+from tidegate.core.errors import Ambiguous, Refused, Unavailable, UpstreamError
+from tidegate.core.ports import Clock, Entropy, RequestQueue
+from tidegate.core.queues import Found, Kind, QueueAway, Request, Withdrawal
+from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.http.transport import Line, Reply, Transport
+from tidegate.upstream.queue import messages
+from tidegate.upstream.queue.mailbox import Mailbox
+from tidegate.upstream.queue.receipts import Receipts
+
+log = structlog.get_logger(__name__)
+
+# A result is a JSON text with the answer in it as a JSON string: quotes and backslashes come twice.
+ESCAPED = 2
+ENVELOPE_BYTES = 64 * 1024
+
+AGAIN_S = 0.5
+WITHDRAW_TRIES = 20
+CLOSE_S = 5.0
+
+
+class Office:
+    """What all lines of a process share: the queues, who waits at them, and which results are not recorded yet."""
+
+    def __init__(
+        self, open_queue: Callable[[Queue], RequestQueue], limits: HttpLimits, clock: Clock, entropy: Entropy
+    ) -> None:
+        self.clock = clock
+        self.receipts = Receipts()
+        self.answer_bytes_max = limits.response_bytes_max
+        self._open_queue = open_queue
+        self._mailboxes: dict[Queue, Mailbox] = {}
+        self._withdrawing: set[asyncio.Task[None]] = set()
+        self._entropy = entropy
+        self._count = 0
+
+    def mailbox(self, queue: Queue) -> Mailbox:
+        found = self._mailboxes.get(queue)
+        if found is None:
+            bytes_max = ESCAPED * self.answer_bytes_max + ENVELOPE_BYTES
+            found = self._mailboxes[queue] = Mailbox(self._open_queue(queue), bytes_max)
+        return found
+
+    def token(self) -> str:
+        """A name for one laying down; among those of one moment the earlier sorts first."""
+        self._count += 1
+        return f"{self._count:012x}{self._entropy.token_bytes(8).hex()}"
+
+    def withdraw_later(self, mailbox: Mailbox, request_id: str) -> None:
+        """For a call that was cancelled: it cannot wait for the queue. A lease that was lost and taken again may have another call here
+        that waits for the same request."""
+        if mailbox.is_awaited(request_id):
+            return
+        task = asyncio.create_task(self._withdraw(mailbox, request_id))
+        self._withdrawing.add(task)
+        task.add_done_callback(self._withdrawing.discard)
+
+    async def _withdraw(self, mailbox: Mailbox, request_id: str) -> None:
+        for _ in range(WITHDRAW_TRIES):
+            try:
+                await mailbox.queue.withdraw(request_id)
+            except QueueAway:
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+        log.warning("request_not_withdrawn", request=request_id, advice="whoever takes from the queue may still run it")
+
+    async def close(self) -> None:
+        if self._withdrawing:
+            await asyncio.wait(self._withdrawing, timeout=CLOSE_S)
+        for task in list(self._withdrawing):
+            task.cancel()
+        await self.receipts.close()
+        for mailbox in self._mailboxes.values():
+            await mailbox.close()
+            await mailbox.queue.close()
+
+
+class QueueLine:
+    """The way to one deployment through its queue."""
+
+    def __init__(self, office: Office, deployment: Deployment) -> None:
+        assert deployment.queue is not None
+        self._office = office
+        self._mailbox = office.mailbox(deployment.queue)
+        self._names = (deployment.queue.requests, deployment.queue.results)
+        self._models = deployment.models
+
+    async def post(
+        self,
+        url: URL,
+        idempotency_key: str,
+        body: bytes,
+        total_s: float,
+        headers: bytes = b"",
+        leave: Leave | None = None,
+        attempt: int = 0,
+    ) -> Reply:
+        request_id = _request_id(idempotency_key, attempt)
+        try:
+            await self._mailbox.queue.reach()
+        except QueueAway as away:
+            raise _never_started(away) from None
+        if leave is not None:
+            leave.begin()
+        told = {"Idempotency-Key": idempotency_key, **messages.headers_of(headers)}
+        try:
+            async with asyncio.timeout(total_s) as limit:
+                await self._put(self._request(request_id, url.raw_path, told, body, total_s))
+                found = await self._wait(request_id)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        except asyncio.CancelledError:
+            self._office.withdraw_later(self._mailbox, request_id)
+            raise
+        else:
+            return await self._read(idempotency_key.partition("-")[0], found)
+        raise await self._too_late(request_id, total_s)
+
+    async def is_out(self, idempotency_key: str, attempt: int) -> bool:
+        try:
+            return await self._mailbox.queue.is_out(_request_id(idempotency_key, attempt))
+        except QueueAway:
+            return False
+
+    async def get(self, url: URL, total_s: float) -> Reply:
+        """Whether the queue is there: nobody but whoever takes from it knows how the model server is."""
+        try:
+            await self._mailbox.queue.reach()
+        except QueueAway as away:
+            raise _never_started(away) from None
+        data = [{"id": model} for model in self._models]
+        return Reply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
+
+    def _request(self, request_id: str, endpoint: str, headers: dict[str, str], body: bytes, total_s: float) -> Request:
+        now_ms = self._office.clock.now_ms()
+        return messages.request(request_id, self._office.token(), self._names, endpoint, headers, body, now_ms, total_s)
+
+    async def _put(self, request: Request) -> None:
+        """Lay it down. Once it may lie there, only the queue can say whether it does; asking again lays nothing down twice."""
+        is_unsure = False
+        while True:
+            try:
+                await self._mailbox.queue.put(request)
+            except QueueAway as away:
+                is_unsure = is_unsure or away.is_unsure
+                if not is_unsure:
+                    raise _never_started(away) from None
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    async def _wait(self, request_id: str) -> Found:
+        waiting = self._mailbox.wait_for(request_id)
+        try:
+            return await waiting
+        finally:
+            self._mailbox.leave(request_id, waiting)
+
+    async def _read(self, item: str, found: Found) -> Reply:
+        queue, request_id = self._mailbox.queue, found.request_id
+        if found.kind is Kind.LOST:
+            raise Ambiguous(
+                "the queue no longer knows this request: it was emptied, or another process has recorded its answer"
+            )
+        try:
+            if found.kind is Kind.TOO_LARGE:
+                raise messages.too_large(self._office.answer_bytes_max)
+            reply = messages.reply(request_id, found.message, self._office.answer_bytes_max)
+            is_kept = messages.was_done(reply.status)
+        except UpstreamError as error:
+            if error.billed or isinstance(error, Refused):
+                self._office.receipts.hold(item, queue, request_id)
+            else:
+                await self._discard(request_id)
+            raise
+        if is_kept:
+            self._office.receipts.hold(item, queue, request_id)
+        else:
+            await self._discard(request_id)
+        return reply
+
+    async def _discard(self, request_id: str) -> None:
+        """Nothing was done for it: the same try may be laid down again. Where the queue is away, it is read and discarded then."""
+        with suppress(QueueAway):
+            await self._mailbox.queue.discard([request_id])
+
+    async def _too_late(self, request_id: str, total_s: float) -> UpstreamError:
+        """Its time is over: what nobody has taken was never sent."""
+        try:
+            if self._mailbox.is_awaited(request_id):
+                withdrawal = Withdrawal.NOT_OURS
+            else:
+                withdrawal = await self._mailbox.queue.withdraw(request_id)
+        except QueueAway:
+            self._office.withdraw_later(self._mailbox, request_id)
+            withdrawal = Withdrawal.TAKEN
+        if withdrawal is Withdrawal.WITHDRAWN:
+            return Unavailable(
+                f"nobody took the request from the queue within {total_s:.0f} s: is the processor running, and at this queue?",
+                code="queue_not_taken",
+            )
+        return Ambiguous(f"the request was taken from the queue, and no answer came within {total_s:.0f} s")
+
+
+class QueueTransport:
+    """Deployments with a queue go through it, all others over HTTP."""
+
+    def __init__(self, http: Transport, office: Office) -> None:
+        self._http = http
+        self._office = office
+
+    def line(self, deployment: Deployment) -> Line:
+        return self._http.line(deployment) if deployment.queue is None else QueueLine(self._office, deployment)
+
+    def free_slots(self) -> int:
+        return self._http.free_slots()
+
+    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
+        self._office.receipts.recorded(items)
+
+    async def close(self) -> None:
+        await self._office.close()
+        await self._http.close()
+
+
+def _request_id(idempotency_key: str, attempt: int) -> str:
+    return f"{idempotency_key}.{attempt}"
+
+
+def _never_started(away: QueueAway) -> Unavailable:
+    return Unavailable(f"the call never started: its queue cannot be reached ({away})", code="queue_away")

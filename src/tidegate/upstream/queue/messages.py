@@ -1,0 +1,138 @@
+"""The messages of llm-d's async processor: a request as it takes one, and its result as one reply or one error of ours.
+
+A request is the envelope that its producers make (`internal`, `request_kind`, `data`); the caller's body is spliced in as its own bytes.
+A result is read with doubt, because whoever can reach the queue can write one. Nothing here knows Redis or waits for anything.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.queues import Request
+from tidegate.upstream.http.transport import Reply
+
+# Requests of one deadline stay in the order in which they were laid down, in steps of 62.5 ms: the processor's own formula.
+ORDER_MS = (1 << 17) * 1000
+ORDER_STEPS = 1 << 21
+
+# A request is remembered for so long after nobody waits for it any more: its answer may be on its way.
+LATE_MS = 600_000
+
+_NEVER = msgspec.Raw(b"null")
+
+
+class _Routing(msgspec.Struct):
+    enqueued_at_ms: int
+    request_token: str
+    request_queue_name: str
+    result_queue_name: str
+
+
+class _Data(msgspec.Struct):
+    id: str
+    created: int
+    deadline: int
+    endpoint: str
+    headers: dict[str, str]
+    payload: msgspec.Raw
+
+
+class _Envelope(msgspec.Struct):
+    internal: _Routing
+    request_kind: str
+    data: _Data
+
+
+class _Result(msgspec.Struct):
+    id: str
+    status_code: int = 0
+    payload: msgspec.Raw = _NEVER
+    error_code: str = ""
+    error_message: str = ""
+
+
+_read = msgspec.json.Decoder(_Result).decode
+_read_text = msgspec.json.Decoder(str).decode
+
+
+def request(
+    request_id: str,
+    token: str,
+    names: tuple[str, str],
+    endpoint: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    now_ms: int,
+    total_s: float,
+) -> Request:
+    """One request, to be answered within `total_s`. `names` are those of the set of requests and of the list of results."""
+    deadline_s = int(now_ms / 1000 + total_s)
+    routing = _Routing(now_ms, token, *names)
+    data = _Data(request_id, now_ms // 1000, deadline_s, endpoint, dict(headers), msgspec.Raw(body))
+    message = msgspec.json.encode(_Envelope(routing, "plain", data))
+    return Request(request_id, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
+
+
+def score(deadline_s: int, now_ms: int) -> float:
+    """The earliest deadline first, then the earliest laid down."""
+    early_ms = min(max(now_ms - (deadline_s * 1000 - ORDER_MS), 0), ORDER_MS - 1)
+    return deadline_s + early_ms * ORDER_STEPS // ORDER_MS / ORDER_STEPS
+
+
+def headers_of(lines: bytes) -> dict[str, str]:
+    """Header lines as they would stand on the wire, by name."""
+    pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
+    return {name: value for name, _, value in pairs}
+
+
+def reply(request_id: str, message: bytes, bytes_max: int) -> Reply:
+    """What a result comes to: the reply that a call would have got, or one UpstreamError raised."""
+    try:
+        result = _read(message)
+        if result.id != request_id:
+            raise BrokenAnswer("the result in the queue names another request than the one it was found under")
+        body = _body(result.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # It was someone's answer to this request, so it may have been paid for.
+        raise BrokenAnswer(
+            "the result in the queue cannot be read: is it llm-d's async processor that writes it?"
+        ) from None
+    if result.status_code <= 0:
+        raise _failure(result)
+    if len(body) > bytes_max:
+        raise too_large(bytes_max, result.status_code)
+    return Reply(result.status_code, {}, body)
+
+
+def too_large(bytes_max: int, status: int = 0) -> BrokenAnswer:
+    said = (
+        f"the result in the queue is larger than {bytes_max} bytes: raise http.response_bytes_max if it is meant to be"
+    )
+    return BrokenAnswer(said, status=status)
+
+
+def was_done(status: int) -> bool:
+    """Whether a reply with this status may have been worked or paid for, or is about the request itself: it is kept until recorded."""
+    return status not in (401, 403, 429)
+
+
+def _body(payload: msgspec.Raw) -> bytes:
+    """The processor writes the body as text; one that writes the JSON itself is understood too."""
+    raw = bytes(payload)
+    return _read_text(raw).encode() if raw.startswith(b'"') else raw
+
+
+def _failure(result: _Result) -> UpstreamError:
+    """Why there is no answer, from the processor's own codes: the class says whether the request may have been worked on."""
+    why = result.error_message[:200].encode("utf-8", "replace").decode() or "it does not say why"
+    match result.error_code:
+        case "GATE_DROPPED":
+            return Throttled(f"the processor has no room for the request: {why}", code="queue_dropped")
+        case "CANCELLED" | "GATE_ERROR" | "PAYLOAD_UNAVAILABLE":
+            return Unavailable(f"the processor did not send the request: {why}", code="queue_not_sent")
+        case "INVALID_REQUEST":
+            return Refused(f"the processor refuses the request: {why}", status=400)
+        case "DEADLINE_EXCEEDED":
+            return Ambiguous(f"the processor says that the request's time was over: {why}")
+    return Ambiguous(f"the processor has no answer: {why}")

@@ -1,0 +1,1 @@
+"""Where calls may go: routes, deployments and how each of them stands."""

@@ -1,0 +1,62 @@
+"""Back-pressure of a whole model: when none of its deployments is healthy, every process leaves it alone for a while, by one word in Redis.
+
+Only batch work does: a user's call is tried. Such a rest always ends, and whoever obeyed one tries for itself before it obeys another: a
+process that alone cannot reach the servers must not keep the others from them. What deployments ask for themselves (Retry-After) is apart,
+and the longer of the two wins. Without Redis each process learns by itself, from its own breakers.
+"""
+
+import math
+from collections.abc import Iterable
+
+from tidegate.core.ports import Clock, Rests
+from tidegate.upstream.routing.lane import Lane, LanePolicy
+
+GROUP = "model:"
+
+
+class Backpressure:
+    def __init__(self, rests: Rests, clock: Clock, policy: LanePolicy, lanes: Iterable[Lane]) -> None:
+        self._rests = rests
+        self._clock = clock
+        self._min_ms = policy.model_rest_ms_min
+        self._max_ms = policy.model_rest_ms_max
+        self._lanes = lanes
+        self._deaf: set[str] = set()
+        self._ill: dict[str, list[Lane]] = {}
+
+    def failed(self, lane: Lane) -> None:
+        """A call there failed in a way that speaks of its health."""
+        now_ms = self._clock.monotonic_ms()
+        for model in lane.deployment.models:
+            self._deaf.discard(model)
+            group = self._group(model)
+            if self._max_ms and group and all(one.breaker.is_open for one in group):
+                ready_ms = min(one.rest_ends_ms(now_ms) for one in group) - now_ms
+                self._rests.publish(GROUP + model, math.ceil(min(max(ready_ms, self._min_ms), self._max_ms)))
+                self._ill[model] = group
+
+    def answered(self, lane: Lane) -> None:
+        """It is well: whatever others say of its models is not so here."""
+        for model in lane.deployment.models:
+            if model not in self._deaf:
+                self._deaf.add(model)
+                for one in self._group(model):
+                    one.batch_rests_until_ms = 0.0
+
+    def hear(self) -> None:
+        """Obey what other processes said of models that this one has not tried since it last obeyed."""
+        now_ms = self._clock.monotonic_ms()
+        for name, until_ms in self._rests.current().items():
+            model = name.removeprefix(GROUP)
+            if not name.startswith(GROUP) or model in self._deaf or until_ms <= now_ms:
+                continue
+            self._deaf.add(model)
+            group = self._group(model)
+            if self._ill.get(model) and not any(one in self._ill[model] for one in group):
+                # What was said here is said of servers that others stand for now, or that have another key.
+                continue
+            for one in group:
+                one.batch_rests_until_ms = until_ms
+
+    def _group(self, model: str) -> list[Lane]:
+        return [lane for lane in self._lanes if model in lane.deployment.models and lane.deployment.takes_batch]

@@ -1,0 +1,369 @@
+"""One deployment at work: its slots, its rest, its breaker, its budgets, and what it has done so far.
+
+A lane decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among lanes and
+sends nothing. Time is an argument, in the clock's monotonic milliseconds.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from yarl import URL
+
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.deployments import Deployment, Engine
+from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.nouns import Call
+from tidegate.upstream.budgets.discovered import Told
+from tidegate.upstream.budgets.quota import Quota
+from tidegate.upstream.http.transport import Line, OpenLine, QueuedLine
+from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
+from tidegate.upstream.routing.hints import Hinter
+from tidegate.upstream.routing.refusals import Refusals
+from tidegate.upstream.routing.retry_budget import RetryBudget
+from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy
+from tidegate.upstream.tide.tides import LaneTide
+
+# A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
+FORBIDDEN_IN_A_ROW_MAX = 3
+CALLS_REMEMBERED_MAX = 10_000
+
+# The code of a call that is not sent because its deployment answered the last ones with errors.
+FAILING = "upstream_failing"
+# The code of a call whose server does not accept our certificate, or wants one.
+TLS_REJECTED = "upstream_tls_rejected"
+
+# Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
+KEY_REST_MS_MAX = 6_000
+
+# Slots that were asked for and that nobody has looked at since are kept for so many questions, at two a second.
+UNSEEN_ROUNDS_MAX = 30
+
+# What lies in a queue presses nobody: whoever takes from it has a pace of its own.
+QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
+
+# Headers by which an answer is known to tell of its deployment's limits.
+TELLS_BY = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
+ANTHROPIC_TELLS_BY = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    retry_budget: RetryBudgetPolicy = field(default_factory=RetryBudgetPolicy)
+    retry_after_ms_max: int = 86_400_000
+    throttle_backoff_ms: int = 1_000
+    throttle_backoff_ms_max: int = 60_000
+    attempts_grouped: int = 2
+    """An item that had so many attempts is sent alone where others share a call."""
+    model_rest_ms_min: int = 5_000
+    model_rest_ms_max: int = 300_000
+    patience_ms: int = 2_000
+    """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentStatus:
+    """One deployment, for health pages and `doctor`."""
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+    state: str
+    in_flight: int
+    max_in_flight: int
+    rests_for_ms: int
+    answered: int
+    failures: dict[str, int]
+    last_failure: str
+    spent_for_ms: int = 0
+    discovered: Limit | None = None
+    upstream_model: str = ""
+
+
+class Lane:
+    def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
+        self.breaker = Breaker(policy.breaker)
+        self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
+        self.refusals = Refusals()
+        self.quota = Quota()
+        self.in_flight = 0
+        self.interactive_in_flight = 0
+        self.interactive_awaiting = 0
+        self.tide: LaneTide | None = None
+        self.standing = 0
+        self.slots = deployment.batch_in_flight_max
+        self.expecting = 0
+        self.is_short = self.is_asked = False
+        self._is_seen = False
+        self._unseen_rounds = 0
+        self.highest = 0
+        self.tokens_in_flight = 0
+        self.discovered: Limit | None = None
+        self.rests_until_ms = 0.0
+        self.batch_rests_until_ms = 0.0
+        self.answered = 0
+        self.failures: Counter[str] = Counter()
+        self.last_failure = ""
+        # The code that a closed route gives after its last failure; empty where the server was not reached.
+        self.failure_code = ""
+        self.probes = 0
+        self._policy = policy
+        self._urls: dict[str, URL] = {}
+        self._totals_s: dict[str, float] = {}
+        self._throttled_in_a_row = 0
+        self.is_empty = False
+        self._forbidden_in_a_row = 0
+        self._forbidden: OrderedDict[str, int] = OrderedDict()
+        self._failed_calls: OrderedDict[str, None] = OrderedDict()
+        self._failed_at_ms = -math.inf
+        self.become(deployment, line, control)
+
+    def become(self, deployment: Deployment, line: Line, control: Line) -> None:
+        """The same server under another agreement: what is in flight and what was learned stay."""
+        self.deployment = deployment
+        self.line = line
+        self.open_line = line if isinstance(line, OpenLine) else None
+        self.queued_line = line if isinstance(line, QueuedLine) else None
+        self.control = control
+        self.slots = min(self.slots, deployment.batch_in_flight_max)
+        self.tokens_max = deployment.tokens_in_flight_max
+        self.budgets = self._budgets()
+        self.hinter = Hinter(deployment)
+        self.is_plain = self._is_plain()
+        is_anthropic = deployment.engine is Engine.ANTHROPIC
+        self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
+        self.weight = deployment.weight
+        self._urls.clear()
+        self._totals_s.clear()
+
+    def url(self, endpoint: str) -> URL:
+        url = self._urls.get(endpoint)
+        if url is None:
+            url = self._urls[endpoint] = URL(self.deployment.url_of(endpoint))
+        return url
+
+    def total_s(self, endpoint: str) -> float:
+        """How long a whole call may take there; one for several items as long as one for each."""
+        total_s = self._totals_s.get(endpoint)
+        if total_s is None:
+            total_s = self._totals_s[endpoint] = self.deployment.total_s(endpoint.removesuffix("/batch"))
+        return total_s
+
+    def waits_until_ms(self, call: Call) -> float:
+        """The moment before which this call must not come here: it was refused and told to wait. 0 for any other call."""
+        return self.refusals.waits_until_ms(call.idempotency_key)
+
+    def ready_at_ms(self) -> float:
+        """The moment from which something may be sent here; in the past when it may be sent now."""
+        return max(self.rests_until_ms, self.breaker.ready_at_ms, self.quota.opens_at_ms())
+
+    def rest_ends_ms(self, now_ms: float) -> float:
+        """Until when those who wait for it are better off elsewhere."""
+        if self.breaker.state is not BreakerState.PAUSED:
+            return self.ready_at_ms()
+        paused_until_ms = min(self.breaker.ready_at_ms, now_ms + KEY_REST_MS_MAX)
+        return max(self.rests_until_ms, paused_until_ms, self.quota.opens_at_ms())
+
+    def free_slots(self, now_ms: float) -> int:
+        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:
+            return 0
+        if self.quota.is_told and self.quota.opens_at_ms() > now_ms:
+            return 0
+        # Interactive calls go first: what they have of the deployment is not batch's to use.
+        slots = self.slots
+        if self.interactive_in_flight:
+            slots = min(slots, self.deployment.max_in_flight - self.interactive_in_flight)
+        free = slots - self.in_flight - self.expecting
+        if free <= 0:
+            self.is_short = True
+            return 0
+        if self.tide is not None:
+            free = min(free, self.tide.calls - self.in_flight - self.expecting)
+            if free <= 0:
+                return 0
+        if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
+            return 0
+        self._is_seen = True
+        return 1 if self.breaker.is_open else free
+
+    def bears(self, tokens: int) -> bool:
+        """Whether so many more tokens fit here; one call alone always does."""
+        return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
+
+    def load(self) -> float:
+        return (self.in_flight + self.interactive_in_flight + 1) / self.weight
+
+    # The part of a deployment that this process has.
+
+    def share(self, slots: int) -> None:
+        """So many of the deployment's slots are this process's, and the same part of its tokens in flight."""
+        deployment = self.deployment
+        self.slots = slots
+        self.highest = self.in_flight
+        self.is_short = False
+        # Whoever asked looks again only at its next poll: what came meanwhile is kept until then, or nobody would ever find it.
+        self._unseen_rounds = 0 if self._is_seen or not self.is_asked else self._unseen_rounds + 1
+        if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
+            self.is_asked = False
+            self._unseen_rounds = 0
+        self._is_seen = False
+        if deployment.tokens_in_flight_max:
+            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.batch_in_flight_max)
+
+    def wanted_slots(self) -> int:
+        """How many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
+        if self.is_short:
+            wanted = max(2 * self.slots, self.in_flight + 4)
+        elif self.highest:
+            wanted = self.highest + self.highest // 4 + 1
+        else:
+            wanted = int(self.is_asked)
+        return min(wanted, self.deployment.batch_in_flight_max)
+
+    def let_go(self, wanted: int) -> int:
+        """Begin nothing that needs more slots than are wanted; says how many may be in flight until the next share."""
+        self.slots = min(self.slots, max(wanted, self.in_flight))
+        return max(self.slots, self.in_flight)
+
+    # What it says about itself.
+
+    def told(self, told: Told, now_ms: float) -> bool:
+        """It said what its limits are. True when that is news."""
+        if told.empty_for_ms:
+            self._rest(told.empty_for_ms, now_ms)
+        if told.requests is None and told.tokens is None:
+            return False
+        return self.discover(Limit(Period.MINUTE, told.requests, told.tokens))
+
+    def discover(self, limit: Limit) -> bool:
+        if limit == self.discovered:
+            return False
+        self.discovered = limit
+        self.budgets = self._budgets()
+        self.is_plain = self._is_plain()
+        return True
+
+    def _budgets(self) -> tuple[Budget, ...]:
+        name = self.deployment.name
+        found = []
+        limits = tuple(limit for limit in self.deployment.limits if limit.enabled)
+        if limits:
+            found.append(Budget(Bound.DEPLOYMENT, name, limits))
+        if self.discovered is not None:
+            found.append(Budget(Bound.DEPLOYMENT, f"{name}/discovered", (self.discovered,)))
+        return tuple(found)
+
+    def _is_plain(self) -> bool:
+        is_as_sent = self.deployment.engine is not Engine.ANTHROPIC and not self.deployment.upstream_model
+        return is_as_sent and not self.budgets and self.hinter.is_silent and not self.tokens_max
+
+    # What it learns.
+
+    def succeeded(self) -> bool:
+        """True when this brought the deployment back."""
+        self.answered += 1
+        self._throttled_in_a_row = 0
+        self._forbidden_in_a_row = 0
+        self.refusals.answered()
+        return self.breaker.succeeded()
+
+    def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
+        """Learn from a failure. True when it shut the deployment."""
+        self.failures[error.reason] += 1
+        self.last_failure = error.message
+        self.failure_code = FAILING if error.status >= 400 else error.code
+        if isinstance(error, Throttled) or error.retry_after_ms is not None:
+            self._refused(error.retry_after_ms, idempotency_key, now_ms, jitter)
+        else:
+            self.refusals.answered()
+        match error:
+            case Throttled():
+                self._is_there()
+            case KeyRejected():
+                return self._key_rejected(error.status, idempotency_key, now_ms)
+            case Ambiguous() | Unavailable() | BrokenAnswer():
+                if error.billed:
+                    self._remember(self._failed_calls, idempotency_key, None)
+                    self._failed_at_ms = now_ms
+                return self.breaker.failed(now_ms)
+            case Refused():
+                self._is_there()
+        return False
+
+    def rest_until(self, until_ms: float) -> None:
+        """Another process was told to leave this deployment alone; a longer rest always wins."""
+        self.rests_until_ms = max(self.rests_until_ms, until_ms)
+
+    def has_failed(self, idempotency_key: str) -> bool:
+        """Whether this same call was tried here and may have been billed: another deployment may answer what this one could not."""
+        return idempotency_key in self._failed_calls
+
+    def has_failed_lately(self, now_ms: float) -> bool:
+        """Whether any call failed here within the window of the retry budget."""
+        return now_ms - self._failed_at_ms < self._policy.retry_budget.window_s * 1000
+
+    def blames_the_request(self, idempotency_key: str) -> bool:
+        """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
+        answered_then = self._forbidden.get(idempotency_key)
+        return answered_then is not None and answered_then < self.answered
+
+    def status(self, now_ms: float, spent_until_ms: float = 0.0) -> DeploymentStatus:
+        resting = not self.breaker.is_open and max(self.rests_until_ms, self.quota.opens_at_ms()) > now_ms
+        return DeploymentStatus(
+            name=self.deployment.name,
+            url=self.deployment.url,
+            models=self.deployment.models,
+            state="resting" if resting else self.breaker.state,
+            in_flight=self.in_flight,
+            max_in_flight=self.slots,
+            rests_for_ms=max(0, math.ceil(self.ready_at_ms() - now_ms)),
+            answered=self.answered,
+            failures=dict(self.failures),
+            last_failure=self.last_failure,
+            spent_for_ms=max(0, math.ceil(spent_until_ms - now_ms)),
+            discovered=self.discovered,
+            upstream_model=self.deployment.upstream_model,
+        )
+
+    def _is_there(self) -> None:
+        # It answered, and about the request or the moment: that is no failure, and it is all that a probe wants to know.
+        if self.breaker.is_open:
+            self.breaker.succeeded()
+
+    def _refused(self, retry_after_ms: int | None, idempotency_key: str, now_ms: float, jitter: float) -> None:
+        """This call waits as long as the deployment asked for; so does the whole deployment when it refuses many, or has nothing left."""
+        if retry_after_ms is None:
+            doubled = self._policy.throttle_backoff_ms * 2 ** min(self._throttled_in_a_row, 20)
+            bound = min(doubled, self._policy.throttle_backoff_ms_max)
+            retry_after_ms = int(bound / 2 + bound / 2 * jitter)
+        if self.rests_until_ms <= now_ms:
+            # Calls that were in flight together are told the same thing together: that is one refusal, not many.
+            self._throttled_in_a_row += 1
+        until_ms = now_ms + min(retry_after_ms, self._policy.retry_after_ms_max)
+        self.rest_until(self.refusals.refused(idempotency_key, until_ms))
+        # The refused call itself still counts as in flight.
+        if self.is_empty or self.refusals.are_heavy(self.in_flight + self.interactive_in_flight - 1):
+            self._rest(retry_after_ms, now_ms)
+
+    def _rest(self, wait_ms: int, now_ms: float) -> None:
+        until_ms = now_ms + min(wait_ms, self._policy.retry_after_ms_max)
+        if until_ms > self.rests_until_ms:
+            self.rests_until_ms = until_ms
+
+    def _key_rejected(self, status: int, idempotency_key: str, now_ms: float) -> bool:
+        if status == 403:
+            self._remember(self._forbidden, idempotency_key, self.answered)
+            self._forbidden_in_a_row += 1
+            if self._forbidden_in_a_row < FORBIDDEN_IN_A_ROW_MAX:
+                return False
+        return self.breaker.key_rejected(now_ms)
+
+    def _remember(self, calls: OrderedDict[str, _T], idempotency_key: str, what: _T) -> None:
+        calls[idempotency_key] = what
+        calls.move_to_end(idempotency_key)
+        if len(calls) > CALLS_REMEMBERED_MAX:
+            calls.popitem(last=False)

@@ -1,0 +1,64 @@
+"""Keeps what deployments said of their limits, and reads what other processes and earlier starts heard.
+
+It writes only news, soon and in the background: losing a note costs a few refused calls, never a wrong one. It decides nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from tidegate.core.errors import LimitsUnavailable, StoreError
+from tidegate.core.ports import DiscoveredLimits
+from tidegate.upstream.routing.lane import Lane
+
+log = structlog.get_logger(__name__)
+
+READ_EVERY_S = 60.0
+WRITE_AFTER_S = 1.0
+
+
+class Notebook:
+    def __init__(self, kept: DiscoveredLimits, lanes: Mapping[str, Lane]) -> None:
+        self._kept = kept
+        self._lanes = lanes
+        self._news: dict[str, Lane] = {}
+        self._rung = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def note(self, lane: Lane) -> None:
+        """This deployment said something new."""
+        self._news[lane.deployment.name] = lane
+        self._rung.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._write()
+                await self._read()
+            except (LimitsUnavailable, StoreError) as error:
+                log.warning("discovered_limits_wait", why=str(error))
+            try:
+                async with asyncio.timeout(READ_EVERY_S):
+                    await self._rung.wait()
+            except TimeoutError:
+                continue
+            self._rung.clear()
+            # Those who were told together are told in a row: one note is enough for all.
+            await asyncio.sleep(WRITE_AFTER_S)
+
+    async def _write(self) -> None:
+        for name, lane in list(self._news.items()):
+            if lane.discovered is not None:
+                await self._kept.put_discovered(name, lane.discovered)
+            self._news.pop(name, None)
+
+    async def _read(self) -> None:
+        for name, limit in (await self._kept.discovered()).items():
+            lane = self._lanes.get(name)
+            if lane is not None and name not in self._news:
+                lane.discover(limit)

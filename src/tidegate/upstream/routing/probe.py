@@ -1,0 +1,154 @@
+"""Two cheap questions to a deployment, over the control client: is anybody there, and which models do you serve?
+
+The first spares items: while a breaker is open, a server that does not even answer `GET /models` gets no item to fail. The
+second is for `doctor` and for `/v1/models`. Neither counts as a call, and neither changes a deployment's health by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from tidegate.core.deployments import Engine, HttpLimits
+from tidegate.core.errors import Unavailable, UpstreamError
+from tidegate.core.ports import Clock
+from tidegate.upstream.routing.lane import FAILING, Lane
+
+PROBE_TIMEOUT_S = 5.0
+MODELS_ENDPOINT = "/v1/models"
+
+# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look ill.
+CONTROL_LIMITS = HttpLimits(
+    connect_timeout_s=5,
+    read_timeout_s=5,
+    write_timeout_s=5,
+    pool_timeout_s=2,
+    connections_max=8,
+    kept_alive_max=4,
+    response_bytes_max=1024 * 1024,
+)
+
+# What a server says of a model is shown to others: nothing that is longer or larger than such a thing can be.
+COUNT_MAX = 200_000_000_000
+WORDS_CHARS_MAX = 255
+
+# A server whose GET is broken though its POST works would stay shut for ever, so now and then an item goes without a knock.
+UNANNOUNCED_EVERY = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a server says of a model beside its name; 0 and empty where it says nothing that can be meant."""
+
+    created_s: int = 0
+    owned_by: str = ""
+    display_name: str = ""
+    context_tokens: int = 0
+
+    def beside(self, other: "Listed") -> "Listed":
+        """The same model on another server too: what both bear holds."""
+        contexts = [one.context_tokens for one in (self, other) if one.context_tokens]
+        return Listed(
+            self.created_s or other.created_s,
+            self.owned_by or other.owned_by,
+            self.display_name or other.display_name,
+            min(contexts, default=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a deployment said to `GET /models`. `message` says what to do when it is not well.
+
+    Without `is_whole` there are more models than it listed.
+    """
+
+    deployment: str
+    reachable: bool
+    status: int
+    models: tuple[str, ...]
+    took_ms: float
+    message: str
+    listed: Mapping[str, Listed] = field(default_factory=dict)
+    is_whole: bool = True
+
+
+class _Model(msgspec.Struct):
+    """OpenAI's and Anthropic's words, and what vLLM and SGLang add; what is not as it should be is passed over."""
+
+    id: str
+    created: object = None
+    created_at: object = None
+    owned_by: object = None
+    display_name: object = None
+    max_model_len: object = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+    has_more: object = False
+
+
+async def knock(lane: Lane) -> None:
+    """Raise Unavailable when the server is plainly not there: then the item that was to be the probe is not used up."""
+    lane.probes += 1
+    if lane.probes % UNANNOUNCED_EVERY == 0:
+        return
+    try:
+        reply = await lane.control.get(lane.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)
+    except UpstreamError as wrong:
+        why, code = wrong.message, wrong.code if isinstance(wrong, Unavailable) else None
+    else:
+        if reply.status < 500:
+            return
+        why, code = f"GET /models was answered with status {reply.status}", FAILING
+    raise Unavailable(f"{lane.deployment.name} is still away: {why}", code=code)
+
+
+async def ask_models(lane: Lane, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
+    began_ms = clock.monotonic_ms()
+    name = lane.deployment.name
+    # Anthropic lists twenty where it is not asked for more.
+    endpoint = f"{MODELS_ENDPOINT}?limit=1000" if lane.deployment.engine is Engine.ANTHROPIC else MODELS_ENDPOINT
+    try:
+        status, _, body = await lane.control.get(lane.url(endpoint), timeout_s)
+    except UpstreamError as wrong:
+        return Probe(name, False, 0, (), clock.monotonic_ms() - began_ms, wrong.message)
+    took_ms = clock.monotonic_ms() - began_ms
+    models: tuple[str, ...] = ()
+    listed: dict[str, Listed] = {}
+    is_whole = True
+    message = ""
+    if status in (401, 403):
+        message = f"it says {status} to our key: check the deployment's api_key"
+    elif status != 200:
+        message = f"GET {MODELS_ENDPOINT} was answered with status {status}: check the deployment's url"
+    else:
+        try:
+            said = msgspec.json.decode(body, type=_Models)
+            models, is_whole = tuple(model.id for model in said.data), said.has_more is not True
+            listed = {model.id: _listed(model) for model in said.data}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            message = (
+                f"GET {MODELS_ENDPOINT} did not answer with a list of models: is this an OpenAI-compatible server?"
+            )
+    return Probe(name, True, status, models, took_ms, message, listed, is_whole)
+
+
+def _listed(model: _Model) -> Listed:
+    created_s = _count(model.created)
+    if not created_s and isinstance(model.created_at, str):
+        try:
+            created_s = max(0, int(datetime.fromisoformat(model.created_at).timestamp()))
+        except (ValueError, OverflowError):
+            created_s = 0
+    return Listed(created_s, _words(model.owned_by), _words(model.display_name), _count(model.max_model_len))
+
+
+def _count(said: object) -> int:
+    return said if type(said) is int and 0 < said <= COUNT_MAX else 0
+
+
+def _words(said: object) -> str:
+    return said if isinstance(said, str) and len(said) <= WORDS_CHARS_MAX and said.isprintable() else ""

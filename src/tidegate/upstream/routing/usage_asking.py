@@ -1,0 +1,63 @@
+"""Which deployments are asked to say the usage of their streams, and how a request says so.
+
+A server that refuses the option is asked again without it, and not asked for it any more while this process runs. Until a server has
+taken the option once, any 400 or 422 may mean it; later only a refusal that names it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidegate.core.answers.stream_options import ENDPOINTS, asking_for_usage, without_asking
+from tidegate.core.errors import Ambiguous, Refused, UpstreamError
+from tidegate.upstream.routing.lane import Lane
+
+_NAMES = (b"stream_options", b"include_usage")
+
+
+class Asking(NamedTuple):
+    """A request that asks for usage. `plain` makes the one without; `is_extra` says that the caller did not ask."""
+
+    body: bytes
+    plain: Callable[[], bytes | None]
+    is_extra: bool
+
+
+class UsageAsking:
+    """Remembers, by deployment and address, who takes the option."""
+
+    def __init__(self) -> None:
+        self._takes: dict[tuple[str, str], bool] = {}
+
+    def request(self, lane: Lane, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
+        """Return how to ask for the usage of this stream; None when the body goes as it is."""
+        if endpoint not in ENDPOINTS:
+            return None
+        if is_translated:
+            # Whoever translated it asked already, and needs the answer.
+            return Asking(body, lambda: without_asking(body), is_extra=False)
+        asking = asking_for_usage(body)
+        return None if asking is None else Asking(asking, lambda: body, is_extra=True)
+
+    def takes(self, lane: Lane) -> bool | None:
+        """Return whether the deployment takes the option; None when nobody knows yet."""
+        return self._takes.get(_key(lane))
+
+    def learn(self, lane: Lane, *, takes: bool) -> None:
+        self._takes[_key(lane)] = takes
+
+    def may_be_refused_for(self, lane: Lane, error: UpstreamError) -> bool:
+        """Return whether this failure may be about the option."""
+        if names_the_option(error):
+            return True
+        return isinstance(error, Refused) and error.status in (400, 422) and self.takes(lane) is None
+
+
+def names_the_option(error: BaseException) -> bool:
+    """Return whether a server's own words turn the option down; some say it with a 500."""
+    if not isinstance(error, Refused | Ambiguous) or error.status < 400:
+        return False
+    return any(name in error.body for name in _NAMES)
+
+
+def _key(lane: Lane) -> tuple[str, str]:
+    return lane.deployment.name, lane.deployment.url

@@ -1,0 +1,1 @@
+"""The tide at work: signals in, a limit on background calls out."""

@@ -1,0 +1,135 @@
+"""The loop around the tides of one process: it looks at each now and then, and lets the processes of an installation know of one another's
+calls.
+
+What this process has goes to the store twice a second, and what the others have comes back: that is the truth. How many interactive calls
+there are also goes out as a notice the moment it changes, so that no worker sends a prompt in the way of a user it has not heard of. It
+decides nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from tidegate.core.ports import Clock, Fleet, Notices
+from tidegate.upstream.tide.peers import decode_notice, encode_notices
+from tidegate.upstream.tide.tides import LaneTide
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.2
+TELL_MS, TELL_ALONE_MS = 500.0, 2_000.0
+# At most a hundred notices a second from one process, however many calls it has.
+NOTICE_GAP_S = 0.01
+
+
+class TideLoop:
+    """Looks at every tide now and then, and lets the processes of an installation know of one another's calls."""
+
+    def __init__(
+        self,
+        tides: Iterable[LaneTide],
+        clock: Clock,
+        fleet: Fleet | None,
+        worker_id: Callable[[], str] | None,
+        notices: Notices | None = None,
+    ) -> None:
+        self._is_shared = worker_id is not None
+        self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
+        self._silent: set[str] = set()
+        self._tides: dict[str, LaneTide] = {}
+        self._clock = clock
+        self._fleet = fleet
+        self._worker_id = worker_id or (lambda: "")
+        self._told_ms = 0.0
+        self._looks: dict[LaneTide, asyncio.Task[None]] = {}
+        self._teller: asyncio.Task[None] | None = None
+        self._notices = notices if self._is_shared else None
+        self._changed: set[str] = set()
+        self._has_changed = asyncio.Event()
+        self._announcer: asyncio.Task[None] | None = None
+        if self._notices is not None:
+            self._notices.on_notice(self._hear_notice)
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.serve(tides)
+
+    def serve(self, tides: Iterable[LaneTide]) -> None:
+        """Look at these from now on, each by itself, so that an engine or a store that does not answer keeps no other tide from turning."""
+        self._tides = {tide.deployment.name: tide for tide in tides}
+        for tide in self._looks.keys() - set(self._tides.values()):
+            gone = self._looks.pop(tide)
+            gone.cancel()
+            self._leaving.add(gone)
+            gone.add_done_callback(self._leaving.discard)
+        for tide in self._tides.values():
+            if tide not in self._looks:
+                self._looks[tide] = asyncio.create_task(self._run(tide.look))
+        if self._tides and self._teller is None and self._fleet is not None:
+            self._teller = asyncio.create_task(self._run(self._tell))
+
+    def announce(self, deployment: str) -> None:
+        """The interactive calls of this process changed there: the workers of other processes hear of it at once."""
+        tide = self._tides.get(deployment)
+        if self._notices is None or tide is None or not tide.yields or not tide.peers.has_listeners:
+            return
+        self._changed.add(deployment)
+        self._has_changed.set()
+        if self._announcer is None:
+            self._announcer = asyncio.create_task(self._announce(self._notices))
+
+    async def _announce(self, notices: Notices) -> None:
+        """Say how many there are now. Changes that come faster than notices go out are told together."""
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            names, self._changed = self._changed, set()
+            users = {name: self._tides[name].users for name in sorted(names) if name in self._tides}
+            try:
+                for notice in encode_notices(self._worker_id(), users):
+                    await notices.send_notice(notice)
+            except Exception as error:
+                # The next poll of the store tells it.
+                log.error("tide_notice_failed", kind=type(error).__name__, why=str(error))
+            await asyncio.sleep(NOTICE_GAP_S)
+
+    def _hear_notice(self, text: str) -> None:
+        notice = decode_notice(text)
+        if notice is None or notice.process == self._worker_id():
+            return
+        for name, users in notice.users.items():
+            tide = self._tides.get(name)
+            if tide is not None:
+                tide.peers.notice(notice.process, users)
+                tide.act()
+
+    async def close(self) -> None:
+        more = [task for task in (self._teller, self._announcer) if task is not None]
+        tasks = [*self._looks.values(), *more, *self._leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, once: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await once()
+            except Exception as error:
+                # Without a look the tide falls back to what it learned from its own calls.
+                log.error("tide_broke", kind=type(error).__name__, why=str(error))
+
+    async def _tell(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        woke = any(name in self._silent and not tide.is_idle for name, tide in self._tides.items())
+        if self._fleet is None or (now_ms - self._told_ms < self._tell_ms and not woke):
+            return
+        mine = {
+            name: tide.present() for name, tide in self._tides.items() if not (tide.is_idle and name in self._silent)
+        }
+        self._told_ms = now_ms
+        if not mine:
+            return
+        self._silent = {name for name, tide in self._tides.items() if tide.is_idle}
+        others = await self._fleet.tell_presence(self._worker_id(), mine)
+        for name, tide in self._tides.items() if self._is_shared else ():
+            tide.peers.read(others.get(name, {}))

@@ -1,0 +1,423 @@
+"""The tide at work: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
+
+One tide belongs to one lane. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest from the
+engine's metrics, which the loop reads through the control client. It sends nothing; it may ask a call that has no first token yet to
+come back. First tokens of batch calls are estimated, for to see them every call would have to be streamed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from yarl import URL
+
+from tidegate import metrics
+from tidegate.core.deployments import Deployment, Engine, TideMode
+from tidegate.core.errors import UpstreamError
+from tidegate.core.ports import Clock, Present
+from tidegate.core.schedule.reasons import Reason
+from tidegate.core.tide.controller import Tide, TidePolicy
+from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
+from tidegate.core.tide.prefill import PrefillRate
+from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
+from tidegate.upstream.http.transport import Line
+from tidegate.upstream.tide.peers import GATEWAY_MS, Peers, Users
+
+log = structlog.get_logger(__name__)
+
+SCRAPE_S = 2.0
+SCRAPE_AGAIN_MS = 5_000.0
+OWN_EVENTS_MS = 20.0
+# Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
+LEARN_EVERY_MS = 5.0
+HAND_BACKS_MAX = 2
+PROMPT_BYTES_PER_TOKEN = 4
+# So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
+READY_MAX = 16
+HELD_MAX = 1_000
+# A call that stood so long has room kept for it; one that was not heard of for long is forgotten.
+KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
+# Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
+UNTOLD_MS = 1_000.0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One batch call in the air, from its first byte to its end."""
+
+    prompt_tokens: int
+    sent_ms: float
+    ahead_tokens: int
+    hand_backs: int
+    task: "asyncio.Task[object] | None"
+    kind: Kind
+    due: "asyncio.TimerHandle | None" = None
+    awaiting: bool = True
+    handed_back: bool = False
+
+
+@dataclass(slots=True)
+class Held:
+    """One call that is ready and may not begin: how long its prompt is, since when, and when it was last heard of."""
+
+    prompt_tokens: int
+    since_ms: float
+    heard_ms: float
+    stands: bool = True
+
+
+class LaneTide:
+    """The tide of one deployment, as this process knows it."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        control: Line,
+        clock: Clock,
+        opened: Callable[[], None],
+        wake: Callable[[], None],
+        *,
+        runs_items: bool = True,
+    ) -> None:
+        self.deployment = deployment
+        self.yields = shares_engine(deployment)
+        self._control = control
+        self._clock = clock
+        self._opened = opened
+        self._wake = wake
+        self._runs_items = runs_items
+        self._tide = Tide(
+            TidePolicy(
+                deployment.max_in_flight,
+                is_known=deployment.is_capacity_known,
+                capacity_fraction=deployment.batch_fraction,
+                yields=self.yields,
+            )
+        )
+        self._prefill = PrefillRate()
+        self._names = _names(deployment)
+        self._metrics_url = URL(deployment.metrics_url or _metrics_url(deployment))
+        self._flights: dict[int, Flight] = {}
+        self._awaiting_tokens = self._sent_tokens = 0
+        self._ahead: list[int] = []
+        self._held: dict[str, Held] = {}
+        self._ended: list[Ended] = []
+        self._refusals = 0
+        self._learned_ms = -LEARN_EVERY_MS
+        self._asked_ms = 0.0
+        self._reading: Reading | None = None
+        self._sample: EngineSample | None = None
+        self._scrape_at_ms = 0.0
+        self._gateway_ms: float | None = None
+        self.interactive = self.interactive_awaiting = 0
+        self.peers = Peers(clock)
+        self._strangers: deque[tuple[float, int]] = deque()
+        self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
+        # How many batch calls may be in flight; none while nothing new may begin.
+        self.calls = self.decision.calls if self.decision.prompt_tokens else 0
+
+    # What the router asks.
+
+    def bears(self, key: str, body: bytes) -> bool:
+        """Whether a call with this body may begin now."""
+        if len(self._flights) >= self.calls:
+            return False
+        if not self.yields:
+            # Prompts are counted and held back only where they could be in the way of users.
+            return True
+        if prompt_tokens(body) > self.decision.prompt_tokens - self._awaiting_tokens:
+            return False
+        return not self._held or not self._is_kept_for_another(key)
+
+    def stands(self, key: str, body: bytes) -> None:
+        """A call waits to begin: the one that has stood longest goes some day, however long its prompt is."""
+        if not self.yields:
+            return
+        now_ms = self._clock.monotonic_ms()
+        held = self._held.get(key)
+        if held is not None:
+            held.heard_ms, held.stands = now_ms, True
+        elif len(self._held) < HELD_MAX:
+            self._held[key] = Held(prompt_tokens(body), now_ms, now_ms)
+
+    def leaves(self, key: str) -> None:
+        """It stands no longer, but may come again."""
+        held = self._held.get(key)
+        if held is not None:
+            held.heard_ms, held.stands = self._clock.monotonic_ms(), False
+
+    def forget(self, key: str) -> None:
+        """It begins, or will not come again."""
+        self._held.pop(key, None)
+
+    def _is_kept_for_another(self, key: str) -> bool:
+        """Shorter prompts would take the room of the one that stood longest, again and again, just before it is enough."""
+        first, held = next(iter(self._held.items()))
+        if first == key or not held.stands or held.prompt_tokens > self.decision.prompt_tokens:
+            return False
+        return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
+
+    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> Flight:
+        """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
+        now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
+        if self._held:
+            self._held.pop(key, None)
+        self._awaiting_tokens += tokens
+        self._sent_tokens += tokens
+        # Only where batch stands back for others is a call ever taken back.
+        task = asyncio.current_task() if self.yields else None
+        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, task, kind)
+        self._flights[id(flight)] = flight
+        if self.yields:
+            self._ahead.append(flight.ahead_tokens)
+            wait_s = self._prefill.first_token_ms(flight.ahead_tokens) / 1000
+            flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
+        return flight
+
+    def end(self, flight: Flight, answer_tokens: int | None, *, refused: bool = False) -> None:
+        """The call ended: with an answer of so many tokens, or without one."""
+        if flight.due is not None:
+            flight.due.cancel()
+        if self._flights.pop(id(flight), None) is None:
+            # It began under another tide of this deployment, which ended with that one's terms.
+            return
+        self._no_longer_awaiting(flight)
+        now_ms = self._clock.monotonic_ms()
+        if answer_tokens is not None:
+            latency_ms = now_ms - flight.sent_ms
+            self._ended.append(Ended(flight.prompt_tokens, answer_tokens, latency_ms, flight.kind))
+            if self.yields and self._sample is None and now_ms - self._learned_ms >= LEARN_EVERY_MS:
+                self._learned_ms = now_ms
+                self._prefill.learn_call(flight.ahead_tokens, max(0, answer_tokens - 1), latency_ms)
+        self._refusals += refused
+        if refused or now_ms - self._asked_ms >= OWN_EVENTS_MS:
+            self.act()
+
+    def interactive_is(self, in_flight: int, awaiting: int) -> None:
+        """The gateway has so many calls out here, of which some have no first token yet: batch stands back at once."""
+        self.interactive, self.interactive_awaiting = in_flight, awaiting
+        self._gateway_ms = self._clock.monotonic_ms()
+        if self.yields:
+            self.act()
+
+    # What it makes of it.
+
+    def first_token(self, flight: Flight) -> None:
+        """This call has its first token: it was seen, or by the estimate it is there now."""
+        if flight.due is not None:
+            flight.due.cancel()
+        if not flight.awaiting or id(flight) not in self._flights:
+            return
+        self._no_longer_awaiting(flight)
+        if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
+            self.act()
+        elif self._held:
+            # The controller was asked a moment ago: there is room now within what it said.
+            self._wake()
+
+    def _no_longer_awaiting(self, flight: Flight) -> None:
+        if flight.awaiting:
+            flight.awaiting = False
+            self._awaiting_tokens -= flight.prompt_tokens
+
+    def act(self) -> None:
+        """Ask the controller, take back what it wants back, and tell whoever waits when more may go."""
+        before = self.decision
+        self._asked_ms = self._clock.monotonic_ms()
+        decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
+        self.calls = decision.calls if decision.prompt_tokens else 0
+        if decision.hand_back:
+            self._hand_back(decision.hand_back)
+        name = self.deployment.name
+        if decision.calls != before.calls or decision.prompt_tokens != before.prompt_tokens:
+            metrics.tide_calls_limit.of(name).set(decision.calls)
+            metrics.tide_prompt_tokens_limit.of(name).set(decision.prompt_tokens)
+        if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens:
+            self._opened()
+        elif self._held:
+            self._wake()
+
+    def _signals(self, now_ms: float) -> Signals:
+        ended, self._ended = tuple(self._ended), []
+        refusals, self._refusals = self._refusals, 0
+        awaiting = sum(flight.awaiting for flight in self._flights.values()) if self.yields else 0
+        held = self._longest_held(now_ms)
+        seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
+        others = self.others
+        # Where no gateway sends users, there are none but those that the engine itself tells of.
+        has_gateway = seen or self.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
+        return Signals(
+            now_ms=now_ms,
+            in_flight=len(self._flights),
+            awaiting=awaiting,
+            awaiting_tokens=self._awaiting_tokens,
+            sent_tokens=self._sent_tokens,
+            held_tokens=held.prompt_tokens if held else 0,
+            held_ms=now_ms - held.since_ms if held else 0.0,
+            interactive=self.interactive + others.interactive if has_gateway else None,
+            interactive_awaiting=self.interactive_awaiting + others.interactive_awaiting if has_gateway else None,
+            sample=self._sample,
+            ended=ended,
+            refusals=refusals,
+            workers=max(1, others.workers + 1),
+        )
+
+    def _longest_held(self, now_ms: float) -> Held | None:
+        while self._held:
+            key, held = next(iter(self._held.items()))
+            if held.stands or now_ms - held.heard_ms < FORGOTTEN_MS:
+                return held
+            del self._held[key]
+        return None
+
+    def _hand_back(self, count: int) -> None:
+        """The newest first: the oldest is likely to be in the engine's hands already."""
+        for flight in reversed(list(self._flights.values())):
+            if count <= 0:
+                return
+            if flight.awaiting and not flight.handed_back and flight.hand_backs < HAND_BACKS_MAX and flight.task:
+                count -= 1
+                flight.handed_back = True
+                flight.task.cancel()
+                metrics.tide_handbacks.of(self.deployment.name).inc()
+
+    # The loop's part.
+
+    def present(self) -> Present:
+        """What the other processes should know of this one."""
+        now_ms = self._clock.monotonic_ms()
+        has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
+        workers = int(bool(self._flights) or bool(self._held))
+        why = f"{self.calls} calls ({self.decision.why})" if self._needs_engine else ""
+        if why and self.is_closed:
+            why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
+        return Present(workers, len(self._flights), self.interactive, self.interactive_awaiting, has_gateway, why)
+
+    @property
+    def others(self) -> Present:
+        """What the other processes have here."""
+        return self.peers.present
+
+    @property
+    def users(self) -> Users:
+        """The interactive calls of this process here."""
+        return Users(self.interactive, self.interactive_awaiting)
+
+    @property
+    def is_closed(self) -> bool:
+        """Because of interactive calls nothing more of batch may begin, or nothing of what is ready to."""
+        stands = any(held.stands for held in self._held.values())
+        return self.decision.has_users and (stands or len(self._flights) >= self.calls)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of ours is out or waits or would have to, so nobody needs to know how the engine is."""
+        return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
+
+    @property
+    def _needs_engine(self) -> bool:
+        """Whether batch calls of this process depend on how the engine is; without a worker only flex calls do."""
+        return self._runs_items or bool(self._flights) or bool(self._held)
+
+    async def look(self) -> None:
+        """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
+        now_ms = self._clock.monotonic_ms()
+        is_due = self._needs_engine and not self.is_idle and now_ms >= self._scrape_at_ms
+        if self.yields and self._names is not None and is_due:
+            known = self._known() or 0
+            try:
+                status, _, text = await self._control.get(self._metrics_url, SCRAPE_S)
+            except UpstreamError as error:
+                self._cannot_look(str(error))
+            else:
+                if status == 200:
+                    after = self._known()
+                    self._learn(text, None if after is None else max(known, after))
+                else:
+                    self._cannot_look(f"status {status}")
+        self.act()
+
+    def _known(self) -> int | None:
+        """How many of the engine's calls are ours; None while there are other processes and nobody heard of them lately."""
+        others = self.others
+        if others.workers and not self.peers.is_current:
+            return None
+        return len(self._flights) + self.interactive + others.calls + others.interactive
+
+    def _known_or_untold(self, reading: Reading, known: int) -> int:
+        """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
+        there = round((reading.running or 0.0) + (reading.waiting or 0.0))
+        self._strangers.append((reading.at_ms, max(0, there - known)))
+        since_ms = reading.at_ms - UNTOLD_MS if self.others.workers else reading.at_ms
+        while self._strangers[0][0] < since_ms:
+            self._strangers.popleft()
+        return max(known, there - min(count for _, count in self._strangers))
+
+    def _learn(self, text: bytes, known: int | None) -> None:
+        assert self._names is not None
+        reading = read(text, self._names, self._clock.monotonic_ms(), self.deployment.models)
+        if reading.running is None:
+            self._cannot_look("its page has none of the figures that we look for")
+            return
+        if known is not None:
+            known = self._known_or_untold(reading, known)
+        self._sample = sample(self._reading, reading, known)
+        self._reading = reading
+        ahead, self._ahead = self._ahead, []
+        if ahead and self._sample.ttft_ms is not None and self._is_ours_alone(self._sample):
+            # The engine's mean is over all first tokens: where there are users, it is not that of our prompts.
+            self._prefill.learn_first_token(sum(ahead) / len(ahead), self._sample.ttft_ms)
+
+    def _is_ours_alone(self, seen: EngineSample) -> bool:
+        there = round((seen.running or 0.0) + (seen.waiting or 0.0))
+        return not self.interactive and not self.others.interactive and seen.known is not None and there <= seen.known
+
+    def _cannot_look(self, why: str) -> None:
+        if self._reading is not None or not self._scrape_at_ms:
+            log.warning("engine_metrics_unseen", deployment=self.deployment.name, why=why)
+        self._reading = None
+        self._scrape_at_ms = self._clock.monotonic_ms() + SCRAPE_AGAIN_MS
+
+
+def tide_of(
+    deployment: Deployment,
+    control: Line,
+    clock: Clock,
+    opened: Callable[[], None],
+    wake: Callable[[], None],
+    *,
+    runs_items: bool = True,
+) -> LaneTide | None:
+    """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
+    if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
+        return None
+    return LaneTide(deployment, control, clock, opened, wake, runs_items=runs_items)
+
+
+def tide_terms(deployment: Deployment) -> tuple[object, ...]:
+    """What of a deployment its tide was made from: with other terms it needs another one."""
+    one = deployment
+    names = tuple(sorted(one.metrics_names.items()))
+    told = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
+    return (one.max_in_flight, one.is_capacity_known, one.batch_fraction, *told)
+
+
+def shares_engine(deployment: Deployment) -> bool:
+    """Whether batch stands back here for interactive calls: the engine is our own and says how it is."""
+    return deployment.engine in (Engine.VLLM, Engine.SGLANG) or bool(deployment.metrics_names)
+
+
+def prompt_tokens(body: bytes) -> int:
+    return max(1, len(body) // PROMPT_BYTES_PER_TOKEN)
+
+
+def _names(deployment: Deployment) -> MetricNames | None:
+    if deployment.metrics_names:
+        return metric_names(deployment.metrics_names)
+    return {Engine.VLLM: VLLM, Engine.SGLANG: SGLANG}.get(deployment.engine)
+
+
+def _metrics_url(deployment: Deployment) -> str:
+    return deployment.url.rstrip("/").removesuffix("/v1") + "/metrics"

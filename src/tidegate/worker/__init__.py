@@ -1,0 +1,1 @@
+"""The worker: the loops of one process that keep the road moving, and what they hold."""

@@ -1,0 +1,234 @@
+"""What a worker with room should lease next: look at the store, let the pure scheduler decide, and say what it decided.
+
+It takes nothing. What it remembers between two decisions (whose turn was last, how fast models went) may be forgotten at any time.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core import schedule
+from tidegate.core.nouns import Pace
+from tidegate.core.ports import Clock
+from tidegate.core.schedule import deadline, fair
+from tidegate.core.schedule.switch import Switch
+from tidegate.store.snapshots import Bounds
+from tidegate.store.store import Store
+from tidegate.worker.trial import Trial
+
+log = structlog.get_logger()
+
+MODELS_MAX = 1_000
+DUE_JOBS_MAX = 8
+_PACE_KEEP_MS = 5_000
+_PACES_MIN = 2
+_PACES_PARTS = 50
+_CAPS_KEEP_MS = 30_000
+_WAKE_EVERY_MS = 500
+_WAKE_MAX = 100
+_TELL_EVERY_MS = 500
+_FAULTS_LOGGED_MAX = 3
+
+# How many more items of a model this worker could hold, and why none where it could not.
+Room = Callable[[str], tuple[int, str | None]]
+Rooms = Mapping[str, tuple[int, str | None]]
+
+
+def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick]) -> list[schedule.Pick]:
+    """Where a look may not have shown all flows of a model, none of those it showed gets more than a slice from it: others that it did not
+    show may be next by then. The next look follows at once."""
+    hiding = {name for name, model in snapshot.models.items() if model.hides_flows}
+    if not hiding:
+        return picks
+    scopes = {(job.job_id, job.model): job.scope for job in snapshot.jobs}
+    taken: set[tuple[str, str]] = set()
+    kept = []
+    for pick in picks:
+        if pick.why is not schedule.Why.FAIR or pick.model not in hiding:
+            kept.append(pick)
+            continue
+        flow = (pick.model, scopes[pick.job_id, pick.model])
+        if flow not in taken:
+            taken.add(flow)
+            kept.append(schedule.Pick(pick.job_id, pick.model, 1, pick.why))
+    return kept
+
+
+def _has_room(rooms: Rooms) -> bool:
+    return any(items > 0 for items, _ in rooms.values())
+
+
+def _count_skips(skips: list[schedule.Skip]) -> None:
+    for reason, count in Counter([skip.reason for skip in skips]).items():
+        metrics.scheduler_skips.of(reason).inc(count)
+
+
+def _tell_gaps(snapshot: schedule.Snapshot) -> None:
+    """How far the flows of each model stand apart that have something ready."""
+    waiting = {(job.model, job.scope) for job in snapshot.jobs}
+    for name, model in snapshot.models.items():
+        flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.scope) in waiting]
+        if flows:
+            metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
+
+
+class Chooser:
+    """`policy_of` gives the policy for the mode as an operator switched it at run time; `caps` are those of tenants by name."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        policy_of: Callable[[Switch], schedule.Policy],
+        slice_items: int,
+        caps: Mapping[str, int] | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._policy_of = policy_of
+        self._policy = policy_of(Switch())
+        self._switch = Switch()
+        self._slice_items = slice_items
+        self._caps = caps or {}
+        self._caps_at_ms = 0.0
+        self._turns: dict[str, schedule.Turn] = {}
+        self._paces: dict[str, Pace] = {}
+        self._paced_at_ms: dict[str, float] = {}
+        self._wake_at_ms = 0.0
+        self._tell_at_ms = 0.0
+        # Those that were awake at the last look; asked for anew where none of them has room.
+        self._models: Sequence[str] = ()
+
+    async def follow(self) -> None:
+        """Take over the mode that an operator has switched to, if any."""
+        switch = await self._store.scheduler_switch()
+        if switch != self._switch:
+            self._switch = switch
+            self._policy = self._policy_of(switch)
+            self._caps_at_ms = 0.0
+            log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
+        now_ms = self._clock.monotonic_ms()
+        if self._caps and now_ms >= self._caps_at_ms:
+            # A tenant that the settings name may come into being later.
+            self._caps_at_ms = now_ms + _CAPS_KEEP_MS
+            ids = await self._store.tenant_ids(self._caps)
+            by_id = {tenant_id: self._caps[name] for name, tenant_id in ids.items()}
+            self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
+
+    async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
+        """One decision. Models without room are passed over unread, so that they never hide one that has some.
+
+        `trial` says whether suspects are shown; without one they are."""
+        begun_ms = self._clock.monotonic_ms()
+        if begun_ms >= self._wake_at_ms:
+            self._wake_at_ms = begun_ms + _WAKE_EVERY_MS
+            await self._store.wake_rested(_WAKE_MAX)
+        rooms = {model: room(model) for model in self._models}
+        if not _has_room(rooms):
+            rooms = {model: room(model) for model in await self._store.awake_models(MODELS_MAX)}
+            self._models = list(rooms)
+        if not _has_room(rooms):
+            return self._nothing(rooms)
+        await self._refresh_paces(rooms)
+        policy = self._policy
+        snapshot = await self._look(worker_id, rooms, slices_max, trial)
+        news = [model for model in snapshot.awake if model not in rooms]
+        if news:
+            # Those that were awake at the last look are nearly always those of now; only where they are not, a decision looks twice.
+            rooms |= {model: room(model) for model in news}
+            snapshot = await self._look(worker_id, rooms, slices_max, trial)
+        self._models = snapshot.awake
+        if asleep := rooms.keys() - set(self._models):
+            awake = {model: view for model, view in snapshot.models.items() if model not in asleep}
+            snapshot = replace(snapshot, models=awake)
+        choice = schedule.choose(snapshot, policy)
+        choice = replace(choice, picks=within_sight(snapshot, choice.picks), suspects=snapshot.suspects)
+        turns = self._turns | dict(choice.turns)
+        self._turns = {model: turn for model, turn in turns.items() if model in snapshot.models}
+        self._say(snapshot, choice, begun_ms)
+        if policy.shadow_mode is not None:
+            self._shadow(snapshot, choice, policy.shadow_mode)
+        return choice
+
+    async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial | None) -> schedule.Snapshot:
+        policy = self._policy
+        return await self._store.snapshot(
+            worker_id,
+            {model: items for model, (items, _) in rooms.items()},
+            slice_items=self._slice_items,
+            slices_max=slices_max,
+            closed={model: reason for model, (_, reason) in rooms.items() if reason},
+            paces=self._paces,
+            turns=self._turns,
+            bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
+            models_max=MODELS_MAX,
+            hides_suspects=trial is not None and trial.hides_suspects,
+            wants_check=trial is not None and trial.wants_check,
+        )
+
+    @staticmethod
+    def _nothing(rooms: Rooms) -> schedule.Choice:
+        """Every model that has work is full or closed: the store need not be read any further."""
+        skips = [
+            schedule.Skip(model, "", "", reason or schedule.Reason.NO_AVAILABLE_SLOTS)
+            for model, (_, reason) in rooms.items()
+        ]
+        _count_skips(skips)
+        return schedule.Choice([], skips)
+
+    async def _refresh_paces(self, models: Collection[str]) -> None:
+        """Ask for all that are not known, and for a few of those known longest: all at once would make some decisions slow ones."""
+        now_ms = self._clock.monotonic_ms()
+        due = [model for model in models if model not in self._paces]
+        if not due:
+            old = [model for model in models if now_ms >= self._paced_at_ms[model] + _PACE_KEEP_MS]
+            some = max(_PACES_MIN, len(models) // _PACES_PARTS)
+            due = sorted(old, key=self._paced_at_ms.__getitem__)[:some]
+        if due:
+            told = await self._store.paces(due)
+            # Callers choose the names of models: what is not needed any more must not pile up.
+            self._paces = {model: pace for model, pace in (self._paces | told).items() if model in models}
+            paced_at = self._paced_at_ms | dict.fromkeys(told, now_ms)
+            self._paced_at_ms = {model: paced_at[model] for model in self._paces}
+
+    def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:
+        now_ms = self._clock.monotonic_ms()
+        metrics.scheduler_decision_seconds.observe((now_ms - begun_ms) / 1000)
+        for pick in choice.picks:
+            metrics.scheduler_picks.of(pick.why).inc(pick.slice_count)
+        _count_skips(choice.skips)
+        for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
+            log.warning("scheduler_plugin_fault", fault=fault)
+        # What stands only until the next look need not be worked out at each of them: nobody reads it so often.
+        if now_ms >= self._tell_at_ms:
+            self._tell_at_ms = now_ms + _TELL_EVERY_MS
+            self._tell_slack(snapshot)
+            _tell_gaps(snapshot)
+
+    def _tell_slack(self, snapshot: schedule.Snapshot) -> None:
+        slacks = [
+            deadline.slack_ms(job, model, snapshot.now, deadline.pace(model, 1.0, self._policy))
+            for job in snapshot.jobs
+            if (model := snapshot.models.get(job.model)) is not None and (job.rate or model.rate)
+        ]
+        if slacks:
+            metrics.deadline_slack_seconds.set(min(slacks) / 1000)
+
+    def _shadow(self, snapshot: schedule.Snapshot, choice: schedule.Choice, mode: schedule.Mode) -> None:
+        differences = schedule.compare(snapshot, self._policy, choice, mode)
+        metrics.scheduler_shadow_decisions.inc()
+        if differences:
+            metrics.scheduler_shadow_differences.inc()
+            for one in differences[:_FAULTS_LOGGED_MAX]:
+                log.info(
+                    "scheduler_shadow_differs",
+                    shadow=mode,
+                    model=one.model,
+                    job=one.job_id,
+                    ours=one.ours,
+                    theirs=one.theirs,
+                    reason=one.reason,
+                )

@@ -1,0 +1,387 @@
+"""What a worker holds: leased slices, their unsent items, and the calls in flight.
+
+It decides which item may be sent next and never sends anything itself. It asks three things before it gives an item out: is the
+lease surely alive, is the job still open, and does the model have a free slot.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tidegate.core.budgets.budget import Budget, Limit
+from tidegate.core.nouns import Holding, Item, LeasedSlice
+from tidegate.core.ports import Clock, Upstream
+
+# What waits no longer than this stays with the worker; the rest goes back to the store.
+SHORT_WAIT_MS = 5_000
+
+# Where calls are quick, as many items are worth holding as go out in this time: a lease for every handful would cost more than the calls.
+AHEAD_MS = 200
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
+    `answered_number` is the last of its items that a model server answered."""
+
+    slice: LeasedSlice
+    deadline_ms: float
+    budgets: tuple[Budget, ...] = ()
+    key_limits: tuple[Limit, ...] = ()
+    left: int = 0
+    sent_to: int = 0
+    in_flight: int = 0
+    answered_number: int = -1
+    deferred: int = 0
+    deferred_until_ms: float = 0.0
+    worth_at_ms: float = math.inf
+    reading: bool = False
+    dropped: bool = False
+    settled: bool = False
+    aborted: bool = False
+    calls: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def end_item(self, number: int, *, was_answered: bool) -> None:
+        """An item has its outcome; `was_answered` when a model server said it."""
+        self.left -= 1
+        if was_answered:
+            self.answered_number = number
+
+    def abort(self) -> None:
+        """End the calls of this slice in the air: their connections are closed."""
+        self.aborted = True
+        for task in list(self.calls):
+            task.cancel()
+
+
+class _Stock:
+    """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
+
+    __slots__ = ("_since_ms", "in_flight", "queue", "went", "went_before")
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Held, Item]] = deque()
+        self.in_flight = 0
+        self._since_ms = -math.inf
+        self.went = self.went_before = 0
+
+    def goes(self, now_ms: float) -> None:
+        """One more item goes out."""
+        self.in_flight += 1
+        if now_ms - self._since_ms >= AHEAD_MS:
+            self.went_before = self.went if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+            self.went = 0
+            self._since_ms = now_ms
+        self.went += 1
+
+    def ahead(self, now_ms: float) -> int:
+        """How many went out in so much time, of late."""
+        return max(self.went, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+
+    def is_unused(self, now_ms: float) -> bool:
+        return not self.queue and not self.in_flight and now_ms - self._since_ms >= 2 * AHEAD_MS
+
+
+class Hand:
+    def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._may_send_at_all = may_send
+        self._stocks: dict[str, _Stock] = {}
+        self._held: dict[tuple[str, int, str], Held] = {}
+        self._parked: deque[asyncio.Future[None]] = deque()
+        self._is_inviting = False
+        self._is_shut = False
+        self.admitted: tuple[Held, Item] | None = None
+        self.lease_until_ms = 0.0
+        self.in_flight = 0
+
+    @property
+    def slice_count(self) -> int:
+        return len(self._held)
+
+    def unsent(self, model: str) -> int:
+        """How many items of a model wait here for a slot."""
+        stock = self._stocks.get(model)
+        return len(stock.queue) if stock else 0
+
+    def calls(self, model: str) -> int:
+        """How many items of a model are in flight from here."""
+        stock = self._stocks.get(model)
+        return stock.in_flight if stock else 0
+
+    def ahead(self, model: str) -> int:
+        """How many items of a model will be gone within a moment, at the pace of the last one."""
+        stock = self._stocks.get(model)
+        return stock.ahead(self._clock.monotonic_ms()) if stock else 0
+
+    def is_low(self, model: str) -> bool:
+        """Whether what waits here of a model will be gone soon."""
+        stock = self._stocks.get(model)
+        if stock is None:
+            return True
+        unsent = 2 * len(stock.queue)
+        return unsent <= self.in_flight or unsent <= stock.went or unsent <= stock.went_before
+
+    def models(self) -> list[str]:
+        """Models of which slices are held."""
+        return list({held.slice.model for held in self._held.values()})
+
+    def has_keys(self) -> bool:
+        """Whether anything here was asked for under a key."""
+        return any(held.slice.key_id is not None for held in self._held.values())
+
+    def held(self) -> list[Held]:
+        return list(self._held.values())
+
+    def extend_lease(self, until_ms: float) -> None:
+        """A heartbeat was answered: calls may start until this moment, on the monotonic clock."""
+        self.lease_until_ms = until_ms
+        self.wake()
+
+    def lose_lease(self) -> None:
+        """This incarnation was declared gone: nothing more is sent under its leases."""
+        self.lease_until_ms = 0.0
+        for held in self.held():
+            self.drop(held)
+
+    def expect(self, held: Held) -> None:
+        """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
+        piece = held.slice
+        held.reading = True
+        self._held[piece.job_id, piece.first, piece.token] = held
+
+    def forget(self, held: Held) -> None:
+        """A slice that could not be read is not held after all."""
+        piece = held.slice
+        self._held.pop((piece.job_id, piece.first, piece.token), None)
+
+    def add(self, held: Held, items: Iterable[Item]) -> None:
+        """Take a freshly leased slice with the items of it that have no outcome yet."""
+        piece = held.slice
+        held.reading = False
+        self._held[piece.job_id, piece.first, piece.token] = held
+        queue = self._stock(piece.model).queue
+        for item in items:
+            held.left += 1
+            if item.wait_ms > SHORT_WAIT_MS:
+                self.defer(held, item.wait_ms)
+            elif item.wait_ms > 0:
+                self.put_back(held, item, item.wait_ms)
+            else:
+                queue.append((held, item))
+        self.wake()
+
+    def take(self) -> tuple[Held, Item] | None:
+        """The next item that may be sent now."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self.lease_until_ms or not self._may_send_at_all():
+            return None
+        if self._is_shut:
+            return self._take_admitted(now_ms)
+        for model, stock in self._stocks.items():
+            queue = stock.queue
+            while queue and self._may_send(model):
+                held, item = queue.popleft()
+                if held.dropped:
+                    continue
+                if now_ms >= held.deadline_ms:
+                    self._defer(held, held.deadline_ms)
+                    continue
+                self._goes(stock, held, item, now_ms)
+                if len(self._stocks) > 1:
+                    self._stocks[model] = self._stocks.pop(model)
+                return held, item
+        return None
+
+    def _goes(self, stock: _Stock, held: Held, item: Item, now_ms: float) -> None:
+        held.in_flight += 1
+        if item.number >= held.sent_to:
+            held.sent_to = item.number + 1
+        self.in_flight += 1
+        stock.goes(now_ms)
+
+    # ---- one item at a time
+
+    def shut(self) -> None:
+        """Send nothing but what is admitted, one item at a time, until `reopen`."""
+        self._is_shut = True
+
+    def reopen(self) -> None:
+        self._is_shut = False
+        self.admitted = None
+        self.wake()
+
+    def admit(self, entry: tuple[Held, Item] | None) -> None:
+        """Let this one item go out while nothing else may; None takes that back."""
+        self.admitted = entry
+        if entry is not None:
+            self.wake_one()
+
+    def queued(self) -> list[tuple[Held, Item]]:
+        """Every item that waits here to be sent, of slices that are not dropped."""
+        return [entry for stock in self._stocks.values() for entry in stock.queue if not entry[0].dropped]
+
+    def _take_admitted(self, now_ms: float) -> tuple[Held, Item] | None:
+        entry = self.admitted
+        if entry is None or self.in_flight or entry[0].dropped or now_ms >= entry[0].deadline_ms:
+            return None
+        held, item = entry
+        stock = self._stock(held.slice.model)
+        if entry not in stock.queue or not self._may_send(held.slice.model):
+            return None
+        stock.queue.remove(entry)
+        self.admitted = None
+        self._goes(stock, held, item, now_ms)
+        return entry
+
+    def _stock(self, model: str) -> _Stock:
+        stock = self._stocks.get(model)
+        if stock is None:
+            stock = self._stocks[model] = _Stock()
+        return stock
+
+    def _may_send(self, model: str) -> bool:
+        if not model or not self._upstream.knows(model):
+            return True
+        return self._upstream.free_slots(model) > 0
+
+    async def next(self) -> tuple[Held, Item]:
+        """Wait for an item that may be sent."""
+        taken = self.take()
+        if taken is not None:
+            if self._parked and not self._is_inviting:
+                self._is_inviting = True
+                asyncio.get_running_loop().call_soon(self._invite)
+            return taken
+        while True:
+            future = asyncio.get_running_loop().create_future()
+            self._parked.append(future)
+            await future
+            taken = self.take()
+            if taken is not None:
+                return taken
+
+    def _invite(self) -> None:
+        """Where several items share a call, a slot that came free is worth several: let as many look as there are items to take."""
+        self._is_inviting = False
+        for model, stock in self._stocks.items():
+            if stock.queue and model and self._upstream.items_per_call(model) > 1:
+                for _ in range(min(self._upstream.free_slots(model), len(stock.queue))):
+                    self.wake_one()
+
+    def wake(self) -> None:
+        """Something changed: let as many look again as there are items to take."""
+        now_ms = self._clock.monotonic_ms()
+        # Callers choose the names of models: what is not needed must not pile up.
+        for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
+            del self._stocks[model]
+        waiting = sum(len(stock.queue) for stock in self._stocks.values())
+        while self._parked and waiting:
+            future = self._parked.popleft()
+            if not future.done():
+                future.set_result(None)
+                waiting -= 1
+
+    def wake_one(self) -> None:
+        """One slot became free."""
+        while self._parked:
+            future = self._parked.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def landed(self, held: Held) -> None:
+        """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
+        held.in_flight -= 1
+        self.in_flight -= 1
+        self._stocks[held.slice.model].in_flight -= 1
+
+    def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
+        """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
+        held.deferred_until_ms = max(held.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
+        asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, held, item)
+
+    def _return(self, held: Held, item: Item) -> None:
+        if not held.dropped:
+            self._stock(held.slice.model).queue.appendleft((held, item))
+            self.wake_one()
+
+    def defer(self, held: Held, wait_ms: float) -> None:
+        """This item waits longer than a worker should hold it: it goes back with its slice."""
+        self._defer(held, self._clock.monotonic_ms() + wait_ms)
+
+    def defer_for_budget(self, held: Held, wait_ms: float) -> None:
+        """The same for an item that waits for a budget: nobody asked for that rest, so the first of a slice to be worth a try wakes it."""
+        held.deferred += 1
+        held.worth_at_ms = min(held.worth_at_ms, self._clock.monotonic_ms() + wait_ms)
+
+    def _defer(self, held: Held, until_ms: float) -> None:
+        held.deferred += 1
+        held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+
+    def drop(self, held: Held) -> None:
+        """Send nothing more of this slice; its calls in flight go on."""
+        held.dropped = True
+
+    def cut(self, held: Held) -> int:
+        """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
+        piece = held.slice
+        return sum(number not in piece.done for number in range(held.sent_to, piece.first + piece.count))
+
+    def drop_model(self, model: str, until_ms: float) -> None:
+        """A model rests for longer than a worker should wait: its unsent items go back until then."""
+        for held in self.held():
+            if held.slice.model == model and not held.dropped:
+                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+                self.drop(held)
+        stock = self._stocks.get(model)
+        if stock is not None:
+            stock.queue.clear()
+
+    def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
+        """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which
+        jobs and models."""
+        dropped = set()
+        for held in self.held():
+            if held.budgets == budgets and not held.dropped:
+                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+                self.drop(held)
+                dropped.add((held.slice.job_id, held.slice.model))
+        return dropped
+
+    def settle(self, held: Held) -> bool:
+        """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
+        if held.settled or held.reading or held.in_flight or not (held.dropped or held.left == held.deferred):
+            return False
+        held.settled = held.dropped = True
+        self.forget(held)
+        return True
+
+    def release_wait_ms(self, held: Held) -> int:
+        """How long a slice that is given back should rest."""
+        until_ms = held.deferred_until_ms
+        if held.worth_at_ms < math.inf:
+            until_ms = max(until_ms, held.worth_at_ms)
+        return max(0, int(until_ms - self._clock.monotonic_ms()))
+
+    def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
+        """Hold the store's word against ours. Drops what we lost; returns what the store thinks is ours and we know nothing of."""
+        listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
+        for key in known - listed:
+            held = self._held.get(key)
+            if held is not None and not held.settled:
+                self.drop(held)
+        return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._held]
+
+    def keys(self) -> set[tuple[str, int, str]]:
+        return set(self._held)
+
+    def close_job(self, job_id: str) -> list[Held]:
+        """The job closes: send nothing more of it."""
+        mine = [held for held in self.held() if held.slice.job_id == job_id]
+        for held in mine:
+            self.drop(held)
+        return mine

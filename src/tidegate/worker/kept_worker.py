@@ -1,0 +1,105 @@
+"""A worker that is made anew after an internal error, in a process that has more to do than to run items."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from tidegate.core.errors import StoreUnavailable, WorkerBroken
+from tidegate.worker.incarnation import Incarnation
+
+log = structlog.get_logger()
+
+RESTART_S = 1.0
+RESTART_S_MAX = 60.0
+
+
+class RunsItems(Protocol):
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop. WorkerBroken: an internal error ended it, and what it held was handed back."""
+
+    def trouble(self) -> str | None:
+        """Why it takes no new work; None while all is well."""
+
+    def is_idle_with_room(self, model: str) -> bool:
+        """Whether it has nothing to do and would take items of this model."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls are out."""
+
+
+class KeptWorker:
+    def __init__(self, make: Callable[[], RunsItems], me: Incarnation, heartbeat_ms: int) -> None:
+        self._make = make
+        self._me = me
+        self._heartbeat_s = heartbeat_ms / 1000
+        self._worker = make()
+
+    @property
+    def in_flight(self) -> int:
+        return self._worker.in_flight
+
+    def trouble(self) -> str | None:
+        return self._worker.trouble()
+
+    def is_idle_with_room(self, model: str) -> bool:
+        return self._worker.is_idle_with_room(model)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop. After each internal error wait, longer each time, unless the last one was long ago."""
+        loop = asyncio.get_running_loop()
+        wait_s = RESTART_S
+        while True:
+            began_s = loop.time()
+            try:
+                await self._worker.run(stop)
+                return
+            except WorkerBroken as error:
+                if loop.time() - began_s > RESTART_S_MAX:
+                    wait_s = RESTART_S
+                log.error("worker_restarts", error=str(error), wait_s=wait_s)
+            await self._rest(stop, wait_s)
+            if stop.is_set():
+                return
+            wait_s = min(2 * wait_s, RESTART_S_MAX)
+            self._worker = self._make()
+
+    async def _rest(self, stop: asyncio.Event, wait_s: float) -> None:
+        """Stay alive for the store: this process owns what it receives meanwhile. Its last incarnation left with its worker."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_s
+        has_begun = False
+        while not stop.is_set() and (loop.time() < end_s or not has_begun):
+            try:
+                if not has_begun or await self._me.beat() is None:
+                    await self._me.begin()
+                    has_begun = True
+            except StoreUnavailable as error:
+                log.warning("heartbeat_failed", error=str(error))
+            try:
+                async with asyncio.timeout(max(0.0, min(self._heartbeat_s, end_s - loop.time()))):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+        if stop.is_set() and has_begun:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            await self._me.leave()
+        except StoreUnavailable as error:
+            log.warning(
+                "left_in_a_hurry", error=str(error), advice="the store misses this process when the lease runs out"
+            )
+
+
+async def until_any(*events: asyncio.Event) -> None:
+    """Wait until one of these is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()

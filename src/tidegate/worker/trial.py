@@ -1,0 +1,212 @@
+"""Find the item that kills its workers, without holding up the others.
+
+Slices that lost two owners or more are suspects. A worker runs its suspects in groups:
+
+1. half of those that lost the most owners,
+2. the rest of those, but for a few,
+3. all others at once.
+
+Everything else runs beside them. A group that ends is innocent. A group that is lost with its worker is where the next worker begins, so
+each loss halves it. A single item that lost many owners is run alone: nothing else is in flight from its worker, and the store hears of
+it before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone in
+between and survived. So workers that are killed from outside fail no item.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import IntEnum
+
+import structlog
+
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Item
+from tidegate.core.retry import ALONE_LOSSES_MAX
+from tidegate.core.schedule.snapshot import Suspects
+from tidegate.stages.record import Recorder
+from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
+from tidegate.store.store import Store
+from tidegate.worker.hand import SHORT_WAIT_MS, Hand, Held
+from tidegate.worker.incarnation import Incarnation
+
+log = structlog.get_logger()
+
+# A single suspect that lost fewer owners runs beside others: running it alone stops all other calls of its worker.
+ALONE_AFTER = 4
+_POLL_S = 0.02
+_CHECK_WAIT_S = 2.0
+_RETRY_S = 0.5
+
+
+class _Stage(IntEnum):
+    HALF = 0
+    REST = 1
+    ALL = 2
+
+
+class Trial:
+    def __init__(
+        self, store: Store, hand: Hand, recorder: Recorder, me: Incarnation, look_again: Callable[[], None]
+    ) -> None:
+        """`look_again` has the worker lease what it can now."""
+        self._store = store
+        self._hand = hand
+        self._recorder = recorder
+        self._me = me
+        self._look_again = look_again
+        self._stage = _Stage.HALF
+        self._level = 0
+        self._group: set[Held] = set()
+        self._has_sent = False
+        self._alone: Held | None = None
+        self.wants_check = False
+        self._alone_wanted = asyncio.Event()
+
+    def begin_anew(self) -> None:
+        """A new incarnation has survived nothing yet."""
+        self._stage, self._level, self._has_sent = _Stage.HALF, 0, False
+        self._group.clear()
+
+    @property
+    def hides_suspects(self) -> bool:
+        """Whether this worker takes no suspects now, because it holds a group of them."""
+        return bool(self._group) and self._stage is not _Stage.ALL and not self.wants_check
+
+    def suspects_max(self, seen: Suspects) -> int:
+        """How many suspect slices this worker may hold, after a look at those that are ready."""
+        if self.wants_check:
+            return len(self._group) + 1
+        if self.hides_suspects:
+            return 0
+        if not seen.count:
+            if not self._group:
+                self.begin_anew()
+            return ALL_SUSPECTS
+        if seen.level > self._level:
+            self.begin_anew()
+            self._level = seen.level
+        elif self._stage is _Stage.REST and seen.level < self._level:
+            self._stage = _Stage.ALL
+        return self._bound(seen)
+
+    def _bound(self, seen: Suspects) -> int:
+        kept = max(0, seen.count - KEPT_FOR_CHECKS)
+        if seen.out_level > seen.level:
+            return 0
+        bounds = {_Stage.HALF: (seen.count + 1) // 2, _Stage.REST: kept or seen.count, _Stage.ALL: ALL_SUSPECTS}
+        bound = bounds[self._stage]
+        return min(bound, kept) if seen.out_level == seen.level else bound
+
+    def begin_group(self, leased: list[Held]) -> None:
+        """These slices were leased and nothing of them was sent yet. A single suspect that lost many owners goes alone."""
+        self._group.update(held for held in leased if held.slice.lost_count >= SUSPECT_AFTER)
+        if self.hides_suspects and len(self._group) == 1 and self._alone is None:
+            (only,) = self._group
+            if _goes_alone(only):
+                self._alone = only
+                self._hand.shut()
+                self._alone_wanted.set()
+
+    def end_slice(self, held: Held) -> bool:
+        """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
+        if held not in self._group:
+            return False
+        self._group.discard(held)
+        self._has_sent = self._has_sent or held.sent_to > 0
+        if self._group or not self._has_sent:
+            return False
+        self._has_sent = False
+        self._stage = _Stage(min(self._stage + 1, _Stage.ALL))
+        return True
+
+    async def run(self) -> None:
+        """Run alone what must go alone, for ever."""
+        while True:
+            await self._alone_wanted.wait()
+            self._alone_wanted.clear()
+            try:
+                if self._alone is not None:
+                    await self._run_alone(self._alone)
+            finally:
+                self._alone = None
+                self._hand.reopen()
+
+    async def _run_alone(self, held: Held) -> None:
+        await _until(lambda: not self._hand.in_flight and not any(one.reading for one in self._hand.held()))
+        entry = next((entry for entry in self._hand.queued() if entry[0] is held), None)
+        if entry is None:
+            return
+        log.info("item_runs_alone", job=held.slice.job_id, item=entry[1].number, lost_count=held.slice.lost_count)
+        is_checked = _alone_losses(held) > 0 and await self._check(held)
+        if await self._say(entry, is_checked=is_checked):
+            await self._flies(entry)
+        await self._say(None)
+
+    async def _check(self, suspect: Held) -> bool:
+        """Run another item alone first, the least suspected one. True when a model server answered it and the worker survived that; False
+        when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
+        others = await self._others(suspect)
+        log.info("item_check_begins", others=len(others))
+        if not others:
+            return False
+        entry = min(others, key=lambda entry: entry[0].slice.lost_count)
+        return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
+
+    async def _others(self, suspect: Held) -> list[tuple[Held, Item]]:
+        """What waits here besides the suspect; with nothing else at hand, one more slice may be leased for it."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _CHECK_WAIT_S
+        try:
+            while True:
+                others = [entry for entry in self._hand.queued() if entry[0] is not suspect]
+                if others or suspect.dropped or loop.time() >= end_s:
+                    return others
+                self.wants_check = True
+                self._look_again()
+                await asyncio.sleep(_POLL_S)
+        finally:
+            self.wants_check = False
+
+    async def _flies(self, entry: tuple[Held, Item]) -> bool:
+        """Send this item alone, and wait until it has landed and what became of it is committed. False when it could not be sent soon."""
+        held, _ = entry
+        self._hand.admit(entry)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + SHORT_WAIT_MS / 1000
+        while self._hand.admitted is entry:
+            if held.dropped or loop.time() >= end_s:
+                self._hand.admit(None)
+                return False
+            await asyncio.sleep(_POLL_S)
+            self._hand.wake_one()
+        piece = held.slice
+        await _until(lambda: not self._hand.in_flight)
+        self._recorder.hurry()
+        await _until(lambda: not self._recorder.is_settling(piece.job_id, piece.first, piece.token))
+        return True
+
+    async def _say(self, entry: tuple[Held, Item] | None, *, is_checked: bool = False) -> bool:
+        """Tell the store what runs alone now. False when this incarnation is over."""
+        item = (entry[0].slice.job_id, entry[1].number) if entry else None
+        worker_id = self._me.id
+        while worker_id == self._me.id:
+            try:
+                return await self._store.run_alone(worker_id, item, is_checked=is_checked)
+            except StoreUnavailable as error:
+                log.warning("alone_mark_waits", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+        return False
+
+
+def _alone_losses(held: Held) -> int:
+    return max((attempts.alone_losses for attempts in held.slice.attempts.values()), default=0)
+
+
+def _goes_alone(held: Held) -> bool:
+    """Whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
+    piece = held.slice
+    return piece.count == 1 and piece.lost_count >= ALONE_AFTER and _alone_losses(held) < ALONE_LOSSES_MAX
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - many things can make it true, and it is waited for rarely
+        await asyncio.sleep(_POLL_S)
