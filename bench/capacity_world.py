@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from yarl import URL
 
+from tests.simulation.world.loop import VirtualLoop
 from tidegate.core import retry
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
 from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request
-from tidegate.simulate.world.loop import VirtualLoop
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.leave import Leave
 from tidegate.upstream.http.transport import Reply

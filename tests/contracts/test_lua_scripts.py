@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from tests.simulation.world.redis_scripts import Keys
 from tidegate.backends.redis_line import script_text
-from tidegate.simulate.world.redis_scripts import Keys
 
 pytestmark = pytest.mark.anyio
 

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.simulation.seeds import FAMILY_COUNT
-from tidegate.simulate.world.__main__ import main
-from tidegate.simulate.world.families import FAMILIES
-from tidegate.simulate.world.mutants import MUTANTS, planted
-from tidegate.simulate.world.plan import draw
-from tidegate.simulate.world.report import report
-from tidegate.simulate.world.trace import SHOWN_MAX
-from tidegate.simulate.world.world import Verdict, simulate
+from tests.simulation.world.__main__ import main
+from tests.simulation.world.families import FAMILIES
+from tests.simulation.world.mutants import MUTANTS, planted
+from tests.simulation.world.plan import draw
+from tests.simulation.world.report import report
+from tests.simulation.world.trace import SHOWN_MAX
+from tests.simulation.world.world import Verdict, simulate
 
 
 def run_with_bug(name: str, seed: int) -> Verdict:
@@ -69,7 +69,7 @@ def test_a_broken_run_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) 
     verdict = next(verdict for seed in range(FAMILY_COUNT) if (verdict := run_with_bug(name, seed)).broken is not None)
     text, plan = report(verdict), verdict.plan
     assert f"seed {plan.seed} broke a promise" in text
-    assert f"replay: python -m tidegate.simulate.world {plan.seed} --family {plan.family}" in text
+    assert f"replay: python -m tests.simulation.world {plan.seed} --family {plan.family}" in text
     assert all(kind in text for kind in plan.kinds)
     assert len(verdict.last) <= SHOWN_MAX
     replay = [str(plan.seed), "--family", plan.family]

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.seeds import CHUNK, FIXED_COUNT
+from tests.simulation.world.estate import Shape
+from tests.simulation.world.plan import KINDS, draw
+from tests.simulation.world.report import report, shrink
+from tests.simulation.world.settings import SPANS
+from tests.simulation.world.world import Verdict, simulate
 from tidegate.core.schedule import Mode
-from tidegate.simulate.world.estate import Shape
-from tidegate.simulate.world.plan import KINDS, draw
-from tidegate.simulate.world.report import report, shrink
-from tidegate.simulate.world.settings import SPANS
-from tidegate.simulate.world.world import Verdict, simulate
 
 MEETING_COUNT = 40
 DRAWN_COUNT = 160
@@ -93,7 +93,7 @@ def test_a_seed_replays_to_the_same_trace() -> None:
 
 def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
     """Nothing may hang on the order of a set, which differs from process to process."""
-    command = [sys.executable, "-m", "tidegate.simulate.world", "3", "4", "--digest"]
+    command = [sys.executable, "-m", "tests.simulation.world", "3", "4", "--digest"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
         for order in ("1", "2")

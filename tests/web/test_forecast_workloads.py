@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.world import START_MS, World
+from tests.worker.world import START_MS, World
 from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.schedule.scope import tenant_scope

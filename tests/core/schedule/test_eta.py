@@ -1,0 +1,174 @@
+"""When a job ends and whether it can end in time, from rates and its place in the queue."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.schedule import looks
+from tests.core.schedule.world import World, job
+from tidegate.core.budgets.ahead import calls_take_ms
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.eta import (
+    Eta,
+    Outlook,
+    Position,
+    best_rates,
+    busy_rates,
+    eta,
+    feasible,
+    not_before,
+    own_rate,
+    recent_rate,
+    slack_ms,
+    units_before_end,
+)
+from tidegate.core.schedule.outlooks import Minute
+
+# The noon of a day, in milliseconds.
+NOON = 20_000 * 86_400_000 + 43_200_000
+
+positions = st.builds(
+    Position,
+    left_units=st.integers(1, 10**7),
+    ahead_units=st.integers(0, 10**7),
+    weight=st.floats(0.1, 10),
+    others=st.lists(st.tuples(st.floats(0.1, 10), st.none() | st.integers(0, 10**7)), max_size=4),
+)
+rates = st.lists(st.floats(1, 10_000), min_size=1, max_size=15)
+
+
+def test_without_a_rate_nobody_knows() -> None:
+    assert eta(Position(100), []) is None
+    assert eta(Position(100), [0.0, 0.0]) is None
+    assert slack_ms(1_000, 100, None) is None
+    assert feasible(1_000, Position(100), [], 0.5) is Outlook.UNKNOWN
+
+
+def test_a_default_rate_stands_in_for_a_measured_one() -> None:
+    told = eta(Position(1_000), [], rate_default=100.0)
+    assert told is not None
+    assert told.p50_ms == 10_000
+    assert told.p95_ms > told.p50_ms
+
+
+def test_steady_rates_give_a_narrow_forecast() -> None:
+    assert eta(Position(6_000), [100.0] * 15) == Eta(60_000, 60_000)
+
+
+def test_others_count_as_far_as_their_backlog_and_weight_go() -> None:
+    assert units_before_end(Position(100, others=[(1.0, None), (1.0, 30), (2.0, None)])) == 100 + 100 + 30 + 200
+    assert units_before_end(Position(100, ahead_units=50)) == 150
+
+
+@given(positions, rates)
+@looks.tried
+def test_a_forecast_is_ordered_and_grows_with_what_is_ahead(position: Position, measured: list[float]) -> None:
+    told = eta(position, measured)
+    assert told is not None
+    assert 0 <= told.p50_ms <= told.p95_ms
+    more = eta(Position(position.left_units, position.ahead_units + 1_000, position.weight, position.others), measured)
+    assert more is not None
+    assert more.p50_ms >= told.p50_ms
+
+
+@given(positions, rates, st.floats(0, 1))
+@looks.tried
+def test_more_time_never_makes_an_outlook_worse(position: Position, measured: list[float], share: float) -> None:
+    order = [Outlook.IMPOSSIBLE, Outlook.AT_RISK, Outlook.LIKELY]
+    told = [order.index(feasible(10**power, position, measured, share)) for power in range(16)]
+    assert told == sorted(told)
+    assert told[-1] == 2
+
+
+def test_an_outlook_knows_what_urgency_can_do() -> None:
+    crowded = Position(1_000, others=[(1.0, None)] * 9)
+    steady = [100.0] * 15
+    assert feasible(100_000, crowded, steady, 0.5) is Outlook.LIKELY
+    assert feasible(50_000, crowded, steady, 0.5) is Outlook.AT_RISK
+    assert feasible(15_000, crowded, steady, 0.5) is Outlook.IMPOSSIBLE
+    assert feasible(50_000, crowded, steady, 0.0) is Outlook.IMPOSSIBLE
+
+
+def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
+    """Three tenants share four slots of 100 units a second each; one of them has little left and drops out early."""
+    world = World([job("a", "a", 80), job("b", "b", 400), job("c", "c", 20)], Policy(), slots=4)
+    told = eta(Position(8_000, others=[(1.0, 40_000), (1.0, 2_000)]), [400.0] * 15)
+    world.run(400)
+    ended = world.jobs["a"].ended_at
+    assert told is not None
+    assert ended is not None
+    assert abs(told.p50_ms - ended) <= 0.05 * ended
+
+
+def budget(name: str, *limits: Limit) -> tuple[Budget, ...]:
+    return (Budget(Bound.DEPLOYMENT, name, limits),)
+
+
+def minutes_of(calls: int, *ways: tuple[Budget, ...], now: int = NOON) -> int | None:
+    taken = calls_take_ms(ways, {}, now, calls)
+    return None if taken is None else taken // 60_000
+
+
+def test_limits_say_how_soon_calls_can_be_over() -> None:
+    four = budget("a", Limit(Period.MINUTE, requests=4))
+    assert [minutes_of(calls, four) for calls in (0, 1, 4, 5, 8, 9, 30)] == [0, 0, 0, 1, 1, 2, 7]
+    # Two ways share the calls; the tighter of two limits counts, whatever its period; a way without one takes any number.
+    assert minutes_of(16, four, budget("b", Limit(Period.MINUTE, requests=4))) == 1
+    both = budget("a", Limit(Period.MINUTE, requests=4), Limit(Period.HOUR, requests=8))
+    assert minutes_of(17, both) in (120, 121)
+    assert minutes_of(1_000, four, ()) == minutes_of(1_000) == 0
+    assert minutes_of(1_000, budget("a", Limit(Period.MINUTE, tokens=1))) == 0
+    assert minutes_of(1_000, budget("a", Limit(Period.MINUTE, requests=1, enabled=False))) == 0
+    # Of a day's limit, today's and tomorrow's may be had within half a day at noon.
+    day = budget("a", Limit(Period.DAY, requests=10))
+    assert [minutes_of(calls, day) for calls in (10, 20, 21)] == [0, 12 * 60, 36 * 60]
+    assert not_before(Eta(5, 9), 7) == Eta(7, 9)
+
+
+def test_what_was_sent_before_counts_and_a_total_may_never_be_enough() -> None:
+    total = budget("a", Limit(Period.LIFETIME, requests=10))
+    assert minutes_of(10, total) == 0
+    assert minutes_of(11, total) is None
+    four = budget("a", Limit(Period.MINUTE, requests=4))
+    ledger = Ledger()
+    ledger.take(four[0].limits[0], NOON - 30_000, 4, 0)
+    taken = calls_take_ms([four], {four[0].id: ledger.pack()}, NOON, 4)
+    assert taken is not None
+    assert 29_000 <= taken <= 32_000
+
+
+def test_many_calls_are_told_without_playing_all_of_them() -> None:
+    fast = budget("a", Limit(Period.MINUTE, requests=600))
+    told = minutes_of(600_000, fast)
+    assert told is not None
+    assert 0.95 * 1_000 <= told <= 1.05 * 1_000
+
+
+def test_a_rate_is_what_was_served_while_there_was_work() -> None:
+    burst = Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=80_000)
+    assert busy_rates([Minute(6, 0, 0, 0), burst]) == [100.0]
+    assert busy_rates([Minute(7, 6_000, 6_000, 60)]) == [100.0], "nobody counted: the whole minute"
+    slow, fast = Minute(1, 600, 600, 6, 60_000, 60_000), Minute(2, 6_000, 6_000, 60, 30_000, 60_000)
+    assert recent_rate([slow, fast]) == 200.0
+    assert recent_rate([]) is None
+    # Four calls at once of eight slots: twice as much may be possible; nothing is taken away where more were measured.
+    assert best_rates([burst], 8) == (200.0, 2.0)
+    assert best_rates([burst, slow], 1) == (100.0, 1.0)
+    assert best_rates([], 8) is None
+
+
+def test_a_jobs_own_progress_says_more_than_what_others_were_served() -> None:
+    minutes = [Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=40_000)]
+    assert own_rate(Position(500), 0, 60_000, minutes) is None
+    assert own_rate(Position(500), 400, 2_000, minutes) is None
+    # Calls take two seconds: what was done in 11 seconds was done in ten.
+    assert own_rate(Position(500), 400, 11_000, minutes) == 40.0
+    assert own_rate(Position(500, others=[(1.0, None)]), 400, 11_000, minutes) == 80.0
+
+
+def test_the_rate_of_now_says_more_than_those_before() -> None:
+    told = eta(Position(6_000), [50.0, 150.0], rate_now=200.0)
+    assert told is not None
+    assert told.p50_ms == 30_000
+    assert told.p95_ms > 30_000

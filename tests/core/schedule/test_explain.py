@@ -1,0 +1,84 @@
+"""What `tidegate explain` says of a job, from how it stands and what the scheduler would do with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.schedule.world import World, job
+from tidegate.core.schedule import Policy, Prospect, Reason, Why, choose, prospect_not_ready, prospects
+from tidegate.core.schedule import explain as reasons
+from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.window import DAY_MS
+
+
+def told(world: World, job_id: str) -> Prospect:
+    look = world.look(world.workers[0])
+    [prospect] = prospects(look, choose(look, world.policy), world.policy, job_id)
+    return prospect
+
+
+def said(prospect: Prospect) -> str:
+    return "\n".join(reasons._foreseen(prospect))
+
+
+def test_a_job_whose_turn_it_is() -> None:
+    world = World([job("a", "a", 5, expires_at=DAY_MS), job("b", "b", 5)], Policy(), slots=2)
+    prospect = told(world, "a")
+    assert (prospect.rule, prospect.reason, prospect.share, prospect.flows) == (Why.FAIR, None, 0.5, 2)
+    assert "takes its next slice now, because it is its turn (smart_v1)" in said(prospect)
+    assert "2 tenants have work for it; its tenant can count on 50% of what is served" in said(prospect)
+    assert "to spare before its deadline" in said(prospect)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_a_sentence(reason: Reason) -> None:
+    prospect = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
+    assert reasons._REASONS[reason] in said(prospect)
+    assert f"({reason})" in said(prospect)
+
+
+@pytest.mark.parametrize("rule", list(Why))
+def test_every_rule_has_a_sentence(rule: Why) -> None:
+    prospect = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
+    assert reasons._RULES[rule] in said(prospect)
+
+
+def test_why_it_waits_comes_from_the_choice() -> None:
+    world = World([job("a", "a", 5), job("b", "b", 5), job("c", "b", 50)], Policy(), slots=1)
+    assert told(world, "b").reason == Reason.FAIR_SHARE
+    world.served["m", "a"] = 500.0
+    assert told(world, "c").reason == Reason.BEHIND_IN_FLOW
+    world.closed["m"] = Reason.TIDE_CLOSED
+    assert "interactive calls need all of it now" in said(told(world, "a"))
+    del world.closed["m"]
+    world.policy = replace(world.policy, in_flight_units_max=150)
+    world.act(world.workers[0])
+    world.workers[0].slots["m"] = 2
+    assert told(world, "c").reason == Reason.TENANT_IN_FLIGHT_MAX
+
+
+def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
+    jobs = [job("a", "a", 30, expires_at=25_000), job("b", "b", 999), job("c", "c", 999, expires_at=9_000)]
+    world = World(jobs, Policy(), slots=2)
+    assert told(world, "a").rule == Why.URGENT
+    assert "goes first within the urgent share" in said(told(world, "a"))
+    assert "cannot be met any more" in said(told(world, "c"))
+
+
+def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
+    outlook = ModelOutlook("m", 100, 50, 0, 0, weight=1.0, weights=4.0, flow_count=3, minutes=())
+    prospect = prospect_not_ready(outlook, Policy())
+    assert (prospect.rule, prospect.reason, prospect.share) == (None, None, 0.25)
+    assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(prospect)
+    assert "3 tenants have work for it" in said(prospect)
+    standing = reasons.Standing(0, 1, 0, 1, 4_000, 0, 0, (("upstream_throttled", 2),), (prospect,))
+    assert reasons._as_put_off(prospect, standing).reason == Reason.RESTING
+
+
+def test_what_nobody_measured_is_said_to_be_unknown() -> None:
+    world = World([job("a", "a", 5)], Policy(), slots=2)
+    unknown = replace(told(world, "a"), slack_ms=None)
+    assert "not measured yet" in said(unknown)
+    known = replace(unknown, eta_p50_ms=60_000, eta_p95_ms=90_000, notes=("the tide leaves it 4 calls.",))
+    assert "done in about 1m, in 1m30s with 95 % confidence" in said(known)
+    assert "m: the tide leaves it 4 calls." in said(known)

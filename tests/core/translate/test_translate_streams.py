@@ -1,0 +1,198 @@
+"""Streams in the other shape: whatever the pieces, what a client puts together is the answer; and what cannot be followed ends in words."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.translate.world import (
+    assemble_anthropic,
+    assemble_openai,
+    completions,
+    cut_up,
+    openai_stream,
+    read_events,
+)
+from tests.support.sdks import openai
+from tidegate.core.translate import StreamToAnthropic, StreamToOpenai, answer_to_anthropic
+from tidegate.core.translate.sse import EventReader
+
+
+def run(translator: StreamToAnthropic | StreamToOpenai, pieces: Any) -> bytes:
+    return b"".join([translator.feed(piece) for piece in pieces]) + translator.end()
+
+
+@given(completions(), st.data())
+def test_a_translated_stream_is_the_translated_answer(whole: dict[str, Any], data: st.DataObject) -> None:
+    stream = openai_stream(data.draw, whole)
+    translator = StreamToAnthropic()
+    events = run(translator, cut_up(data.draw, stream))
+    assert translator.ended
+    assert assemble_anthropic(events) == json.loads(answer_to_anthropic(json.dumps(whole).encode()).body)
+
+
+@given(completions(), st.data())
+def test_there_and_back_is_the_same_completion(whole: dict[str, Any], data: st.DataObject) -> None:
+    events = run(StreamToAnthropic(), [openai_stream(data.draw, whole)])
+    chunks = run(StreamToOpenai(whole["created"], include_usage=True), cut_up(data.draw, events))
+    assert assemble_openai(chunks) == whole
+    for chunk in read_events(chunks):
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk)
+
+
+def event(**fields: Any) -> bytes:
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+START = event(
+    type="message_start",
+    message={
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "usage": {"input_tokens": 9},
+    },
+)
+TOOL = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {}}
+STOP = event(type="message_delta", delta={"stop_reason": "tool_use", "stop_sequence": None}, usage={"output_tokens": 4})
+
+
+def test_a_stream_as_anthropic_documents_it() -> None:
+    stream = [
+        START,
+        event(type="content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        event(type="ping"),
+        event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "Let me look."}),
+        event(type="content_block_stop", index=0),
+        event(type="content_block_start", index=1, content_block=TOOL),
+        event(type="content_block_stop", index=1),
+        event(type="brand_new_event", whatever=1),
+        STOP,
+        event(type="message_stop"),
+    ]
+    whole = assemble_openai(run(StreamToOpenai(7, include_usage=True), stream))
+    assert whole["id"] == "chatcmpl-msg_1"
+    assert whole["created"] == 7
+    assert whole["choices"][0]["message"]["content"] == "Let me look."
+    call = whole["choices"][0]["message"]["tool_calls"][0]
+    assert call == {"id": "toolu_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert whole["choices"][0]["finish_reason"] == "tool_calls"
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (9, 4)
+
+
+def test_usage_is_said_only_when_it_was_asked_for() -> None:
+    chunks = read_events(run(StreamToOpenai(7), [START, STOP, event(type="message_stop")]))
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+def chunk(delta: Any = None, finish: str | None = None, **fields: Any) -> bytes:
+    choices = [{"index": 0, "delta": delta or {}, "finish_reason": finish}]
+    return f"data: {json.dumps({'id': 'chatcmpl-1', 'model': 'm', 'choices': choices, **fields})}\n\n".encode()
+
+
+def call(index: Any = 0, **fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, **fields}]}
+
+
+NEW_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [b""],
+        [chunk({"content": "half"})],
+        [chunk({"content": "half"}), b"data: [DONE]\n\n"],
+        [b"data: {not json}\n\n"],
+        [b"data: [1]\n\n"],
+        [b"data: \xff\n\n"],
+        [b"data: " + b"[" * 100_000 + b"\n\n"],
+        [chunk(finish="because")],
+        [chunk(choices=[{"index": 1, "delta": {"content": "x"}}])],
+        [chunk(choices=[7])],
+        [chunk({"function_call": {"name": "f"}})],
+        [chunk({"audio": {"id": "a"}})],
+        [chunk(call(function={"arguments": "1"}))],
+        [chunk(call(**NEW_CALL)), chunk(call(1, **NEW_CALL)), chunk(call(function={"arguments": "1"}))],
+        [chunk(call(**NEW_CALL)), chunk({"content": "x"}), chunk(call(function={"arguments": "1"}))],
+        [chunk(call(None, **NEW_CALL))],
+        [chunk({"tool_calls": ["x"]})],
+        [b'data: {"error":{"message":"engine died","type":"server_error","code":500}}\n\n'],
+        [b'data: {"error":"engine died"}\n\n'],
+    ],
+)
+def test_what_cannot_be_followed_ends_in_an_error_event(stream: list[bytes]) -> None:
+    translator = StreamToAnthropic()
+    events = read_events(run(translator, stream))
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["message"]
+    assert translator.ended
+    assert translator.feed(chunk({"content": "more"})) == b""
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [b""],
+        [START],
+        [START, event(type="message_stop")],
+        [START, b"data: nope\n\n"],
+        [START, b"data: 1\n\n"],
+        [event(type="message_start")],
+        [START, event(type="content_block_start", index=0, content_block={"type": "server_tool_use"})],
+        [START, event(type="content_block_delta", index=0, delta={"type": "citations_delta"})],
+        [START, event(type="message_delta", delta={"stop_reason": "pause_turn"})],
+        [START, event(type="error", error={"type": "overloaded_error", "message": "Overloaded"})],
+    ],
+)
+def test_what_cannot_be_followed_ends_in_an_error_chunk(stream: list[bytes]) -> None:
+    translator = StreamToOpenai(1)
+    out = run(translator, stream)
+    assert read_events(out)[-1]["error"]["message"]
+    assert b"[DONE]" not in out
+    assert translator.ended
+    assert translator.feed(STOP) == b""
+
+
+def test_the_kind_of_an_error_survives_in_both_directions() -> None:
+    out = read_events(
+        StreamToOpenai(1).feed(event(type="error", error={"type": "rate_limit_error", "message": "slow"}))
+    )
+    assert out[-1]["error"] == {
+        "message": "slow",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limit_error",
+    }
+    back = read_events(StreamToAnthropic().feed(f"data: {json.dumps(out[-1])}\n\n".encode()))
+    assert back[-1]["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("endless", [b"data: " + b"x" * 50, b"x" * 50, b"data: x\n" * 8, b"event: " + b"y" * 50])
+def test_an_event_without_end_is_given_up_and_not_kept(endless: bytes) -> None:
+    for translator in (StreamToAnthropic(event_bytes_max=200), StreamToOpenai(1, event_bytes_max=200)):
+        for _ in range(100):
+            translator.feed(endless)
+        assert translator.ended
+    reader = EventReader(10**6)
+    for _ in range(10_000):
+        reader.feed(b"data: x\n\n: note\n\n")
+    assert not reader._rest
+
+
+def test_an_odd_but_lawful_stream_is_read() -> None:
+    reader = EventReader()
+    got = reader.feed(b":hello\r\nevent:a\r\nid: 7\r\ndata:1\r\ndata: 2\r\n\r\ndata\n\nretry: 5\n\n")
+    assert [(one.name, one.data) for one in got] == [(":", b"hello"), ("a", b"1\n2"), ("", b"")]
+
+
+@given(st.binary(max_size=200), st.data())
+def test_garbage_never_raises(garbage: bytes, data: st.DataObject) -> None:
+    for translator in (StreamToAnthropic(), StreamToOpenai(1)):
+        assert translator.feed(b"data:\n\n") in (b"", b'event: ping\ndata: {"type":"ping"}\n\n')
+        run(translator, cut_up(data.draw, b"data: " + garbage + b"\n\n" + garbage))
+        assert translator.ended

@@ -1,0 +1,136 @@
+"""What `service.py` does for a real process, for a simulated one: a worker over its ports. Ingest runs in the process itself."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.simulation.world.disk import Disk, ProcessBlobs
+from tests.simulation.world.plan import Plan
+from tests.simulation.world.process import Process
+from tests.simulation.world.provider import ProcessTransport, Provider
+from tests.simulation.world.redis_server import url_of
+from tidegate.backends.limits_redis import RedisLimits
+from tidegate.backends.system import LocalWake
+from tidegate.core import ids
+from tidegate.core.errors import IngestFailed
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import Lane
+from tidegate.core.nouns import IngestPlan, Job
+from tidegate.core.retry import RetryPolicy
+from tidegate.settings.policy import switched
+from tidegate.settings.tenants import TenantPolicy
+from tidegate.stages.ingest.ingest_file import ingest_file
+from tidegate.stages.record import FlushLimits
+from tidegate.store.limits import StoreLimits
+from tidegate.store.store import Store
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.breaker import BreakerPolicy
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
+from tidegate.upstream.routing.slots import Capacity
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.worker import Worker
+from tidegate.worker.worker_options import WorkerOptions
+
+HELD_BYTES_MAX = 1 << 20
+INGEST_S_MAX = 1.0
+REDIS_TIMEOUT_S = 0.1
+POOL_TIMEOUT_S = 10.0
+# Like everything else, what waits for a minute in the world waits for seconds here.
+_LANE = LanePolicy(
+    breaker=BreakerPolicy(share_window_ms=6_000, probe_interval_ms=1_000),
+    retry_budget=RetryBudgetPolicy(share=0.3, retries_min=3, window_s=6),
+    throttle_backoff_ms=300,
+    throttle_backoff_ms_max=3_000,
+    patience_ms=600,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """The way from one process to the model servers."""
+
+    router: Router
+    dealt: RedisLimits | None
+
+    async def close(self) -> None:
+        await self.router.close()
+        if self.dealt is not None:
+            await self.dealt.close()
+
+
+def build_road(process: Process, store: Store, me: Incarnation, plan: Plan, provider: Provider) -> Road:
+    estate = plan.estate
+    limits = StoreLimits(store, lambda: me.id)
+    dealt = RedisLimits(url_of(process), "world", limits, REDIS_TIMEOUT_S) if estate.uses_redis else None
+    capacity = Capacity(
+        limits=dealt or limits,
+        worker_id=lambda: me.id,
+        discovered=store,
+        model_in_flight_max=estate.model_in_flight_max,
+        in_flight_max_global=estate.in_flight_max_global,
+    )
+    line = ProcessTransport(process, provider)
+    deployments, resources = estate.deployments, estate.resources
+    router = Router(deployments, line, line, process, process, _LANE, POOL_TIMEOUT_S, resources, capacity)
+    return Road(router, dealt)
+
+
+def build_worker(
+    process: Process, store: Store, me: Incarnation, plan: Plan, scratch: Path, disk: Disk, router: Router
+) -> Worker:
+    async def new_blob(kind: str, worker_id: str) -> str:
+        blob_id = ids.make("blob", process.token_bytes(16))
+        await store.begin_blob(blob_id, kind, worker_id)
+        return blob_id
+
+    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        fails = process.weather.strikes("ingest")
+        await process.ask(lambda: None, process.weather.dice.uniform(0, INGEST_S_MAX))
+        if fails:
+            raise IngestFailed("the ingest process was killed")
+        return ingest_file(input_path, work_path, rules)
+
+    def rules_for(job: Job) -> LineRules:
+        return LineRules(job.endpoint, invalid_lines=job.invalid_lines, slice_count_max=plan.slice_items)
+
+    return Worker(
+        store,
+        ProcessBlobs(process, disk),
+        router,
+        process,
+        process,
+        LocalWake(),
+        me,
+        _options(plan, scratch),
+        rules_for,
+        run_pass,
+        new_blob,
+    )
+
+
+def _options(plan: Plan, scratch: Path) -> WorkerOptions:
+    return WorkerOptions(
+        in_flight_max=plan.in_flight_max,
+        slice_count_max=plan.slice_count_max,
+        slice_items=plan.slice_items,
+        heartbeat_ms=plan.heartbeat_ms,
+        poll_ms=plan.poll_ms,
+        sweep_ms=plan.sweep_ms,
+        grace_ms=plan.grace_ms,
+        flush=FlushLimits(plan.flush_ms, plan.flush_lines, HELD_BYTES_MAX, held_bytes_max=HELD_BYTES_MAX),
+        retry=RetryPolicy(backoff_ms=200, backoff_ms_max=3_000, deferral_ms=500),
+        scratch=scratch,
+        result_expires_after_ms=None,
+        job_keep_ms=86_400_000,
+        garbage_safety_ms=plan.garbage_safety_ms,
+        policy_of=partial(switched, plan.estate.policy),
+        weight_of=lambda tenant: _tenant(plan, tenant).weight,
+        budgets_of=lambda piece: _tenant(plan, piece.tenant).budgets(
+            piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
+        ),
+    )
+
+
+def _tenant(plan: Plan, name: str) -> TenantPolicy:
+    return plan.estate.tenants[int(name.removeprefix("tenant-"))]

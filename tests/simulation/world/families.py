@@ -1,0 +1,205 @@
+"""Plans that bring one sort of trouble to light: each family settles some of what a seed draws, and leaves the rest to the seed.
+
+A planted bug belongs to a family in which a handful of seeds shows it. The healthy engine keeps every promise in all of them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.world.estate import CALL_TOKENS_MAX, Shape
+from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.deployments import Deployment, Estimate, Resource
+from tidegate.core.schedule import Mode, Policy
+from tidegate.settings.tenants import TenantPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`strengths` are all kinds of fault of this family. `plan` and `estate` are fields that do not depend on the seed."""
+
+    strengths: dict[str, float] = field(default_factory=dict)
+    shape: Shape = Shape.ANY
+    plan: dict[str, Any] = field(default_factory=dict)
+    estate: dict[str, Any] = field(default_factory=dict)
+
+
+def _tenants(count: int, **limits: tuple[Limit, ...]) -> tuple[TenantPolicy, ...]:
+    named: dict[str, Any] = {"limits": (), "user_limits": (), "key_limits": ()} | limits
+    return tuple(TenantPolicy(weight=1.0, in_flight_units_max=0, queued_units_max=0, **named) for _ in range(count))
+
+
+def _deployments(count: int, **more: Any) -> tuple[Deployment, ...]:
+    return tuple(
+        Deployment(f"alpha-{number}", f"http://alpha-{number}/v1", ("alpha",), **({"max_in_flight": 6} | more))
+        for number in range(count)
+    )
+
+
+# One model, tenants without limits: nothing but the faults of the family is in the way.
+_OPEN: dict[str, Any] = {
+    "models": ("alpha",),
+    "deployments": _deployments(1),
+    "resources": (),
+    "tenants": _tenants(2),
+    "job_limits": ((),),
+    "model_in_flight_max": {},
+    "in_flight_max_global": 0,
+    "policy": Policy(rate_units_per_s_default=50.0),
+    "switch_to": None,
+    "uses_redis": False,
+}
+# Leases end soon and all processes look often, so that work changes hands within seconds.
+_QUICK: dict[str, Any] = {
+    "process_count": 3,
+    "lease_ms": 2_000,
+    "heartbeat_ms": 400,
+    "poll_ms": 500,
+    "sweep_ms": 800,
+    "arrival_s": 0.5,
+    "trouble_s": 15.0,
+    "in_flight_max": 8,
+    "slice_count_max": 6,
+    "objects": False,
+}
+
+
+def _late(verbs: tuple[str, ...], leases: float, strengths: dict[str, float], **plan: Any) -> Family:
+    """Some requests to the store arrive late, up to so many leases."""
+    slow = {"store_verbs": frozenset(verbs), "store_slow_leases": leases}
+    return Family(strengths, plan={**_QUICK, "in_flight_max": 3, "flush_ms": 5, **slow, **plan}, estate=_OPEN)
+
+
+_SCARCE = Limit(Period.MINUTE, 6, 2 * CALL_TOKENS_MAX)
+
+FAMILIES: dict[str, Family] = {
+    # Nothing goes wrong.
+    "quiet": Family(plan={**_QUICK, "job_count": 3, "item_count_max": 10}),
+    # The steps of a job arrive at the store long after they were sent, when another process has taken over.
+    "late_steps": _late(
+        ("publish_job", "start_jobs"), 4.0, {"store_slow": 0.7, "kill": 0.06}, job_count=12, item_count_max=2, arrival_s=6.0
+    ),
+    # So do results and slices that are given back.
+    "late_returns": _late(
+        ("record_outcomes", "release_slice"), 4.0, {"store_slow": 0.6, "kill": 0.06, "pause": 0.06, "throttle": 0.1},
+        job_count=4, item_count_max=10, slice_items=2,
+    ),
+    # Results arrive after their job was closed.
+    "late_records": _late(
+        ("publish_job", "record_outcomes"), 2.0, {"store_slow": 0.5, "cancel": 1.0},
+        job_count=4, item_count_max=20, item_count_min=20, grace_ms=500, call_s_max=3.0,
+    ),
+    # Results arrive late, from workers that live.
+    "slow_records": _late(("record_outcomes",), 1.0, {"store_slow": 0.5}, job_count=3, item_count_max=20, slice_items=1),
+    # Heartbeats arrive late, and so do the items of a slice.
+    "late_beats": _late(
+        ("beat",), 3.0, {"store_slow": 0.12, "disk_slow": 0.3},
+        job_count=6, item_count_max=20, item_count_min=10, slice_items=2, call_s_max=1.0, trouble_s=25.0,
+    ),
+    # The store carries out what it is asked and its answer is lost.
+    "lost_answers": Family(
+        {"store_unknown": 0.2, "store_fail": 0.1},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 10, "flush_lines": 1, "lively_s": 60.0},
+        estate=_OPEN,
+    ),
+    # Workers die with results that lie on disk and are not in the store.
+    "deaths": _late(
+        ("record_outcomes",), 1.0, {"store_fail": 0.6, "kill": 0.06, "disk_read": 0.4},
+        job_count=4, item_count_max=20, item_count_min=10, slice_items=2, trouble_s=20.0,
+    ),
+    # Model servers ask for rests, and workers die while items wait beside calls that take long.
+    "rests": Family(
+        {"throttle": 0.12, "slow": 0.6, "kill": 0.05},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 12, "slice_items": 4, "flush_ms": 5, "trouble_s": 20.0},
+        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=20)},
+    ),
+    # Model servers refuse most calls for a moment.
+    "throttled": Family(
+        {"throttle": 0.6},
+        plan={**_QUICK, "retry_after_s_max": 0.5, "job_count": 3, "item_count_max": 20, "call_s_max": 0.3, "trouble_s": 30.0},
+        estate=_OPEN,
+    ),
+    # The store's clock is set back while items wait.
+    "clock_back": Family(
+        {"error": 0.5, "database_clock": 0.2},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "flush_ms": 5, "call_s_max": 0.3},
+        estate=_OPEN,
+    ),
+    # Jobs end before their items do.
+    "closings": Family(
+        {"expire": 0.8, "cancel": 0.3, "slow": 0.3},
+        plan={
+            **_QUICK, "lease_ms": 6_000, "heartbeat_ms": 1_200, "grace_ms": 2_000, "job_count": 6, "item_count_max": 20,
+            "item_count_min": 20, "in_flight_max": 2,
+        },
+        estate=_OPEN,
+    ),
+    # Keys are revoked while their jobs run.
+    "revoked": Family(
+        {"revoke": 1.0, "slow": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "in_flight_max": 2, "call_s_max": 3.0},
+        estate=_OPEN,
+    ),
+    # One item of many kills every worker that calls it.
+    "poison": Family(
+        {"poison": 1.0},
+        plan={
+            **_QUICK, "process_count": 1, "job_count": 1, "item_count_max": 30, "item_count_min": 30, "slice_items": 2,
+            "call_s_max": 3.0, "poison_s_max": 0.2,
+        },
+        estate=_OPEN,
+    ),
+    # It has no company.
+    "lonely_poison": Family(
+        {"poison": 1.0},
+        plan={**_QUICK, "process_count": 1, "job_count": 1, "item_count_max": 1},
+        estate=_OPEN,
+    ),
+    # Much to do, and little of it allowed: by the deployment, the resource, the tenant and the job.
+    "scarce": Family(
+        {"slow": 0.05},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "trouble_s": 12.0, "call_s_max": 0.3},
+        estate={
+            **_OPEN,
+            "deployments": _deployments(1, limits=(Limit(Period.MINUTE, 8, 2 * CALL_TOKENS_MAX),), estimate=Estimate.BOUND),
+            "resources": (Resource("alpha-gold", "alpha", (Limit(Period.MINUTE, 3),)),),
+            "tenants": _tenants(2, limits=(Limit(Period.MINUTE, 6),), user_limits=(Limit(Period.MINUTE, 4),)),
+            "job_limits": ((Limit(Period.MINUTE, 3),),),
+        },
+    ),
+    # The same through Redis, with connections that take their time.
+    "dealt": Family(
+        {"connect_slow": 0.4, "redis_lost": 0.05},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "trouble_s": 12.0, "call_s_max": 0.3},
+        estate={**_OPEN, "deployments": _deployments(1, limits=(_SCARCE,)), "uses_redis": True},
+    ),
+    # Tokens are scarce, and calls take less of them than they reserve.
+    "tokens": Family(
+        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "item_count_min": 20, "call_s_max": 0.3},
+        estate={
+            **_OPEN,
+            "deployments": _deployments(1, limits=(Limit(Period.MINUTE, None, 2 * CALL_TOKENS_MAX),), estimate=Estimate.BOUND),
+            "usage_factor": 1,
+        },
+    ),
+    # Tokens are dealt through Redis in blocks, to calls of all sizes.
+    "dealt_tokens": Family(
+        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "item_count_min": 10, "call_s_max": 0.3, "slice_items": 4},
+        estate={
+            **_OPEN, "deployments": _deployments(1, limits=(Limit(Period.MINUTE, None, 3 * CALL_TOKENS_MAX),), max_in_flight=24),
+            "uses_redis": True,
+        },
+    ),
+    # Tenants come when others have been served for a while.
+    "late_comers": Family(
+        plan={**_QUICK, "job_count": 9, "item_count_max": 20, "item_count_min": 10, "arrival_s": 10.0, "in_flight_max": 2},
+        estate={**_OPEN, "tenants": _tenants(3)},
+    ),
+    # Several tenants want one model at the same time.
+    "shares": Family(
+        shape=Shape.CONTENDED,
+        plan={**_QUICK, "item_count_max": 20, "job_count": 6, "slice_items": 2, "call_s_max": 0.3, "in_flight_max": 3},
+        estate={**_OPEN, "tenants": _tenants(3), "policy": Policy(mode=Mode.FAIR_SHARE, rate_units_per_s_default=50.0)},
+    ),
+    # A deadline that only urgency meets.
+    "race": Family(shape=Shape.RACE),
+}  # fmt: skip

@@ -1,0 +1,301 @@
+"""What must hold when all is over: the promises about files, counts, calls and bytes, read from the database, the disk and the witness."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from itertools import combinations
+from typing import Any
+
+import apsw
+import msgspec
+
+from tests.simulation.world.customers import Order
+from tests.simulation.world.disk import Disk
+from tests.simulation.world.estate import UNKNOWN_MODEL
+from tests.simulation.world.plan import Plan
+from tests.simulation.world.process import EPOCH_MS
+from tests.simulation.world.provider import Witnessed
+from tests.simulation.world.rules import Rules
+from tests.simulation.world.search import Search
+from tidegate.core.ids import split_item_id
+from tidegate.core.retry import ALONE_LOSSES_MAX
+
+_BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
+_UNBILLED = ("throttle", "away")
+_DEATHS = frozenset({"kill", "border_kill", "pause", "stop", "store_fail", "store_unknown", "store_slow", "store_away"})
+_DELAYS = _DEATHS | {"disk_append", "disk_full", "disk_read", "disk_slow"}
+
+# How many workers a poison item may kill before it fails: its group is halved with each, then it is run alone.
+DEADLY_MAX = 12
+
+Line = dict[str, Any]
+
+
+class Judge:
+    def __init__(
+        self,
+        plan: Plan,
+        connection: apsw.Connection,
+        disk: Disk,
+        rules: Rules,
+        calls: list[Witnessed],
+        poison: set[str],
+        search: Search,
+        revoked: Collection[str],
+        broken: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._connection = connection
+        self._disk = disk
+        self._rules = rules
+        self._calls = calls
+        self._poison = poison
+        self._search = search
+        self._revoked = revoked
+        self._broken = broken
+        self._asked: dict[str, str] = {}
+
+    def _rows(self, sql: str, *parameters: object) -> list[Line]:
+        cursor = self._connection.execute(sql, parameters)
+        rows: list[Line] = []
+        for row in cursor:
+            rows.append(dict(zip([column[0] for column in cursor.get_description()], row, strict=True)))
+        return rows
+
+    def file_bytes(self, file_id: str | None) -> bytes:
+        """A file through its extents; each must follow the one before."""
+        data = b""
+        for extent in self._rows("select * from extents where file_id = ? order by at", file_id):
+            if extent["at"] != len(data):
+                self._broken(f"P3: {file_id} has a gap or an overlap at {extent['at']}")
+            data += self._disk.read(extent["blob_id"], extent["blob_at"], extent["size_bytes"])
+        return data
+
+    def judge(self, orders: list[Order]) -> None:
+        self._asked = {tag: name for order in orders for tag, name in order.asked.items()}
+        calls: dict[str, list[Witnessed]] = {order.job_id: [] for order in orders}
+        for call in self._calls:
+            calls[call.job_id].append(call)
+        for order in orders:
+            self._judge_job(order, calls[order.job_id])
+        self._judge_flows(orders)
+        self._judge_blobs()
+
+    # ---- flows and deadlines
+
+    def _judge_flows(self, orders: list[Order]) -> None:
+        """Each item was charged once, to the flow of its scope: what was answered by what it took, what failed by its estimate."""
+        units_max = max((units for order in orders for units in order.units.values()), default=0)
+        rows = self._rows(
+            "select f.scope, f.tokens, j.cost, j.failed from"
+            " (select scope, sum(served_tokens) as tokens from flows group by scope) f"
+            " join (select scope, sum(input_tokens + 2 * output_tokens) as cost, sum(failed_count) as failed from jobs group by scope) j"
+            " on j.scope = f.scope"
+        )
+        for row in rows:
+            rest = row["tokens"] - row["cost"]
+            if not 0 <= rest <= row["failed"] * max(units_max, 1_000):
+                self._broken(
+                    f"charge: {row['scope']} was charged {row['tokens']}; its answers cost {row['cost']}, {row['failed']} items failed"
+                )
+
+    def _judge_deadline(self, order: Order, job: Line) -> None:
+        """Without faults every job ends as it should, also one whose deadline only urgency can meet."""
+        if not self._plan.kinds and not order.refused and job["state"] != "completed":
+            self._broken(f"deadline: {order.name} with a window of {order.window_ms} ms is {job['state']}")
+
+    # ---- one job
+
+    def _judge_job(self, order: Order, calls: list[Witnessed]) -> None:
+        job = self._rows("select * from jobs where id = ?", order.job_id)[0]
+        name = order.name
+        self._judge_deadline(order, job)
+        self._search.judge(calls)
+        if job["in_progress_at"] is None:
+            if job["output_file_id"] or job["error_file_id"] or calls:
+                self._broken(f"P2: {name} ended before ingest and has result files or calls")
+            if job["state"] == "failed" and not order.refused:
+                self._broken(f"P2: {name} was refused although its input is good: {job['errors']}")
+            return
+        output, errors = self.file_bytes(job["output_file_id"]), self.file_bytes(job["error_file_id"])
+        good, bad = _lines(output), _lines(errors)
+        self._judge_lines(order, job, good, bad)
+        self._judge_places(job, output, errors)
+        self._judge_answers(order, job, good, calls)
+        self._judge_errors(order, job, bad, calls)
+        by_item: dict[int, list[Witnessed]] = {}
+        for call in calls:
+            by_item.setdefault(call.number, []).append(call)
+        for same in by_item.values():
+            self._judge_repeats(job, same)
+
+    def _judge_lines(self, order: Order, job: Line, good: list[Line], bad: list[Line]) -> None:
+        found = Counter(line["custom_id"] for line in good + bad)
+        if found != Counter(order.custom_ids):
+            missing = Counter(order.custom_ids) - found
+            self._broken(
+                f"P2/P3: {order.name} misses {dict(missing)} and has {dict(found - Counter(order.custom_ids))} too many"
+            )
+        failures = job["failed_count"] + job["expired_count"] + job["cancelled_count"]
+        if (len(good), len(bad)) != (job["answered_count"], failures):
+            self._broken(
+                f"P3: {order.name} has {len(good)}+{len(bad)} lines and counts {job['answered_count']}+{failures}"
+            )
+        if bool(good) != (job["output_file_id"] is not None) or bool(bad) != (job["error_file_id"] is not None):
+            self._broken(f"P3: {order.name} shows a file without lines, or hides one with lines")
+        for file in self._rows("select * from files where job_id = ?", order.job_id):
+            lines = good if file["id"] == job["output_file_id"] else bad
+            shown = file["id"] in (job["output_file_id"], job["error_file_id"])
+            if file["state"] != ("ready" if shown else "deleted") or (shown and file["line_count"] != len(lines)):
+                self._broken(
+                    f"P3: the file {file['id']} of {order.name} is {file['state']} with {file['line_count']} lines"
+                )
+        if order.ordered:
+            place = {custom_id: at for at, custom_id in enumerate(order.custom_ids)}
+            for lines in (good, bad):
+                places = [place[line["custom_id"]] for line in lines]
+                if places != sorted(places):
+                    self._broken(f"ordered: {order.name} is out of order: {places}")
+
+    def _judge_places(self, job: Line, output: bytes, errors: bytes) -> None:
+        """Each outcome's place in its file is the place of its own line."""
+        for row in self._rows("select * from outcomes where job_id = ?", job["id"]):
+            data = output if row["outcome"] == "answered" else errors
+            line = data[row["at"] : row["at"] + row["size_bytes"]]
+            split = (
+                split_item_id(msgspec.json.decode(line)["id"])
+                if line.endswith(b"\n") and line.count(b"\n") == 1
+                else None
+            )
+            if split is None or split[1] != row["number"]:
+                self._broken(f"P3: the place of item {row['number']} of {job['id']} holds {line[:60]!r}")
+
+    def _judge_answers(self, order: Order, job: Line, good: list[Line], calls: list[Witnessed]) -> None:
+        used = set()
+        by_serial = {call.serial: call for call in calls}
+        for line in good:
+            call = by_serial.get(int(line["response"]["body"]["id"].removeprefix("call-")))
+            if call is None or call.mood != "ok" or f"id-{call.tag}" != line["custom_id"] or call.heard_s is None:
+                self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
+                return
+            used.add(call.serial)
+        usages = [by_serial[serial].usage for serial in used]
+        counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))
+        if (job["input_tokens"], job["output_tokens"]) != counted:
+            self._broken(f"usage: {order.name} counts {job['input_tokens']} input tokens, its answers say otherwise")
+        unused = [call for call in calls if call.mood == "ok" and call.heard_s is not None and call.serial not in used]
+        # One that left in trouble may have left in a hurry, with answers that it could not store in time.
+        sure = sum(1 for call in unused if not call.process.dead and not call.process.told_in_trouble)
+        # Lines of a void log are written again to another one; whoever adopts both sees the same answer twice.
+        again = bool({"disk_append", "disk_full"} & set(self._plan.kinds))
+        if job["unused_count"] < sure or (job["unused_count"] > len(unused) and not again):
+            self._broken(
+                f"P4: {order.name} counts {job['unused_count']} unused answers; between {sure} and {len(unused)} came"
+            )
+        if not _DELAYS & set(self._plan.kinds):
+            self._judge_kept(order, job, unused)
+
+    def _judge_kept(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
+        """Nothing delayed it: an answer that came well before the job closed must be in the output."""
+        closed_s = (job["finalizing_at"] - EPOCH_MS) / 1000
+        for call in unused:
+            assert call.heard_s is not None
+            if call.heard_s < closed_s - _margin_s(self._plan) and not call.process.dead:
+                self._broken(
+                    f"P4: {order.name} lost answer {call.serial}, which came {closed_s - call.heard_s:.1f} s before it closed"
+                )
+
+    def _judge_errors(self, order: Order, job: Line, bad: list[Line], calls: list[Witnessed]) -> None:
+        for line in bad:
+            split = split_item_id(line["id"])
+            number = split[1] if split else -1
+            same = [call for call in calls if call.number == number]
+            moods = Counter(call.mood for call in same)
+            code = line["error"]["code"] if line["error"] else "upstream_refused"
+            billed = sum(moods[mood] for mood in _BILLED_FAILURES)
+            expected = {
+                "batch_expired": job["state"] == "expired",
+                "batch_cancelled": job["state"] == "cancelled",
+                "upstream_ambiguous": billed >= 3,
+                "upstream_refused": moods["refuse"] > 0 or billed >= 2,
+                "invalid_upstream_response": billed >= 2,
+                "worker_lost": self._search.count_alone_losses(same) >= ALONE_LOSSES_MAX,
+                "model_not_found": UNKNOWN_MODEL.encode() in b"".join(order.bodies),
+                "key_revoked": order.caller.key_id in self._revoked,
+                "invalid_json_line": order.invalid_lines == "error_file",
+            }
+            if not expected.get(code, False):
+                self._broken(f"P5: item {number} of {order.name} failed with {code} after {dict(moods)}")
+            sure = code == "worker_lost" and not _DEATHS & set(self._plan.kinds)
+            if sure and not (same and same[0].tag in self._poison):
+                self._broken(f"poison: item {number} of {order.name} failed for another one's poison")
+
+    # ---- repeated calls
+
+    def _judge_repeats(self, job: Line, calls: list[Witnessed]) -> None:
+        if len({call.key for call in calls}) > 1:
+            self._broken(f"P5: item {calls[0].number} of {job['id']} was sent under several idempotency keys")
+        deadly = sum(1 for call in calls if call.mood == "poison" and not call.aborted)
+        if deadly > DEADLY_MAX and job["state"] == "completed":
+            self._broken(f"poison: item {calls[0].number} of {job['id']} killed {deadly} workers")
+        for earlier, later in combinations(calls, 2):
+            if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
+                self._judge_wait(earlier, later)
+            if earlier.mood in _UNBILLED or (earlier.mood in _BILLED_FAILURES and earlier.heard_s is not None):
+                continue
+            if earlier.aborted and earlier.process.told_in_trouble:
+                continue
+            if not any(earlier.sent_s <= lost_s <= later.sent_s for lost_s in earlier.process.lost_at_s):
+                self._broken(
+                    f"P5: call {later.serial} repeats call {earlier.serial} ({earlier.mood}), whose worker was not lost"
+                )
+            if earlier.mood == "ok":
+                self._judge_durable(earlier, later)
+
+    def _has_no_other_way(self, call: Witnessed) -> bool:
+        """Whether an item can only go to the deployment that it went to: another one may take it at once."""
+        return len(self._plan.estate.serving(self._asked[call.tag])) == 1
+
+    def _judge_durable(self, earlier: Witnessed, later: Witnessed) -> None:
+        """What lay durable in a log before its owner was declared gone is adopted, never asked for again."""
+        if self._plan.objects and not self._plan.spool_reachable:
+            return
+        durable_s = self._disk.durable_at_s.get(f"call-{earlier.serial}")
+        gone_ms = self._rules.gone_at_ms.get(earlier.incarnation)
+        if durable_s is None or gone_ms is None:
+            return
+        gone_s = (gone_ms - EPOCH_MS) / 1000
+        if durable_s < gone_s - 0.001 and later.sent_s > gone_s:
+            self._broken(
+                f"P5: call {later.serial} repeats call {earlier.serial}, whose answer was durable at {durable_s:.3f}"
+            )
+
+    def _judge_wait(self, earlier: Witnessed, later: Witnessed) -> None:
+        assert earlier.heard_s is not None
+        if later.sent_s >= earlier.heard_s + earlier.wait_s - 0.002:
+            return
+        delayed = _DELAYS & set(self._plan.kinds) - {"kill", "stop"}
+        excused_s = earlier.heard_s + (1e9 if delayed else _margin_s(self._plan))
+        if not any(earlier.sent_s <= lost_s <= excused_s for lost_s in earlier.process.lost_at_s):
+            self._broken(f"P17: call {later.serial} came before the Retry-After that call {earlier.serial} was given")
+
+    # ---- bytes
+
+    def _judge_blobs(self) -> None:
+        rows = {row["id"]: row for row in self._rows("select * from blobs")}
+        needed = Counter(row["blob_id"] for row in self._rows("select blob_id from extents"))
+        for blob_id, row in rows.items():
+            if row["state"] != "kept" or row["uses"] != needed[blob_id] or not row["uses"]:
+                self._broken(
+                    f"garbage: {blob_id} ({row['kind']}) is {row['state']} with {row['uses']} uses, {needed[blob_id]} needed"
+                )
+        if set(rows) != set(self._disk.blobs):
+            self._broken(f"garbage: rows and bytes differ: {set(rows) ^ set(self._disk.blobs)}")
+
+
+def _margin_s(plan: Plan) -> float:
+    """How long a verdict may wait to be recorded when nothing is wrong."""
+    return 3.0 if plan.objects else 1.0
+
+
+def _lines(data: bytes) -> list[Line]:
+    return [msgspec.json.decode(line) for line in data.splitlines()]

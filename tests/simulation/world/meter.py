@@ -1,0 +1,168 @@
+"""Counts at the witness, at every call: promise P15 by send time, slots over all processes, and rests that a deployment asked for.
+
+What binds a call is worked out here once more, from what the seed says and not from what the engine believes. In no window of any alignment
+may more be sent than a limit allows; it is enough to look back from each call. Tokens count as they were reserved, and less once an answer
+said so: an excess is a debt, which is the engine's to pay.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.simulation.world.customers import Order
+from tests.simulation.world.estate import Estate
+from tests.simulation.world.provider import Witnessed
+from tests.simulation.world.rules import Rules
+from tests.simulation.world.settings import SPANS
+from tidegate.core.budgets.budget import Limit
+from tidegate.core.deployments import Deployment, Estimate
+
+_UNDONE = ("throttle", "refuse")
+# A deployment rests that refused this share of so many calls; so many more may be on their way to it.
+LAST_CALLS, HEAVY_SHARE, UNSEEN_CALLS_MAX = 100, 0.05, 8
+
+# How long a revoked key may still be believed.
+REVOKED_S_MAX = 2.0
+
+
+@dataclass(slots=True)
+class _Window:
+    """The calls of one limit that lie in the window that ends now."""
+
+    limit: Limit
+    calls: deque[Witnessed] = field(default_factory=deque)
+
+    def add(self, call: Witnessed) -> None:
+        begin_s = call.sent_s - SPANS[self.limit.period].period_ms / 1000
+        while self.calls and self.calls[0].sent_s <= begin_s:
+            self.calls.popleft()
+        self.calls.append(call)
+
+
+class Meter:
+    def __init__(self, estate: Estate, orders: list[Order], rules: Rules, broken: Callable[[str], None]) -> None:
+        self._estate = estate
+        self._orders = {order.job_id: order for order in orders}
+        self._rules = rules
+        self._broken = broken
+        self._deployments = {deployment.name: deployment for deployment in estate.deployments}
+        self._windows: dict[tuple[str, Limit], _Window] = {}
+        self._out: dict[str, list[Witnessed]] = {}
+
+    def check(self, call: Witnessed) -> None:
+        for name, limit in self._binding(call):
+            window = self._windows.setdefault((name, limit), _Window(limit))
+            window.add(call)
+            if limit.requests is not None and len(window.calls) > limit.requests:
+                self._broken(
+                    f"P15: call {call.serial} is one more than the {limit.requests} per {limit.period} of {name}:"
+                    f" {[f'{one.sent_s:.3f}' for one in window.calls]}"
+                )
+            if limit.tokens is not None:
+                self._check_tokens(call, name, limit.tokens, window)
+        self._check_slots(call)
+
+    def _binding(self, call: Witnessed) -> Iterator[tuple[str, Limit]]:
+        order, deployment = self._orders[call.job_id], self._deployments[call.deployment]
+        tenant, caller = self._estate.tenants[order.tenant], order.caller
+        resource = next((one for one in self._estate.resources if one.name == order.asked[call.tag]), None)
+        replaced = {limit.period for limit in resource.limits} if resource else set()
+        yield from ((f"deployment {call.deployment}", one) for one in deployment.limits if one.period not in replaced)
+        yield from ((f"resource {resource.name}", one) for one in resource.limits) if resource else ()
+        yield from ((f"tenant {order.tenant}", one) for one in tenant.limits)
+        yield from ((f"user {order.tenant}/{caller.user}", one) for one in tenant.user_limits)
+        yield from ((f"key {caller.key_id}", one) for one in tenant.key_limits)
+        yield from ((f"job {order.name}", one) for one in order.limits)
+
+    def _check_tokens(self, call: Witnessed, name: str, tokens: int, window: _Window) -> None:
+        reserved = sum(_taken(one) for one in window.calls)
+        if not call.reserved:
+            self._broken(f"P15: call {call.serial} reserved nothing of the tokens of {name}")
+        if reserved > tokens:
+            self._broken(f"P15: with call {call.serial} {reserved} of {tokens} tokens of {name} are reserved at once")
+        if self._is_bound(window):
+            used = sum(one.usage.input_tokens + one.usage.output_tokens for one in window.calls if one.mood == "ok")
+            if used > tokens:
+                self._broken(f"P15: {used} of {tokens} tokens of {name} are really used by {call.serial}")
+
+    def _is_bound(self, window: _Window) -> bool:
+        """Whether every call reserved as much as it could ever take."""
+        return all(self._deployments[one.deployment].estimate is Estimate.BOUND for one in window.calls)
+
+    def _check_slots(self, call: Witnessed) -> None:
+        """Calls of those who are dead or were declared gone may still be out while others have their slots."""
+        out = [one for one in self._out.get(call.deployment, []) if not one.ended and not one.process.dead] + [call]
+        self._out[call.deployment] = out
+        counted = [one for one in out if one.incarnation not in self._rules.gone_at_ms]
+        deployment: Deployment = self._deployments[call.deployment]
+        if len(counted) > deployment.batch_in_flight_max:
+            self._broken(
+                f"P15: call {call.serial} is one more than the {deployment.batch_in_flight_max} that {call.deployment}"
+                f" may have in flight: {[(one.serial, one.process.name) for one in counted]}"
+            )
+
+
+class Revocations:
+    """A key that is revoked stops working everywhere within two seconds: nothing is sent under it after that."""
+
+    def __init__(self, broken: Callable[[str], None]) -> None:
+        self._broken = broken
+        self._revoked_s: dict[str, float] = {}
+
+    def note(self, key_id: str, at_s: float) -> None:
+        self._revoked_s[key_id] = at_s
+
+    def check(self, call: Witnessed, key_id: str | None) -> None:
+        revoked_s = self._revoked_s.get(key_id or "", math.inf)
+        if call.sent_s > revoked_s + REVOKED_S_MAX:
+            self._broken(
+                f"keys: call {call.serial} was sent {call.sent_s - revoked_s:.1f} s after {key_id} was revoked"
+            )
+
+
+class Rests:
+    """Promise P17: a call that was refused does not come back before its time, and nothing comes to a deployment that refuses many."""
+
+    def __init__(self, broken: Callable[[str], None]) -> None:
+        self._broken = broken
+        self._told: dict[tuple[str, str], list[Witnessed]] = {}
+
+    def check(self, call: Witnessed) -> None:
+        told = self._told.setdefault((call.process.name, call.deployment), [])
+        for earlier in told:
+            if (
+                earlier.wait_s
+                and earlier.heard_s is not None
+                and call.sent_s < earlier.heard_s + earlier.wait_s - 0.002
+                and (earlier.key == call.key or _refuses_many(told, earlier.heard_s))
+            ):
+                self._broken(
+                    f"P17: call {call.serial} goes to {call.deployment}, which asked call {earlier.serial} for a rest"
+                    f" of {earlier.wait_s:.1f} s"
+                )
+        told.append(call)
+
+
+def _refuses_many(told: list[Witnessed], at_s: float) -> bool:
+    """Whether a deployment had refused 5 % or more of the last 100 calls that a process had sent it."""
+    sent = [call for call in told if call.sent_s <= at_s]
+    ended = sorted((call for call in sent if call.heard_s is not None and call.heard_s <= at_s), key=_heard_s)
+    refused = sum(call.mood == "throttle" for call in ended[-LAST_CALLS:])
+    # Some may be on their way that nobody has seen yet.
+    return refused >= HEAVY_SHARE * min(LAST_CALLS, len(sent) + UNSEEN_CALLS_MAX)
+
+
+def _heard_s(call: Witnessed) -> float:
+    return call.heard_s or 0.0
+
+
+def _taken(call: Witnessed) -> int:
+    """What a call counts for at the least: nothing that was not done, and no more than was used once that is known."""
+    if call.heard_s is None:
+        return call.reserved
+    if call.mood in _UNDONE:
+        return 0
+    if call.mood == "ok":
+        return min(call.reserved, call.usage.input_tokens + call.usage.output_tokens)
+    return call.reserved

@@ -1,0 +1,216 @@
+"""Planted bugs: each breaks one rule of the engine in one place, and the simulation must notice. One that it does not notice is a check
+that is missing.
+
+Most change one statement of queries/*.sql; the others replace one function for as long as they are planted.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.world.mutants_capacity import CAPACITY
+from tests.simulation.world.planting import Mutant, both, patch, sql
+from tidegate.core import retry
+from tidegate.core.errors import StoreUnavailable, Throttled
+from tidegate.stages import lease, record
+from tidegate.stages.steps import Steps
+from tidegate.stages.tend import lost_workers
+from tidegate.store import slices
+from tidegate.worker import hand
+from tidegate.worker.fill import Filler
+from tidegate.worker.key_state import KeyStates
+
+_TOKEN = "and lease_token = :token"
+_OPEN = "and state in ('in_progress', 'cancelling')"
+_LEASED = "or not exists (select 1 from slices s where s.job_id = {}.id and s.state = 'leased')"
+
+
+async def _forget_unknown(self: record.Recorder, flushes: Any, finished: Any, released: Any) -> Any:
+    try:
+        return await self._store.record_outcomes(flushes, finished, released)
+    except StoreUnavailable:
+        return []
+
+
+_lease_picks = slices.Slices.lease_picks
+
+
+async def _lease_and_forget(self: Any, worker_id: str, picks: Any, *bounds: Any, **more: Any) -> Any:
+    taken = await _lease_picks(self, worker_id, picks, *bounds, **more)
+    for piece in taken:
+        await self.release_slice(piece.job_id, piece.first, piece.token, 0)
+    return taken
+
+
+async def _reclaim_first(store: Any, blobs: Any, spool_wait_ms: int) -> int:
+    for worker_id in await store.overdue_workers(20):
+        await store.declare_gone(worker_id)
+    freed = 0
+    for worker_id in await store.stranded_workers(20):
+        freed += await store.reclaim_slices(worker_id)
+    await lost_workers.adopt_logs(store, blobs, spool_wait_ms)
+    return freed
+
+
+_extend_lease = hand.Hand.extend_lease
+_take = lease.take
+_decide = retry.decide
+_read_items = lease.read_items
+
+
+async def _take_without_deadline(*arguments: Any) -> Any:
+    return [(piece, 1e12) for piece, _ in await _take(*arguments)]
+
+
+def _decide_harshly(error: Any, *arguments: Any) -> Any:
+    verdict = _decide(error, *arguments)
+    if isinstance(error, Throttled) and isinstance(verdict, retry.RetryAt):
+        if arguments[0] + 1 >= arguments[3].attempts_max:
+            return retry.GiveUp(error.code, error.message)
+        return replace(verdict, counts=True)
+    return verdict
+
+
+async def _read_without_waits(blobs: Any, piece: Any) -> Any:
+    items = await _read_items(blobs, piece)
+    for item in items:
+        item.wait_ms = 0
+    return items
+
+
+async def _begin_whatever_happened(self: Filler, held: Any) -> bool:
+    self._hand.forget(held)
+    items = await lease.read_items(self._blobs, held.slice)
+    self._hand.add(held, items)
+    self._settle(held)
+    return True
+
+
+async def _keep_leftovers(self: Steps) -> None:
+    await asyncio.sleep(0)
+
+
+# What each stands for, and how it is planted.
+MUTANTS: dict[str, Mutant] = {
+    "finish_any_lease": Mutant(
+        "late_returns",
+        "slice_finish does not ask for the token",
+        sql("slice_finish", _TOKEN, "and (lease_token = :token or 1 = 1)"),
+    ),
+    "release_any_lease": Mutant(
+        "late_returns", "slice_release does not ask for the token", sql("slice_release", _TOKEN, "")
+    ),
+    "last_result_wins": Mutant(
+        "late_returns",
+        "a second result replaces the first",
+        sql("outcome_put", "do nothing", "do update set at = excluded.at, size_bytes = excluded.size_bytes"),
+    ),
+    "lease_unrecorded": Mutant(
+        "quiet",
+        "slices are handed out without being held",
+        patch(slices.Slices, "lease_picks", _lease_and_forget),
+    ),
+    "forget_before_commit": Mutant(
+        "lost_answers",
+        "what the store did not acknowledge is forgotten",
+        patch(record.Recorder, "_commit", _forget_unknown),
+    ),
+    "record_after_close": Mutant(
+        "late_records",
+        "record does not ask whether the job is open",
+        both(sql("job_lock", _OPEN, ""), sql("job_add", _OPEN, "")),
+    ),
+    "publish_without_step": Mutant(
+        "late_steps",
+        "publishing does not ask for the step",
+        sql("job_publish", "and step_token = :token", ""),
+    ),
+    "shorter_wait_wins": Mutant(
+        "clock_back",
+        "a shorter deferral overwrites a longer one",
+        sql("attempt_put", "attempts.not_before > excluded.not_before", "attempts.not_before < excluded.not_before"),
+    ),
+    "waits_forgotten": Mutant(
+        "rests", "a deferral does not outlive its worker", patch(lease, "read_items", _read_without_waits)
+    ),
+    "losses_uncounted": Mutant(
+        "poison",
+        "a lost owner is not counted",
+        sql("slice_blame", "lost_count = :lost_count", "lost_count = 0 * :lost_count"),
+    ),
+    "reclaim_before_adopt": Mutant(
+        "deaths", "slices are freed before logs are adopted", patch(lost_workers, "tend", _reclaim_first)
+    ),
+    "heartbeat_ignored": Mutant(
+        "late_beats",
+        "calls go on after the lease ran out",
+        patch(hand.Hand, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+    ),
+    "close_at_once": Mutant(
+        "closings",
+        "a job closes while its calls are out",
+        both(
+            sql("jobs_draining", _LEASED.format("j"), "or 1 = 1"),
+            sql("job_close", _LEASED.format("jobs"), "or 1 = 1"),
+        ),
+    ),
+    "garbage_ignores_uses": Mutant(
+        "quiet", "blobs in use are collected", sql("blobs_condemn_unused", "and uses = 0", "")
+    ),
+    "deadline_ignored": Mutant(
+        "closings", "calls go on after the window", patch(lease, "take", _take_without_deadline)
+    ),
+    "throttling_counts": Mutant("throttled", "a 429 uses up an attempt", patch(retry, "decide", _decide_harshly)),
+    "lost_while_read": Mutant(
+        "late_beats",
+        "what is lost or closed while it is read is sent anyway",
+        patch(Filler, "_begin_slice", _begin_whatever_happened),
+    ),
+    "steps_left_behind": Mutant(
+        "lost_answers", "a step whose end is unknown is kept", patch(Steps, "give_back_leftovers", _keep_leftovers)
+    ),
+    "strangers_at_once": Mutant(
+        "slow_records",
+        "a slice that is done but not committed is handed back",
+        patch(record.Recorder, "is_settling", lambda self, *key: False),
+    ),
+    "suspects_together": Mutant(
+        "poison",
+        "suspects are leased together",
+        sql("slices_lease", "s.lost_count < 2 or s.first in", "1 = 1 or s.first in"),
+    ),
+    "alone_in_company": Mutant(
+        "poison",
+        "an item is called alone while others are in flight",
+        patch(hand.Hand, "shut", lambda self: None),
+    ),
+    "losses_unchecked": Mutant(
+        "lonely_poison",
+        "three losses of an item alone are enough, whatever became of others",
+        sql(
+            "attempt_lost_alone",
+            "(alone_losses = 0 or cast(:is_checked as bigint) = 1)",
+            "cast(:is_checked as bigint) >= 0",
+        ),
+    ),
+    "start_twice": Mutant(
+        "late_steps",
+        "ingest does not ask for its step",
+        sql("job_start", "state = 'validating' and step_token = :token", "(step_token = :token or 1 = 1)"),
+    ),
+    "revocation_unheard": Mutant(
+        "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, piece: None)
+    ),
+    **CAPACITY,
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Run with one bug; with none when there is no name."""
+    with ExitStack() as stack:
+        if name is not None:
+            MUTANTS[name].plant(stack)
+        yield

@@ -1,0 +1,373 @@
+"""One run: a database, a disk, a model server, customers, and processes that live and die as the seed says.
+
+First trouble for a while, then clear weather in which every job must end, then everybody leaves, a janitor sweeps, and the judge looks.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.world.customers import Customers, Order
+from tests.simulation.world.disk import Disk
+from tests.simulation.world.driver import ProcessDriver, now
+from tests.simulation.world.engine import build_road, build_worker
+from tests.simulation.world.fairness import Fairness
+from tests.simulation.world.judge import Judge
+from tests.simulation.world.loop import Stuck, VirtualLoop
+from tests.simulation.world.meter import Meter, Rests, Revocations
+from tests.simulation.world.plan import Plan
+from tests.simulation.world.process import EPOCH_MS, Process, outside
+from tests.simulation.world.provider import Provider, Witnessed
+from tests.simulation.world.redis_server import RedisServer
+from tests.simulation.world.rules import Rules
+from tests.simulation.world.search import Search
+from tests.simulation.world.settings import PIECES_MAX, overheard, tiny_settings
+from tests.simulation.world.trace import Trace
+from tests.simulation.world.weather import Weather
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.schedule.switch import Switch
+from tidegate.core.states import JOB_ENDED
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.worker.incarnation import Incarnation
+
+CHAOS_S = 0.3
+# After this nobody waits for a worker that was lost any more, nor for a store that was slow.
+SETTLED_S = 15.0
+LEAVE_S = 60.0
+JANITOR_S = 90.0
+
+
+class Broken(Exception):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ended. `broken` says which promise was not kept; None when all were."""
+
+    plan: Plan
+    broken: str | None
+    digest: str
+    last: list[str]
+    virtual_s: float
+    call_count: int
+    loss_count: int
+    step_count: int
+    runnable_count: int
+    states: frozenset[str]
+
+
+class World:
+    def __init__(self, plan: Plan, scratch: Path) -> None:
+        self.plan = plan
+        self.loop = VirtualLoop()
+        self.trace = Trace(self.loop.time)
+        self.weather = Weather(plan)
+        self.disk = Disk(self.weather, self.loop.time)
+        self.processes: list[Process] = []
+        self.leaving = False
+        self.broken: str | None = None
+        self._scratch = scratch
+        self._database_behind_ms = 0
+        self.redis = RedisServer(self.loop, self.weather, self.breaks)
+        self._inner = SqliteDriver(None, self._now_ms)
+        self._store = Store(self._inner)
+        now(self._store.migrate())
+        self.connection = self._inner._writer
+        self.rules = Rules(self.connection, self.breaks, plan.grace_ms)
+        self.rules.on_ended = self._job_ended
+        self.provider = Provider(self.loop, self.weather, self.trace, self._check_call)
+        self.customers = Customers(plan, self._store, self.disk, self.trace)
+        self.judge: Judge | None = None
+        self.meter: Meter | None = None
+        self.fairness: Fairness | None = None
+        self.search: Search | None = None
+        self.rests = Rests(self.breaks)
+        self.revocations = Revocations(self.breaks)
+        self._visits: list[asyncio.Task[None]] = []
+        self._published: dict[str, str] = {}
+
+    def _now_ms(self) -> int:
+        """The database's clock: it may be set back, and then goes on from there."""
+        return EPOCH_MS + int(self.loop.time() * 1000) - self._database_behind_ms
+
+    def breaks(self, what: str) -> None:
+        """Note the first broken promise and end the run."""
+        self.broken = self.broken or what
+        self.loop.halt(Broken(what))
+
+    # ---- the run
+
+    async def run(self) -> None:
+        await self.customers.prepare()
+        self.provider.poison = self.customers.poison
+        self.provider.job_ids = {order.name: order.job_id for order in self.customers.orders}
+        calls, poison = self.provider.calls, self.customers.poison
+        self.search = Search(self.plan, self.connection, calls, self.breaks)
+        self.judge = Judge(
+            self.plan,
+            self.connection,
+            self.disk,
+            self.rules,
+            calls,
+            poison,
+            self.search,
+            self.customers.revocations,
+            self.breaks,
+        )
+        self.fairness = Fairness(self.plan, self.connection, self.disk, self.customers.orders, self.breaks)
+        self.rules.on_commit = self._after_commit
+        self.meter = Meter(self.plan.estate, self.customers.orders, self.rules, self.breaks)
+        for order in self.customers.orders:
+            self._visits.append(self.loop.create_task(self._serve(order)))
+        for key_id, at_s in self.customers.revocations.items():
+            self._visits.append(self.loop.create_task(self._revoke(key_id, at_s)))
+        if self.plan.estate.switch_to is not None:
+            self._visits.append(self.loop.create_task(self._switch(self.plan.estate.switch_to)))
+        for _ in range(self.plan.process_count):
+            self._spawn()
+        while self.loop.time() < self.plan.trouble_s:
+            await asyncio.sleep(CHAOS_S)
+            self._chaos()
+            if self._all_done():
+                break
+        self._heal()
+        await self._until_all_ended()
+        await asyncio.sleep(self.plan.lease_ms / 1000)
+        await self._all_leave()
+        await self._sweep()
+        for order in self.customers.orders:
+            self._check_published(order.job_id)
+        self.judge.judge(self.customers.orders)
+
+    def _after_commit(self, verb: str) -> None:
+        assert self.fairness is not None
+        assert self.search is not None
+        self.fairness.after_commit(verb)
+        self.search.after_commit()
+
+    def _check_call(self, call: Witnessed) -> None:
+        assert self.meter is not None
+        self.rules.check_call(call)
+        self.meter.check(call)
+        self.revocations.check(call, self.customers.key_of(call.job_id))
+        if not self.plan.strength("connect_slow"):
+            # A connection that is being made does not hear what another one is told.
+            self.rests.check(call)
+
+    def _all_done(self) -> bool:
+        """Whether every customer has come and every job has ended: what follows would be idle."""
+        return not self._open_jobs() and all(task.done() for task in self._visits)
+
+    async def _serve(self, order: Order) -> None:
+        await asyncio.sleep(order.begin_s)
+        await self.customers.create(order)
+        if order.cancel_s is not None:
+            await asyncio.sleep(order.cancel_s - order.begin_s)
+            await self.customers.cancel(order)
+
+    async def _revoke(self, key_id: str, at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        await self.customers.revoke(key_id)
+        self.revocations.note(key_id, self.loop.time())
+
+    async def _switch(self, mode: str) -> None:
+        await asyncio.sleep(self.plan.arrival_s)
+        self.trace.note("operator", "switched to", mode)
+        await self._store.switch_scheduler(Switch(mode))
+
+    def _chaos(self) -> None:
+        weather, dice = self.weather, self.weather.dice
+        for process in [process for process in self.processes if not process.dead and not process.ended]:
+            if weather.strikes("kill"):
+                self.trace.note(process.name, "KILLED")
+                process.kill()
+            elif weather.strikes("pause"):
+                seconds = dice.uniform(0.5, 3 * self.plan.lease_ms / 1000)
+                self.trace.note(process.name, "STOPPED", f"{seconds:.1f}")
+                process.stop_for(seconds)
+            elif weather.strikes("stop"):
+                self.trace.note(process.name, "TOLD TO LEAVE")
+                process.told_in_trouble = True
+                process.ending.set()
+            if weather.strikes("clock"):
+                process.skew_ms = dice.choice((-3_600_000, 3_600_000, 30 * 86_400_000, 0))
+        if weather.strikes("store_away"):
+            weather.store_away = True
+            outside(self.loop, dice.uniform(0.5, 1.5 * self.plan.lease_ms / 1000), self._store_back)
+        if weather.strikes("disk_full"):
+            weather.disk_full = True
+            outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
+        if weather.strikes("database_clock"):
+            self._database_behind_ms += dice.choice((3, 200, 1_500))
+        if self.plan.estate.uses_redis:
+            self._redis_chaos()
+
+    def _redis_chaos(self) -> None:
+        weather, redis = self.weather, self.redis
+        if weather.strikes("redis_flush"):
+            redis.flush()
+        if weather.strikes("redis_away"):
+            redis.away = True
+            outside(self.loop, weather.dice.uniform(0.2, 4), self._redis_back)
+
+    def _redis_back(self) -> None:
+        self.redis.away = False
+
+    def _store_back(self) -> None:
+        self.weather.store_away = False
+
+    def _disk_free(self) -> None:
+        self.weather.disk_full = False
+
+    def _heal(self) -> None:
+        self.trace.note("world", "the weather clears")
+        self.weather.clear = True
+        self.weather.store_away = self.weather.disk_full = self.redis.away = False
+        for process in self.processes:
+            process.go_on()
+
+    async def _until_all_ended(self) -> None:
+        assert self.fairness is not None
+        deadline_s = self.loop.time() + self.plan.lively_s
+        settled_s = self.loop.time() + SETTLED_S
+        while open_jobs := self._open_jobs():
+            if self.loop.time() > settled_s:
+                self.fairness.tick(self.loop.time())
+            if self.loop.time() > deadline_s:
+                self.breaks(f"P7: {self.plan.lively_s:.0f} s after all faults ended these are still open: {open_jobs}")
+            await asyncio.sleep(1)
+
+    def _open_jobs(self) -> list[Any]:
+        rows = self.connection.execute("select id, state, closing from jobs").fetchall()
+        missing = len(self.customers.orders) - len(rows)
+        return [row for row in rows if row[1] not in JOB_ENDED] + ["not created yet"] * missing
+
+    async def _all_leave(self) -> None:
+        deadline_s = self.loop.time() + LEAVE_S
+        self.leaving = True
+        for process in self.processes:
+            process.ending.set()
+        while any(not process.dead and not process.ended for process in self.processes):
+            if self.loop.time() > deadline_s:
+                self.breaks("stop: a worker that was told to leave is still there")
+            await asyncio.sleep(0.5)
+
+    async def _sweep(self) -> None:
+        """One last worker, with nothing to do but to clean up."""
+        janitor = self._spawn(replace(self.plan, garbage_safety_ms=0, sweep_ms=300, poll_ms=10_000))
+        deadline_s = self.loop.time() + JANITOR_S
+        await self._until(lambda: self._is_clean() or self.loop.time() > deadline_s)
+        janitor.ending.set()
+        await self._until(lambda: janitor.ended)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110 - looking costs nothing in virtual time
+            await asyncio.sleep(0.5)
+
+    def _is_clean(self) -> bool:
+        """Whether nothing is left to collect or to join."""
+        kept = {row[0] for row in self.connection.execute("select id from blobs where state = 'kept' and uses > 0")}
+        rows = {row[0] for row in self.connection.execute("select id from blobs")}
+        crowded = "select 1 from extents group by file_id having count(*) > ?"
+        return kept == rows == set(self.disk.blobs) and not self.connection.execute(crowded, (PIECES_MAX,)).fetchall()
+
+    # ---- what was shown once never changes
+
+    def _job_ended(self, job_id: str) -> None:
+        if job_id not in self._published:
+            self._published[job_id] = self._digest(job_id)
+
+    def _check_published(self, job_id: str) -> None:
+        if self._digest(job_id) != self._published[job_id]:
+            self.breaks(f"P3: the files of {job_id} changed after they were shown")
+
+    def _digest(self, job_id: str) -> str:
+        assert self.judge is not None
+        files = self.connection.execute(
+            "select output_file_id, error_file_id from jobs where id = ?", (job_id,)
+        ).fetchall()[0]
+        return sha256(b"|".join(self.judge.file_bytes(str(file)) for file in files)).hexdigest()
+
+    # ---- processes
+
+    def _spawn(self, plan: Plan | None = None) -> Process:
+        process = Process(f"p{len(self.processes)}", self.loop, self.weather, str(self.plan.seed))
+
+        def died() -> None:
+            self.trace.note(process.name, "DEAD")
+            outside(self.loop, self.weather.dice.uniform(0.1, 2.0), self._replace)
+
+        process.on_death = died
+        self.processes.append(process)
+        process.begin(lambda process: self._live(process, plan or self.plan))
+        return process
+
+    def process_named(self, name: str) -> Process:
+        return next(process for process in self.processes if process.name == name)
+
+    def _replace(self) -> None:
+        if not self.leaving:
+            self._spawn()
+
+    async def _live(self, process: Process, plan: Plan) -> None:
+        """What `service.py` does for a worker process; one that cannot begin or was told to leave is followed by another."""
+        store = Store(ProcessDriver(process, self._inner, self.rules, self.trace))
+        try:
+            me = process.me = Incarnation(
+                store, process, process, host=process.name, version="0", lease_ms=plan.lease_ms
+            )
+            await me.begin()
+            road = build_road(process, store, me, plan, self.provider)
+            worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, road.router)
+            await worker.run(process.ending)
+            await road.close()
+        except StoreUnavailable:
+            self.trace.note(process.name, "could not begin")
+        process.lost_at_s.append(self.loop.time())
+        process.ended = True
+        if not self.leaving:
+            outside(self.loop, self.weather.dice.uniform(0.1, 2.0), self._replace)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.over = True
+        self.loop.dismantle(list(self.processes))
+        now(self._inner.close())
+
+
+def simulate(plan: Plan, *, keep: list[str] | None = None) -> Verdict:
+    """Run one plan to its end."""
+    scratch = Path(tempfile.mkdtemp(prefix="tidegate-world-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.enter_context(tiny_settings())
+        world = World(plan, scratch)
+        stack.enter_context(overheard(world.breaks))
+        stack.enter_context(world.redis.serving(world.process_named))
+        stack.callback(world.close)
+        world.trace.keep = keep
+        broken = None
+        try:
+            world.loop.run_until_complete(world.run())
+        except (Broken, Stuck) as reason:
+            broken = world.broken or str(reason)
+        return Verdict(
+            plan,
+            broken,
+            world.trace.digest(),
+            world.trace.last(),
+            world.loop.time(),
+            len(world.provider.calls),
+            sum(len(process.lost_at_s) for process in world.processes),
+            world.loop.steps,
+            world.customers.runnable_count,
+            frozenset(str(row[0]) for row in world.connection.execute("select state from jobs")),
+        )

@@ -1,0 +1,384 @@
+"""Budgets in money and parallel places on the way to a deployment: what is set aside, what it is settled with, and who is turned away how.
+
+Real sockets and the core's own ledgers; the clock is moved by hand, and patience is nought so that nothing waits for it inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.upstream.budgets.test_budgets import AT_ONCE, always
+from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
+from tests.upstream.world import HandClock, World, deployment
+from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets.deal import deal, settle
+from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
+from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbounded, Withheld
+from tidegate.core.nouns import Answer, Call
+from tidegate.core.usage.prices import NANO, Price
+from tidegate.upstream.budgets.reserve import LETTER_TOKENS, OTHER_TOKENS
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.parallel import WAITERS_MAX, Parallel
+from tidegate.upstream.routing.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+# A token costs a thousandth, so that a body of n bytes is worth n thousandths at most.
+PRICE = Price.of(1_000, None, 1_000)
+CHEAP = Price.of(1, None, 1)
+TOKEN = NANO // 1_000
+USED = b'{"choices":[{}],"usage":{"prompt_tokens":5,"completion_tokens":5}}'
+DAY_MS = 86_400_000
+
+
+class LedgerLimits:
+    """The Limits port over ledgers in memory and the test's clock."""
+
+    def __init__(self, clock: HandClock) -> None:
+        self._clock = clock
+        self.ledgers: dict[str, Ledger] = {}
+        self.questions = 0
+
+    def _of(self, budgets: Sequence[Budget]) -> dict[str, Ledger]:
+        for one in budgets:
+            self.ledgers.setdefault(one.id, MoneyLedger() if one.in_money else Ledger())
+        return self.ledgers
+
+    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+        self.questions += 1
+        return deal(asks, self._of([one for ask in asks for one in ask.budgets]), self._clock.now_ms())
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        settle(settlements, self._of([one for each in settlements for one in each.budgets]), self._clock.now_ms())
+
+    async def share_slots(
+        self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int]:
+        return {name: min(caps[name], wanted[name], 1) for name in caps}
+
+    def left(self, budget: Budget) -> int:
+        """In tokens, if all that is in flight were free."""
+        ledger = self._of([budget])[budget.id]
+        assert isinstance(ledger, MoneyLedger)
+        return ledger.left(budget.limits[0], self._clock.now_ms()) // TOKEN
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def limits(world: World) -> LedgerLimits:
+    return LedgerLimits(world.clock)
+
+
+def money(tokens: int, period: Period = Period.LIFETIME) -> tuple[Budget, ...]:
+    return budgets_of(Bound.KEY, "k", [Limit(period, nano=tokens * TOKEN)])
+
+
+def likely(tokens: int) -> int:
+    """Of a call of `sized`, what it will likely cost where nothing is known: its body has 14 letters."""
+    return 10 + math.ceil(14 * LETTER_TOKENS + (tokens - 10 - 14) * OTHER_TOKENS)
+
+
+def sized(world: World, budgets: tuple[Budget, ...], tokens: int, left_ms: float = 60_000) -> Call:
+    """A call that can cost so many tokens at most."""
+    body = b'{"model":"m","max_tokens":10}'
+    return world.call(body=body + b"\n" * (tokens - 10 - len(body)), budgets=budgets, left_ms=left_ms)
+
+
+async def test_what_is_set_aside_is_replaced_by_what_it_cost(world: World, limits: LedgerLimits) -> None:
+    budgets = money(100)
+    async with RawServer(always(200, USED)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            for spent in (10, 20):
+                await router.send(sized(world, budgets, 60))
+                await eventually(
+                    functools.partial(lambda left: limits.left(budgets[0]) == left, 100 - spent), "it to be settled"
+                )
+            with pytest.raises(Overspent) as broke:
+                await router.send(sized(world, budgets, 104))
+            assert (broke.value.code, broke.value.status, broke.value.billed) == ("budget_exceeded", 0, False)
+            assert f"0.0{likely(104)}" in broke.value.message
+            assert 80 < likely(104) < 100
+            assert "0.08 left" in broke.value.message
+            with pytest.raises(Overspent):
+                await router.send(sized(world, budgets, 140))
+            await router.send(sized(world, budgets, 80))
+            assert router.status()[0].failures == {}
+    assert len(server.posts) == 3
+
+
+async def test_large_calls_that_do_not_fit_keep_no_small_one_back(world: World, limits: LedgerLimits) -> None:
+    """All are asked for together, as if each cost the same: what is told each is true of it alone."""
+    budgets = money(200)
+    async with RawServer(always(200, USED)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await router.send(sized(world, budgets, 150))
+            await eventually(lambda: limits.left(budgets[0]) == 190, "it to be settled")
+            ends = await asyncio.gather(
+                *(in_the_end(router, sized(world, budgets, size)) for size in [250, 50, 260, 50, 270, 50]),
+                return_exceptions=True,
+            )
+            assert [type(end) for end in ends] == [Overspent, Answer] * 3
+
+
+async def in_the_end(router: Router, call: Call) -> Answer:
+    """Asked again for as long as calls in flight have the rest set aside."""
+    while True:
+        try:
+            return await router.send(call)
+        except Withheld as waits:
+            if waits.code != "budget_reserved":
+                raise
+            await asyncio.sleep(0.01)
+
+
+async def test_who_finds_the_rest_in_flight_waits_and_is_not_refused(world: World, limits: LedgerLimits) -> None:
+    budgets = money(100)
+    may_answer = asyncio.Event()
+
+    async def slowly(request: Request, peer: Peer) -> None:
+        await may_answer.wait()
+        await peer.answer(200, USED)
+
+    async with RawServer(slowly) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            first = asyncio.create_task(router.send(sized(world, budgets, 80)))
+            await eventually(lambda: len(server.posts) == 1, "the call to arrive")
+            with pytest.raises(Withheld) as waits:
+                await router.send(sized(world, budgets, 50))
+            assert (waits.value.code, waits.value.spent) == ("budget_reserved", "money:key:k")
+            may_answer.set()
+            await first
+            await eventually(lambda: limits.left(budgets[0]) == 90, "it to be settled")
+            await router.send(sized(world, budgets, 50))
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "left"), [(429, Throttled, 100), (400, Refused, 100), (500, Ambiguous, 40)]
+)
+async def test_what_may_have_been_done_is_paid_and_what_was_turned_away_is_not(
+    world: World, limits: LedgerLimits, status: int, error: type[Exception], left: int
+) -> None:
+    budgets = money(100)
+    async with RawServer(always(status, b"{}")) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            with pytest.raises(error):
+                await router.send(sized(world, budgets, 60))
+            await eventually(lambda: limits.left(budgets[0]) == left, "it to be settled")
+
+
+async def test_an_answer_that_does_not_say_what_it_used_costs_all_that_it_could(
+    world: World, limits: LedgerLimits
+) -> None:
+    budgets = money(100)
+    async with RawServer(always(200, b'{"choices":[{}]}')) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await router.send(sized(world, budgets, 60))
+            await eventually(lambda: limits.left(budgets[0]) == 40, "it to be settled")
+
+
+async def test_what_nothing_bounds_is_not_sent_unless_the_deployment_does(world: World, limits: LedgerLimits) -> None:
+    budgets = money(100)
+    async with RawServer(always(200, USED)) as server:
+        place = deployment(server.url, price=PRICE)
+        async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+            with pytest.raises(Refused) as refused:
+                await router.send(world.call(budgets=budgets))
+            assert (refused.value.code, refused.value.status) == ("max_tokens_required", 400)
+            assert router.status()[0].failures == {}
+        bounded = deployment(server.url, price=PRICE, output_tokens_max=20)
+        async with world.router(bounded, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+            assert (await router.send(world.call(budgets=budgets))).status == 200
+            with pytest.raises(Overspent):
+                await router.send(world.call(body=b'{"model":"m","n":5}', budgets=budgets))
+    assert len(server.posts) == 1
+
+
+async def test_what_is_too_dear_here_goes_where_it_is_cheaper(world: World, limits: LedgerLimits) -> None:
+    budgets = money(50)
+    async with RawServer(always(200, USED)) as dear, RawServer(always(200, USED)) as cheap:
+        places = (
+            deployment(dear.url, "dear", price=PRICE, weight=100.0),
+            deployment(cheap.url, "cheap", price=CHEAP),
+        )
+        async with world.router(*places, policy=AT_ONCE, capacity=Capacity(limits)) as router:
+            assert (await router.send(sized(world, budgets, 90))).deployment == "cheap"
+    assert len(dear.posts) == 0
+
+
+async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: LedgerLimits) -> None:
+    budgets = money(60, Period.DAY)
+    async with RawServer(always(200, b'{"choices":[{}]}')) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await router.send(sized(world, budgets, 60))
+            await eventually(lambda: limits.left(budgets[0]) == 0, "it to be settled")
+            with pytest.raises(Overspent) as broke:
+                await router.send(sized(world, budgets, 60, left_ms=1_000))
+            assert "is spent" in broke.value.message
+            with pytest.raises(Withheld) as waits:
+                await router.send(sized(world, budgets, 60, left_ms=2 * DAY_MS))
+            assert waits.value.code == "budget_spent"
+            world.clock.advance(DAY_MS)
+            await router.send(sized(world, budgets, 60))
+
+
+async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -> None:
+    parallel = Parallel(None, None, world.clock)
+    key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
+    await parallel.take(key)
+    await parallel.take(both)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        await parallel.take(key)
+        order.append(number)
+
+    tasks = []
+    for number in range(WAITERS_MAX):
+        tasks.append(asyncio.create_task(one(number)))
+        await asyncio.sleep(0)
+    with pytest.raises(Withheld) as full:
+        await parallel.take(key)
+    assert full.value.code == "max_parallel_requests_exceeded"
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    parallel.give_back(key)
+    await eventually(lambda: order == [1], "the next to go")
+    parallel.give_back(both)
+    await eventually(lambda: order == [1, 2], "the next to go")
+    for _ in tasks[3:]:
+        parallel.give_back(key)
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks[1:])
+    assert order == list(range(1, WAITERS_MAX))
+
+
+async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
+    parallel = Parallel(None, None, world.clock)
+    for _ in range(2):
+        await parallel.take((("key:k", 2),))
+    parallel.give_back((("key:k", 2),))
+    waits = asyncio.create_task(parallel.take((("key:k", 1),)))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    await parallel.take((("key:k", 3),))
+    parallel.give_back((("key:k", 3),))
+    parallel.give_back((("key:k", 3),))
+    await waits
+
+
+async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
+    world: World, limits: LedgerLimits
+) -> None:
+    parallel = Parallel(limits, lambda: "me", world.clock)
+    try:
+        await parallel.take((("key:k", 5),))
+        second = asyncio.create_task(parallel.take((("key:k", 5),)))
+        await asyncio.sleep(0)
+        assert not second.done(), "this process's part is one"
+        parallel.give_back((("key:k", 5),))
+        await second
+    finally:
+        await parallel.close()
+
+
+def wordy(world: World, budgets: tuple[Budget, ...], letters: int, text: bytes = b"abcd") -> Call:
+    """A call whose prompt takes a token a byte at most, and one for four bytes in truth."""
+    body = b'{"max_tokens":1,"messages":"%s"}' % (text * (letters // len(text)))
+    return world.call(body=body, budgets=budgets)
+
+
+def counting(bytes_per_token: int) -> Script:
+    async def script(request: Request, peer: Peer) -> None:
+        usage = {"prompt_tokens": len(request.body) // bytes_per_token, "completion_tokens": 1}
+        await peer.answer(200, json.dumps({"choices": [{}], "usage": usage}).encode())
+
+    return script
+
+
+@pytest.mark.parametrize("text", [b"abcd", b"0123456789", "\u6f6e\u6c50".encode()], ids=["words", "digits", "chinese"])
+async def test_a_budget_below_the_worst_of_one_call_is_used_up_one_call_after_another(
+    world: World, limits: LedgerLimits, text: bytes
+) -> None:
+    """Each may cost 4,000 and costs 1,000: a budget of 3,500 pays for three, and none is passed."""
+    budgets = money(3_500)
+    async with RawServer(counting(4)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            calls = [wordy(world, budgets, 3_960, text) for _ in range(6)]
+            ends = await asyncio.gather(*(in_the_end(router, call) for call in calls), return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["Answer"] * 3 + ["Overspent"] * 3
+    assert server.open_count_highest >= 1
+    assert 0 < limits.left(budgets[0]) < 1_000
+
+
+async def test_calls_that_go_on_their_likely_cost_never_run_beside_others(world: World, limits: LedgerLimits) -> None:
+    budgets = money(3_500)
+    at_once = highest = 0
+
+    async def slowly(request: Request, peer: Peer) -> None:
+        nonlocal at_once, highest
+        at_once += 1
+        highest = max(highest, at_once)
+        await asyncio.sleep(0.02)
+        at_once -= 1
+        await counting(4)(request, peer)
+
+    async with RawServer(slowly) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await asyncio.gather(
+                *(in_the_end(router, wordy(world, budgets, 3_960)) for _ in range(5)), return_exceptions=True
+            )
+    assert highest == 1
+
+
+async def test_a_server_that_counts_densely_is_believed_from_then_on(world: World, limits: LedgerLimits) -> None:
+    """Half a token a byte was counted once: what may take as much again is not sent with less."""
+    async with RawServer(counting(2)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            await router.send(wordy(world, money(9_000), 4_000))
+            poor = budgets_of(Bound.KEY, "poor", [Limit(Period.LIFETIME, nano=2_300 * TOKEN)])
+            with pytest.raises(Overspent):
+                await router.send(wordy(world, poor, 4_000))
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("more", [b'"n":"128"', b'"n":128.0', b'"best_of":1.28e2', b'"max_completion_tokens":"100000"'])
+async def test_no_way_to_write_a_number_passes_a_hard_budget(world: World, limits: LedgerLimits, more: bytes) -> None:
+    budgets = money(1_000)
+    async with RawServer(always(200, USED)) as server:
+        async with world.router(
+            deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
+        ) as router:
+            with pytest.raises(Overspent):
+                await router.send(world.call(body=b'{"model":"m","max_tokens":10,%s}' % more, budgets=budgets))
+            with pytest.raises(Unbounded):
+                await router.send(world.call(body=b'{"model":"m","max_tokens":-1}', budgets=budgets))
+    assert len(server.posts) == 0

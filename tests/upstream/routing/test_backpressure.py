@@ -1,0 +1,129 @@
+"""A model of which no server is well is left alone by every process for a while, and never for ever."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.upstream.calls.test_router import always, failure
+from tests.upstream.raw_server import RawServer
+from tests.upstream.world import World, deployment
+from tidegate.backends.shared_redis import LocalRests
+from tidegate.core.deployments import Resource
+from tidegate.core.errors import UpstreamError
+from tidegate.core.schedule import Reason
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.slots import Capacity
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def shut(router: Router, world: World, model: str = "m") -> None:
+    for _ in range(5):
+        await failure(router, world, model=model)
+
+
+def heard(router: Router) -> None:
+    """As its loop over the slots does."""
+    router.replace([lane.deployment for lane in router._lanes.values()], ())
+
+
+async def test_one_process_says_so_and_the_others_wait_it_out(world: World) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer(always(503)) as ill, RawServer() as well:
+        async with world.router(deployment(ill.url, models=("m",)), capacity=Capacity(rests=rests)) as first:
+            await shut(first, world)
+            assert rests.current()["model:m"] == pytest.approx(world.clock.monotonic + 5_000, abs=10)
+        async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as second:
+            heard(second)
+            assert (second.free_slots("m"), second.closed("m")) == (0, Reason.UNHEALTHY)
+            assert second.rests_until_ms("m") == rests.current()["model:m"]
+            world.clock.advance(5_001)
+            assert second.free_slots("m") > 0
+            await second.send(world.call())
+
+
+async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: World) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer() as well, RawServer(always(503)) as ill:
+        async with world.router(deployment(well.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
+            rests.publish("model:m", 5_000)
+            heard(router)
+            assert router.free_slots("m") == 0
+            world.clock.advance(5_001)
+            # The one that cannot reach the servers says so again and again; it is well here.
+            rests.publish("model:m", 300_000)
+            heard(router)
+            assert router.free_slots("m") > 0
+            await router.send(world.call())
+            heard(router)
+            assert router.free_slots("m") > 0
+        async with world.router(deployment(ill.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
+            await shut(router, world)
+            heard(router)
+            assert router.rests_until_ms("m") > world.clock.monotonic + 250_000
+
+
+async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: World) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer(always(503)) as ill, RawServer() as well:
+        places = deployment(ill.url, "ill", models=("m",)), deployment(well.url, "well", models=("m",))
+        async with world.router(*places, capacity=Capacity(rests=rests)) as router:
+            for _ in range(20):
+                with contextlib.suppress(UpstreamError):
+                    await router.send(world.call())
+            assert router.status()[0].state == "open"
+            assert "model:m" not in rests.current()
+
+
+async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world: World) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer(always(429, **{"Retry-After": "900"})) as server:
+        async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
+            await failure(router, world)
+            assert rests.current().keys() == {"one"}
+            rests.publish("model:m", 5_000)
+            heard(router)
+            assert router.rests_until_ms("m") == pytest.approx(world.clock.monotonic + 900_000, abs=10)
+
+
+async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: World) -> None:
+    rests = LocalRests(world.clock)
+    rests.publish("model:m", 60_000)
+    async with RawServer() as server:
+        async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
+            heard(router)
+            assert router.free_slots("m") == 0
+            lane = router._lanes["one"]
+            assert lane.ready_at_ms() <= world.clock.monotonic
+
+
+async def test_it_can_be_switched_off_and_has_bounds(world: World) -> None:
+    async with RawServer(always(401)) as server:
+        for most, said in ((0, {"model:m": 0.0}), (3_000, {"model:m": 3_000.0})):
+            rests = LocalRests(world.clock)
+            policy = LanePolicy(model_rest_ms_min=1_000, model_rest_ms_max=most)
+            place = deployment(server.url, models=("m",))
+            async with world.router(place, capacity=Capacity(rests=rests), policy=policy) as router:
+                await failure(router, world)
+                left_ms = {name: until - world.clock.monotonic for name, until in rests.current().items()}
+                assert left_ms.get("model:m", 0.0) == pytest.approx(said["model:m"], abs=10)
+
+
+async def test_a_resource_falls_back_while_its_model_is_left_alone(world: World) -> None:
+    rests = LocalRests(world.clock)
+    async with RawServer() as first, RawServer() as second:
+        places = [deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))]
+        named = [Resource("chat", "a", fallbacks=("b",))]
+        async with world.router(*places, resources=named, capacity=Capacity(rests=rests)) as router:
+            rests.publish("model:a", 5_000)
+            router.replace(places, named)
+            assert router.free_slots("chat") > 0
+            assert (await router.send(world.call("chat"))).deployment == "two"

@@ -1,0 +1,166 @@
+"""A worker that meets an internal error hands everything back and ends; a process that has callers makes it anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.worker.workshop import BODY, Script, options, until, working
+from tests.worker.world import World, chat_lines
+from tidegate import metrics
+from tidegate.core.errors import WorkerBroken
+from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.core.states import JobState
+from tidegate.stages import lease
+from tidegate.worker import kept_worker
+from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.kept_worker import KeptWorker
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What is logged is not drawn: a traceback with all its values takes seconds."""
+    with capture_logs():
+        yield
+
+
+def gauge() -> float:
+    return metrics.REGISTRY.get_sample_value("tidegate_worker_broken") or 0.0
+
+
+async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(live, "m", "n")
+    go_on = asyncio.Event()
+
+    async def slow(call: Call) -> Answer:
+        await go_on.wait()
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = slow
+    job = await live.started(chat_lines(12))
+    take = lease.take
+
+    async def taken_and_lost(*arguments: Any) -> Any:
+        await take(*arguments)
+        raise ValueError("a bug behind the lease")
+
+    async def breaks() -> None:
+        async with working(live, script, in_flight_max=2) as bench:
+            await until(lambda: _is(script.in_flight == 2), "two calls")
+            monkeypatch.setattr(lease, "take", taken_and_lost)
+            await live.started(chat_lines(4, "n"))
+            await until(lambda: _is(bench.worker.broken is not None), "the bug")
+            assert bench.worker.trouble() == "ends after an internal error: ValueError in _lease_loop"
+            assert gauge() == 1
+            go_on.set()
+            await bench.over()
+
+    with pytest.raises(WorkerBroken, match="ValueError in _lease_loop"):
+        await breaks()
+    assert (await live.look(job)).answered_count == 2, "what was in flight was finished and recorded"
+    rows = await live.rows("select distinct state, lost_count from slices where state <> 'done'")
+    assert rows == [("ready", 0)], "what was not sent is nobody's, and no owner was lost"
+
+
+async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(live, "m")
+    job = await live.started(chat_lines(4))
+    record = live.store.record_outcomes
+    bugs = 2
+
+    async def buggy(*arguments: Any) -> Any:
+        nonlocal bugs
+        if bugs and arguments[0]:
+            bugs -= 1
+            raise ValueError("a bug in record")
+        return await record(*arguments)
+
+    monkeypatch.setattr(live.store, "record_outcomes", buggy)
+
+    async def breaks() -> None:
+        async with working(live, script) as bench:
+            await bench.over()
+
+    with pytest.raises(WorkerBroken, match="ValueError in run"):
+        await breaks()
+    assert len(script.calls) == (await live.look(job)).answered_count > 0
+    monkeypatch.undo()
+    async with working(live, Script(live, "m")):
+        await until(lambda: _ended(live, job.id), "the job")
+
+
+class Fragile:
+    """A worker that breaks as often as it is told, and then works until it is stopped."""
+
+    def __init__(self, breaks: bool) -> None:
+        self._breaks = breaks
+        self._reason: str | None = None
+        self.in_flight = 0
+
+    def trouble(self) -> str | None:
+        return self._reason
+
+    def is_idle_with_room(self, model: str) -> bool:
+        return not self._breaks
+
+    async def run(self, stop: asyncio.Event) -> None:
+        if self._breaks:
+            self._reason = "broken"
+            raise WorkerBroken("a bug")
+        await stop.wait()
+
+
+async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_worker, "RESTART_S", 0.01)
+    me = Incarnation(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
+    await me.begin()
+    first = me.id
+    await me.leave()
+    made: list[Fragile] = []
+
+    def make() -> Fragile:
+        made.append(Fragile(breaks=len(made) < 2))
+        return made[-1]
+
+    kept = KeptWorker(make, me, options(live).heartbeat_ms)
+    stop = asyncio.Event()
+    running = asyncio.create_task(kept.run(stop))
+    await until(lambda: _is(len(made) == 3), "a worker that works")
+    assert kept.trouble() is None
+    assert me.id != first
+    assert await live.rows("select state from workers where id = ?", me.id) == [("alive",)]
+    stop.set()
+    await running
+
+
+async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: World) -> None:
+    me = Incarnation(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
+    kept = KeptWorker(lambda: Fragile(breaks=True), me, 100)
+    stop = asyncio.Event()
+    running = asyncio.create_task(kept.run(stop))
+    await until(lambda: _is(bool(me.id)), "a new incarnation")
+    assert kept.trouble() == "broken"
+    stop.set()
+    await running
+    assert await live.rows("select state from workers where id = ?", me.id) == [("gone",)]
+
+
+async def _is(condition: bool) -> bool:
+    return condition
+
+
+async def _ended(world: World, job_id: str) -> bool:
+    rows = await world.rows("select state from jobs where id = ?", job_id)
+    return rows == [(JobState.COMPLETED.value,)]

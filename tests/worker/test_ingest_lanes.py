@@ -1,0 +1,179 @@
+"""Small inputs are ingested together and in this process, large ones a few at a time, and no tenant keeps another waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.world import World, chat_lines, here
+from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLimits, Lane
+from tidegate.core.nouns import Caller, IngestPlan, Job
+from tidegate.core.states import JobState
+from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, Ingest, RunPass
+from tidegate.stages.ingest.ingest_file import InputPasses
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = IngestLimits(small_bytes_max=4_000, passes_max=3)
+LARGE_LINES = 20
+
+
+class Gate:
+    """A pass that waits until it is let through, and knows whose inputs wait."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.lanes: Counter[Lane] = Counter()
+
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        self.lanes[lane] += 1
+        if lane is Lane.LARGE:
+            await self.open.wait()
+        return await here(input_path, work_path, rules, lane)
+
+
+def lanes(world: World, run_pass: RunPass) -> Ingest:
+    return Ingest(
+        world.store,
+        world.blobs,
+        world.entropy,
+        world.scratch,
+        lambda job: LineRules(job.endpoint),
+        run_pass,
+        limits=LIMITS,
+    )
+
+
+async def tenant(world: World, name: str) -> Caller:
+    return Caller(await world.store.put_tenant(world.id("tenant"), name))
+
+
+async def states(world: World, jobs: list[Job]) -> list[str]:
+    return [(await world.look(job)).state for job in jobs]
+
+
+async def settled() -> None:
+    """Let every task that can go on do so: the store is in memory and the blobs' threads are quick."""
+    await asyncio.sleep(0.1)
+
+
+async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: World) -> None:
+    a, b = await tenant(world, "a"), await tenant(world, "b")
+    theirs = [await world.job(chat_lines(LARGE_LINES), caller=a) for _ in range(5)]
+    gate, worker = Gate(), await world.worker()
+    ingest = lanes(world, gate)
+    passes = [asyncio.create_task(ingest.next_large(worker)) for _ in range(3)]
+    await settled()
+    assert gate.lanes == {Lane.LARGE: 2}, "the third pass is kept for a tenant that has none"
+    assert sum(task.done() for task in passes) == 1
+    small = await world.job(chat_lines(1), caller=b)
+    assert await ingest.next_small(worker)
+    assert await states(world, [small]) == [JobState.IN_PROGRESS]
+    large = await world.job(chat_lines(LARGE_LINES), caller=b)
+    passes.append(asyncio.create_task(ingest.next_large(worker)))
+    await settled()
+    assert gate.lanes[Lane.LARGE] == 3
+    gate.open.set()
+    await asyncio.gather(*passes)
+    assert await states(world, [large]) == [JobState.IN_PROGRESS]
+    while await ingest.next_large(worker):
+        pass
+    assert set(await states(world, theirs)) == {JobState.IN_PROGRESS}
+
+
+async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_other(world: World) -> None:
+    caller = await tenant(world, "a")
+    jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(SMALL_AT_ONCE + 1)]
+    bad = await world.job([b"nonsense"], caller=caller)
+    worker, ingest = await world.worker(), lanes(world, here)
+    assert await ingest.next_small(worker)
+    assert Counter(await states(world, [bad, *jobs])) == {
+        JobState.FAILED: 1,
+        JobState.IN_PROGRESS: SMALL_AT_ONCE - 1,
+        JobState.VALIDATING: 2,
+    }
+    assert await ingest.next_small(worker)
+    assert not await ingest.next_small(worker)
+    assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
+    assert await world.rows("select count(*) from blobs where state = 'writing' and kind = 'work'") == [(0,)]
+    assert list(world.scratch.iterdir()) == []
+
+
+async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world: World) -> None:
+    caller = await tenant(world, "a")
+    jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(3)]
+    failures: list[Exception] = [IngestFailed("disk full"), IngestCrashed("broke")]
+
+    async def fails_twice(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        if failures:
+            raise failures.pop()
+        return await here(input_path, work_path, rules, lane)
+
+    worker, ingest = await world.worker(), lanes(world, fails_twice)
+    assert await ingest.next_small(worker)
+    assert Counter(await states(world, jobs)) == {JobState.IN_PROGRESS: 1, JobState.VALIDATING: 2}
+    world.clock.passed_ms += 2_000
+    assert await ingest.next_small(worker)
+    assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
+
+
+async def test_steps_whose_end_is_unknown_are_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [await world.job(chat_lines(1)) for _ in range(3)]
+    worker, ingest = await world.worker(), lanes(world, here)
+    start_jobs = world.store.start_jobs
+
+    async def away(*_: Any) -> set[str]:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(world.store, "start_jobs", away)
+    with pytest.raises(StoreUnavailable):
+        await ingest.next_small(worker)
+    monkeypatch.setattr(world.store, "start_jobs", start_jobs)
+    assert await ingest.next_small(worker), "the owner lives, so only it can give them back"
+    assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
+
+
+async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: World) -> None:
+    jobs = [await world.job(chat_lines(1)) for _ in range(3)]
+
+    async def cancels(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+        await world.store.cancel_job(jobs[1].tenant_id, jobs[1].id)
+        return await here(input_path, work_path, rules, lane)
+
+    assert await lanes(world, cancels).next_small(await world.worker())
+    assert await states(world, jobs) == [JobState.IN_PROGRESS, JobState.CANCELLED, JobState.IN_PROGRESS]
+
+
+async def test_a_small_input_needs_no_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    assert await lanes(world, InputPasses()).next_small(worker)
+    assert await states(world, [job]) == [JobState.IN_PROGRESS]
+
+
+async def test_a_small_pass_that_breaks_says_where_and_not_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> IngestPlan:
+        raise RuntimeError("the caller's secret")
+
+    monkeypatch.setattr("tidegate.stages.ingest.ingest_file.ingest_file", breaks)
+    with pytest.raises(IngestCrashed, match="RuntimeError") as crash:
+        await InputPasses()(tmp_path, tmp_path, LineRules("/v1/chat/completions"), Lane.SMALL)
+    assert "secret" not in str(crash.value)
+
+
+async def test_a_small_pass_that_finds_no_disk_is_clear(tmp_path: Path) -> None:
+    with pytest.raises(IngestFailed, match="No such file"):
+        await InputPasses()(tmp_path / "absent", tmp_path / "work", LineRules("/v1/chat/completions"), Lane.SMALL)

@@ -1,0 +1,309 @@
+"""A key's state counts for every item as of now: what is revoked, expired or no longer allowed in the middle of a job is not sent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.server import Clock
+from tests.worker.workshop import BODY, DEADLINE_S, Script, until, working
+from tests.worker.world import HOUR_MS, World, chat_lines
+from tidegate import metrics
+from tidegate.core.budgets.budget import Bound, Limit, Period
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.keys import models_text
+from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
+from tidegate.core.states import JOB_ENDED
+from tidegate.worker.key_state import BELIEVED_MS, KeyStates
+
+pytestmark = pytest.mark.anyio
+
+ITEMS = 24
+
+
+class Door:
+    """An upstream that answers so many calls, and the others when it is opened."""
+
+    def __init__(self, script: Script, count: int) -> None:
+        self._left = count
+        self.open = asyncio.Event()
+        script.answers = self._answer
+
+    async def _answer(self, call: Call) -> Answer:
+        self._left -= 1
+        if self._left < 0:
+            await self.open.wait()
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+
+async def key(world: World, **wishes: Any) -> Caller:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    wishes = {"label": "", "team": None, "user": None, "scopes": "", "models": "[]", "expires_at": None} | wishes
+    await world.store.put_key("k1", tenant, b"hash", **wishes)
+    return Caller(tenant, "k1")
+
+
+async def ended(world: World, job: Job) -> Job:
+    async def look() -> bool:
+        return (await world.look(job)).state in JOB_ENDED
+
+    await until(look, "the job")
+    return await world.look(job)
+
+
+async def codes(world: World, job: Job) -> set[str]:
+    return {line["error"]["code"] for line in await world.file_lines(job.error_file_id)}
+
+
+async def called(script: Script, count: int) -> None:
+    async def look() -> bool:
+        return len(script.calls) >= count
+
+    await until(look, "the first calls")
+
+
+async def settled(world: World, bench: Any) -> None:
+    """The worker has asked for its keys' states since now: what it asked before may be believed no longer."""
+    states: KeyStates = bench.worker._keys
+    since_ms = world.clock.monotonic_ms()
+
+    async def look() -> bool:
+        return states._asked_ms > since_ms
+
+    await until(look, "a fresh look at the keys")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("revoke", "key_revoked"),
+        ("expire", "key_expired"),
+        ("delete", "key_deleted"),
+        ("models", "model_not_allowed"),
+        ("resources", "resource_not_allowed"),
+    ],
+)
+async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
+    live: World, change: str, code: str
+) -> None:
+    """What is in flight ends as it would; nothing more is sent; the rest fails with a code that says why."""
+    script = Script(live, "m")
+    door = Door(script, 4)
+    caller = await key(live)
+    job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
+    async with working(live, script) as bench:
+        await called(script, 8)
+        match change:
+            case "revoke":
+                assert await live.store.revoke_key("k1")
+            case "expire":
+                assert await live.store.change_key("k1", expires_at=live.clock.now_ms() - 1)
+            case "delete":
+                await drop_key(live)
+            case "models":
+                assert await live.store.change_key("k1", models=models_text(["other"]))
+            case "resources":
+                assert await live.store.change_key("k1", resources=models_text(["other"]))
+        await settled(live, bench)
+        door.open.set()
+        done = await ended(live, job)
+    assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
+    assert await codes(live, done) == {code}
+    for line in await live.file_lines(done.error_file_id):
+        assert ": " in line["error"]["message"], "a refusal says what to do next"
+
+
+async def drop_key(world: World) -> None:
+    async def body(tx: Any) -> None:
+        tx._connection.execute("delete from keys where id = 'k1'")
+
+    await world.store._driver.write(body)
+
+
+async def test_a_key_that_expires_by_the_clock_needs_no_news(live: World) -> None:
+    """The moment is known beforehand, so it holds to the millisecond and not to the next look."""
+    states = KeyStates(live.store, live.clock, {})
+    caller = await key(live, expires_at=live.clock.now_ms() + HOUR_MS)
+    job = await live.started(chat_lines(1), caller=caller)
+    worker = await live.worker()
+    [piece] = await live.store.lease_slices(worker, job.id, "m", 1, "token")
+    assert states.denial(piece) is not None, "nobody has asked yet"
+    await states.ask(worker)
+    assert states.denial(piece) is None
+    assert states.believed_until_ms(piece) <= live.clock.monotonic_ms() + 2_000
+
+
+async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: World) -> None:
+    script = Script(live, "m", "n")
+    door = Door(script, 0)
+    caller = await key(live)
+    first = await live.started(chat_lines(2, "n"), caller=caller)
+    assert await live.store.change_key("k1", models=models_text(["m"]))
+    async with working(live, script) as bench:
+        assert await codes(live, await ended(live, first)) == {"model_not_allowed"}
+        assert await live.store.change_key("k1", models=models_text(["m", "n"]))
+        await settled_or_idle(live, bench)
+        second = await live.started(chat_lines(2, "n"), caller=caller)
+        door.open.set()
+        assert (await ended(live, second)).answered_count == 2
+
+
+async def settled_or_idle(world: World, bench: Any) -> None:
+    """Nothing under a key is held, so nobody asks: what was heard before is too old by the time anything comes."""
+    states: KeyStates = bench.worker._keys
+
+    async def look() -> bool:
+        return not states.knows("k1")
+
+    await until(look, "forgetting")
+
+
+async def test_a_resource_is_judged_by_the_model_behind_it(live: World) -> None:
+    script = Script(live, "chat", "m")
+    caller = await key(live)
+    by_resource = await live.started(chat_lines(2, "chat"), caller=caller)
+    by_model = await live.started(chat_lines(2, "m"), caller=caller)
+    assert await live.store.change_key("k1", models=models_text(["m"]), resources=models_text(["chat"]))
+    async with working(live, script, model_of={"chat": "m"}):
+        assert (await ended(live, by_resource)).answered_count == 2
+        assert await codes(live, await ended(live, by_model)) == {"resource_not_allowed"}
+
+
+async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_leads_elsewhere(live: World) -> None:
+    script = Script(live, "m")
+    door = Door(script, 4)
+    caller = await key(live)
+    job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
+    async with working(live, script) as bench:
+        await called(script, 8)
+        assert await live.store.change_key("k1", models=models_text(["m", "n"]))
+        await settled(live, bench)
+        door.open.set()
+        await ended(live, job)
+    assert (script.calls[0].models, script.calls[-1].models) == (frozenset(), frozenset({"m", "n"}))
+
+
+async def test_nothing_is_sent_under_a_key_that_nobody_can_ask_about(live: World) -> None:
+    script = Script(live, "m")
+    caller = await key(live)
+    keyed = await live.started(chat_lines(3), caller=caller)
+    free = await live.started(chat_lines(3))
+    real = live.store.key_states
+
+    async def away(worker_id: str) -> Any:
+        raise StoreUnavailable("away")
+
+    live.store.key_states = away  # type: ignore[method-assign]
+    async with working(live, script):
+        assert (await ended(live, free)).answered_count == 3
+        assert {call.job_id for call in script.calls} == {free.id}
+        live.store.key_states = real  # type: ignore[method-assign]
+        assert (await ended(live, keyed)).answered_count == 3
+    assert len(script.calls) == 6
+
+
+async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: World) -> None:
+    """They come beside what the settings say of every key, and of two for one period the tighter side counts."""
+    minute, day = Limit(Period.MINUTE, requests=10, tokens=99), Limit(Period.DAY, tokens=50)
+    script = Script(live, "m")
+    door = Door(script, 4)
+    caller = await key(live, limits=(minute, day))
+    job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
+    async with working(live, script) as bench:
+        await called(script, 8)
+        assert await live.store.change_key("k1", limits=(Limit(Period.MINUTE, requests=5),))
+        await settled(live, bench)
+        door.open.set()
+        await ended(live, job)
+    [first] = script.calls[0].budgets
+    assert (first.bound, first.name, first.limits) == (Bound.KEY, "k1", (minute, day))
+    [last] = script.calls[-1].budgets
+    assert last.limits == (Limit(Period.MINUTE, requests=5),)
+
+
+async def test_one_question_is_asked_for_all_keys_and_none_without_any(live: World) -> None:
+    asked = 0
+    real = live.store.key_states
+
+    async def counted(worker_id: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return await real(worker_id)
+
+    live.store.key_states = counted  # type: ignore[method-assign]
+    script = Script(live, "m")
+    free = await live.started(chat_lines(40), slice_items=4)
+    async with working(live, script):
+        await ended(live, free)
+        assert asked == 0
+        keyed = await live.started(chat_lines(200), slice_items=50, caller=await key(live))
+        async with asyncio.timeout(DEADLINE_S):
+            await ended(live, keyed)
+    assert 1 <= asked < 40, "a question a second, and one for what comes new: none for an item"
+
+
+async def test_what_was_heard_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_path: Path) -> None:
+    """The store is there and does not answer; the key is revoked meanwhile. When two seconds have passed on the worker's clock nothing
+    more is sent, without any news, and when the store answers the rest fails."""
+    clock = Clock()
+    world = World(tmp_path, clock)
+    await world.store.migrate()
+    script = Script(world, "m")
+    door = Door(script, 4)
+    job = await world.started(chat_lines(ITEMS), slice_items=4, caller=await key(world))
+    real, asked, answer = world.store.key_states, asyncio.Event(), asyncio.Event()
+
+    async def silent(worker_id: str) -> Any:
+        asked.set()
+        await answer.wait()
+        return await real(worker_id)
+
+    async with working(world, script):
+        await called(script, 8)
+        world.store.key_states = silent  # type: ignore[method-assign]
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+        assert await world.store.revoke_key("k1")
+        clock.ahead_ms += 2_000
+        waits = metrics.counted(metrics.policy_waits).get("key_state_unknown", 0)
+        door.open.set()
+
+        async def waited() -> bool:
+            return metrics.counted(metrics.policy_waits).get("key_state_unknown", 0) > waits
+
+        await until(waited, "an item to wait for news of its key")
+        assert len(script.calls) == 8
+        answer.set()
+        done = await ended(world, job)
+    assert (done.answered_count, done.failed_count, len(script.calls)) == (8, ITEMS - 8, 8)
+    assert await codes(world, done) == {"key_revoked"}
+    await world.blobs.close()
+    await world.store.close()
+
+
+async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_about(live: World) -> None:
+    """What waits for a place or a connection on its way is held to the same two seconds: the call itself says until when."""
+    questions: list[float] = []
+    real = live.store.key_states
+
+    async def noted(worker_id: str) -> Any:
+        questions.append(live.clock.monotonic_ms())
+        return await real(worker_id)
+
+    live.store.key_states = noted  # type: ignore[method-assign]
+    script = Script(live, "m")
+    seen: list[tuple[float, float]] = []
+
+    async def answer(call: Call) -> Answer:
+        seen.append((call.begin_by_ms, questions[-1]))
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+    script.answers = answer
+    job = await live.started(chat_lines(40), slice_items=4, caller=await key(live))
+    async with working(live, script):
+        await ended(live, job)
+    assert len(seen) == 40
+    assert all(begin_by_ms <= asked_ms + BELIEVED_MS for begin_by_ms, asked_ms in seen)

@@ -1,0 +1,163 @@
+"""A dead worker's answers are adopted before its slices go on; a log that cannot be read holds up nobody else's work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.worker.world import LEASE_MS, World, chat_lines
+from tidegate.core.answers import results
+from tidegate.core.errors import BlobUnavailable
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Job
+from tidegate.stages.tend import lost_workers
+
+pytestmark = pytest.mark.anyio
+
+SWEEP_MS = 5_000
+
+
+class Victim:
+    """A worker that holds a slice, wrote an answer, and died before it was committed."""
+
+    def __init__(self, world: World, job: Job) -> None:
+        self.world = world
+        self.job = job
+        self.blob_id = world.id("blob")
+
+    async def dies(self) -> None:
+        world, job = self.world, self.job
+        worker = await world.worker()
+        assert await world.store.lease_slices(worker, job.id, "m", 1, world.id("req"))
+
+        async def next_blob_id() -> str:
+            await world.store.begin_blob(self.blob_id, "answers", worker)
+            return self.blob_id
+
+        log = await world.blobs.open_log(next_blob_id)
+        await log.append(results.response_line(item_id(job.id, 0), b'"c0"', 200, b'{"choices":[{}]}'))
+        await log.close()
+
+
+class Unreadable:
+    """Blobs of which one lies on a bad sector."""
+
+    def __init__(self, world: World, blob_id: str) -> None:
+        self._inner = world.blobs
+        self._blob_id = blob_id
+
+    async def recover(self, blob_id: str) -> int | None:
+        if blob_id == self._blob_id:
+            raise BlobUnavailable("input/output error")
+        return await self._inner.recover(blob_id)
+
+    async def read(self, blob_id: str, at: int, count: int) -> bytes:
+        return await self._inner.read(blob_id, at, count)
+
+
+class OfAnotherHost(Unreadable):
+    """Blobs of which one ends in the spool of another host; nothing of it is sealed."""
+
+    async def holds_end(self, blob_id: str) -> bool:
+        return blob_id != self._blob_id
+
+    async def recover(self, blob_id: str) -> int | None:
+        return None if blob_id == self._blob_id else await self._inner.recover(blob_id)
+
+
+async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    world.clock.passed_ms += LEASE_MS + 1
+    blobs: Any = OfAnotherHost(world, victim.blob_id)
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    assert await world.store.slice_counts(victim.job.id) == {"leased": 1}
+    assert await lost_workers.tend(world.store, world.blobs, SWEEP_MS) == 1, "the host that has it waits for nothing"
+    assert (await world.look(victim.job)).answered_count == 1
+
+
+async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    blobs: Any = OfAnotherHost(world, victim.blob_id)
+    world.clock.passed_ms += LEASE_MS + 1
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    world.clock.passed_ms += SWEEP_MS
+    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 1
+    assert await world.store.slice_counts(victim.job.id) == {"ready": 1}
+
+
+async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_after_it_was_given_up(
+    world: World,
+) -> None:
+    for is_given_up in (False, True):
+        victim = Victim(world, await world.started(chat_lines(2)))
+        await victim.dies()
+        if is_given_up:
+            await world.store.settle_blob(victim.blob_id)
+
+        class Spool(Unreadable):
+            async def left_logs(self) -> list[str]:
+                return [self._blob_id, world.id("blob")]
+
+            async def recover(self, blob_id: str) -> int | None:
+                return await self._inner.recover(blob_id)
+
+        blobs: Any = Spool(world, victim.blob_id)
+        assert await lost_workers.deliver_spool(world.store, blobs) == 1
+        assert (await world.look(victim.job)).answered_count == 1
+        assert await lost_workers.deliver_spool(world.store, blobs) == 0, "what has an outcome keeps it"
+        assert (await world.look(victim.job)).unused_count == 0
+
+
+async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_for_ever(world: World) -> None:
+    """Adoption that failed ended the whole pass, so no slice of any dead worker was ever freed again."""
+    jobs = [await world.started(chat_lines(2)) for _ in range(2)]
+    bad, good = (Victim(world, job) for job in jobs)
+    await bad.dies()
+    await good.dies()
+    world.clock.passed_ms += LEASE_MS + 1
+    blobs: Any = Unreadable(world, bad.blob_id)
+    assert await lost_workers.tend(world.store, blobs) == 1
+    assert (await world.look(good.job)).answered_count == 1
+    assert await world.store.slice_counts(good.job.id) == {"ready": 1}
+    assert await world.store.slice_counts(bad.job.id) == {"leased": 1}, "its answers may still be read"
+    assert await lost_workers.tend(world.store, blobs) == 0
+    world.clock.passed_ms += lost_workers.ADOPT_FOR_MS
+    assert await lost_workers.tend(world.store, blobs) == 1
+    assert await world.store.slice_counts(bad.job.id) == {"ready": 1}
+    assert await world.store.abandoned_blobs(10) == []
+
+
+async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: World) -> None:
+    jobs = [await world.started(chat_lines(2)) for _ in range(23)]
+    victims = [Victim(world, job) for job in jobs]
+    for victim in victims:
+        await victim.dies()
+        world.clock.passed_ms += 1
+    world.clock.passed_ms += LEASE_MS + 1
+
+    class AllButOne(Unreadable):
+        async def recover(self, blob_id: str) -> int | None:
+            if blob_id != victims[-1].blob_id:
+                raise BlobUnavailable("input/output error")
+            return await world.blobs.recover(blob_id)
+
+    blobs: Any = AllButOne(world, "")
+    while await world.store.overdue_workers(1):
+        await lost_workers.tend(world.store, blobs)
+    assert (await world.look(jobs[-1])).answered_count == 1
+    assert await world.store.slice_counts(jobs[-1].id) == {"ready": 1}
+
+
+async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_again(world: World) -> None:
+    victim = Victim(world, await world.started(chat_lines(2)))
+    await victim.dies()
+    world.clock.passed_ms += LEASE_MS + 1
+    blobs: Any = Unreadable(world, victim.blob_id)
+    assert await lost_workers.tend(world.store, blobs) == 0
+    assert await lost_workers.tend(world.store, world.blobs) == 1
+    heir = await world.worker()
+    [piece] = await world.store.lease_slices(heir, victim.job.id, "m", 1, "t")
+    assert piece.done == {0}

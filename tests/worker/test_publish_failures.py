@@ -1,0 +1,151 @@
+"""A job comes to its end though its stored requests are gone, and a publish that fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from tests.worker.world import HOUR_MS, World, chat_lines
+from tidegate.core.answers import results
+from tidegate.core.errors import BlobMissing, BlobUnavailable
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Finished, Job, JobFlush, Usage
+from tidegate.core.states import JobState, Outcome
+from tidegate.stages import lease
+from tidegate.stages.ship import Ship
+
+pytestmark = pytest.mark.anyio
+
+SHORT_READ = 1 << 16
+
+
+def shipping(world: World, blobs: Any = None) -> Ship:
+    return Ship(world.store, blobs or world.blobs, world.entropy, world.scratch, None)
+
+
+async def answer(world: World, job: Job, numbers: list[int]) -> None:
+    """Some items are answered, in this order."""
+    worker, blob_id = await world.worker(), world.id("blob")
+
+    async def next_blob_id() -> str:
+        await world.store.begin_blob(blob_id, "answers", worker)
+        return blob_id
+
+    log = await world.blobs.open_log(next_blob_id)
+    for number in numbers:
+        line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, b'{"choices":[{}]}')
+        await log.append(line)
+        placed = await log.seal()
+        finished = Finished(number, Outcome.ANSWERED, len(line), 0, "", Usage())
+        await world.store.record_outcomes([JobFlush(job.id, [finished], placed)], [], [])
+    await log.close()
+    await world.store.settle_blob(blob_id)
+
+
+async def closed(world: World, job: Job) -> None:
+    await world.store.cancel_job(job.tenant_id, job.id)
+    assert await world.store.close_job(job.id, 0)
+
+
+def lose_work_file(world: World, job: Job) -> None:
+    assert job.work_blob_id is not None
+    world.blobs._path(job.work_blob_id).unlink()
+
+
+async def test_a_job_whose_requests_are_gone_still_ends(world: World) -> None:
+    """It stayed `finalizing` for ever, because the ids of what never ran could not be read."""
+    job = await world.started(chat_lines(5))
+    await answer(world, job, [1, 3])
+    await closed(world, job)
+    lose_work_file(world, job)
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    assert ended.state is JobState.CANCELLED
+    lines = await world.file_lines(ended.error_file_id)
+    assert [line["custom_id"] for line in lines] == [None] * 3
+    assert {line["error"]["code"] for line in lines} == {"batch_cancelled"}
+    assert len(await world.file_lines(ended.output_file_id)) == 2
+
+
+async def test_an_ordered_job_whose_order_is_gone_ends_in_the_order_it_has(world: World) -> None:
+    job = await world.started(chat_lines(4), ordered=True)
+    await answer(world, job, [3, 0, 2, 1])
+    lose_work_file(world, job)
+    assert await shipping(world).publish_all(await world.worker()) == 1
+    ended = await world.look(job)
+    assert ended.state is JobState.COMPLETED
+    assert {line["custom_id"] for line in await world.file_lines(ended.output_file_id)} == {"c0", "c1", "c2", "c3"}
+    assert await world.rows("select count(*) from blobs where kind = 'rest' and state = 'writing'") == [(0,)]
+
+
+@pytest.mark.parametrize("damage", [b"\0" * SHORT_READ, b"\n" * SHORT_READ])
+async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) -> None:
+    """A line that could not be decoded raised what no loop foresees, so every worker that leased the slice stopped for good."""
+    job = await world.started(chat_lines(3))
+    assert job.work_blob_id is not None
+    path = world.blobs._path(job.work_blob_id)
+    path.write_bytes(damage[: path.stat().st_size])
+    worker = await world.worker()
+    [piece] = await world.store.lease_slices(worker, job.id, "m", 1, "t")
+    with pytest.raises(BlobMissing):
+        await lease.read_items(world.blobs, piece)
+    await world.store.release_slice(job.id, piece.first, "t", 0)
+    await closed(world, job)
+    assert await shipping(world).publish_all(worker) == 1
+    assert (await world.look(job)).cancelled_count == 3
+
+
+class Away:
+    """Blobs that take nothing."""
+
+    async def create(self, blob_id: str) -> Any:
+        raise BlobUnavailable("the store is away")
+
+
+async def test_publishing_into_an_outage_leaves_no_rows_and_goes_on_after_it(world: World) -> None:
+    """Each try left a row that counted as being written until the process ended."""
+    job = await world.started(chat_lines(3))
+    await closed(world, job)
+    worker, away = await world.worker(10 * HOUR_MS), shipping(world, Away())
+    tries = 0
+    for _ in range(600):
+        tries += len(await world.store.jobs_to_publish(1))
+        assert await away.publish_all(worker) == 0
+        world.clock.passed_ms += 1000
+    assert 10 <= tries <= 20, "ever more rarely"
+    assert await world.rows("select count(*) from blobs where kind = 'rest' and state = 'writing'") == [(0,)]
+    assert (await world.look(job)).state is JobState.FINALIZING
+    world.clock.passed_ms += 64_000
+    assert await shipping(world).publish_all(worker) == 1
+    assert (await world.look(job)).state is JobState.CANCELLED
+
+
+async def test_a_disk_that_takes_a_part_of_a_write_does_not_shorten_an_ordered_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the count that `write` returns says so: ignoring it published lines that were cut off."""
+    job = await world.started(chat_lines(4), ordered=True)
+    await answer(world, job, [3, 0, 2, 1])
+    write, full = os.write, [True]
+
+    def partial(descriptor: int, data: Any) -> int:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("-ordered"):
+            return write(descriptor, data)
+        if full and len(data) <= 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, bytes(data)[: max(1, len(data) // 2)])
+
+    worker = await world.worker()
+    monkeypatch.setattr(os, "write", partial)
+    assert await shipping(world).publish_all(worker) == 0
+    assert (await world.look(job)).state is JobState.FINALIZING
+    full.clear()
+    world.clock.passed_ms += 2_000
+    assert await shipping(world).publish_all(worker) == 1
+    monkeypatch.undo()
+    ended = await world.look(job)
+    assert [line["custom_id"] for line in await world.file_lines(ended.output_file_id)] == ["c0", "c1", "c2", "c3"]
+    assert list(world.scratch.iterdir()) == []

@@ -1,0 +1,165 @@
+"""What the recorder leaves behind: no blob that is written for ever, no log that can never take what is brought to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.worker.world import World, chat_lines
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.core.answers import results
+from tidegate.core.errors import BlobUnavailable, BlobVoid
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import Job, Placed, Recorded, Usage
+from tidegate.core.ports import LogIds
+from tidegate.stages.record import FlushLimits, Recorder
+
+pytestmark = pytest.mark.anyio
+
+
+def answer(job: Job, number: int, size_bytes: int = 0) -> bytes:
+    body = b'{"choices":[{}],"x":"%b"}' % (b"x" * size_bytes)
+    return results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
+
+
+@asynccontextmanager
+async def recording(world: World, blobs: Any, on_recorded: Callable[[Recorded], None]) -> AsyncIterator[Recorder]:
+    worker = await world.worker()
+
+    async def new_blob(kind: str) -> str:
+        blob_id = world.id("blob")
+        await world.store.begin_blob(blob_id, kind, worker)
+        return blob_id
+
+    recorder = Recorder(world.store, blobs, FlushLimits(5, 1, 1 << 20, 64 << 20), new_blob, on_recorded)
+    running = asyncio.create_task(recorder.run())
+    yield recorder
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def writing(world: World) -> int:
+    return int(
+        (await world.rows("select count(*) from blobs where state = 'writing' and kind in ('answers', 'errors')"))[0][0]
+    )
+
+
+async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world: World, tmp_path: Any) -> None:
+    """Rolled logs stayed `writing` while their process lived: their bytes could not go, and its death meant to adopt them all."""
+    blobs = LocalBlobs(tmp_path / "small-logs", log_bytes_max=1)
+    job = await world.started(chat_lines(8))
+    seen: list[Recorded] = []
+    async with recording(world, blobs, seen.append) as recorder:
+        for number in range(7):
+            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            await recorder.drain()
+    assert sum(recorded.new_count for recorded in seen) == 7
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(7,)]
+    assert await writing(world) == 1
+    await blobs.close()
+
+
+class Torn:
+    """Blobs whose logs fail at their first so many appends, as a full disk does."""
+
+    def __init__(self, inner: LocalBlobs, failures: int) -> None:
+        self.inner = inner
+        self.failures = failures
+
+    async def open_log(self, next_blob_id: LogIds) -> Any:
+        log = await self.inner.open_log(next_blob_id)
+        append = log.append
+
+        async def torn(data: bytes) -> None:
+            if self.failures:
+                self.failures -= 1
+                await append(data[:1] + b"\n")
+                raise BlobUnavailable("no space left")
+            await append(data)
+
+        log.append = torn  # type: ignore[method-assign]
+        return log
+
+
+async def test_logs_given_up_on_a_full_disk_are_settled_once_their_lines_are_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    job = await world.started(chat_lines(4))
+    async with recording(world, Torn(world.blobs, 5), lambda recorded: None) as recorder:
+        recorder._retry_s = 0.001
+        for number in range(2):
+            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            await recorder.drain()
+    assert (await world.look(job)).answered_count == 2
+    assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(6,)]
+    assert await writing(world) == 1
+
+
+class Spool:
+    """A log like an object store's: sealing is worth a wait, and only so much may wait unsealed."""
+
+    unsealed_bytes_max = 32_000
+    seal_after_ms = 3_600_000
+    seal_after_bytes = 8_000
+
+    def __init__(self, next_blob_id: LogIds) -> None:
+        self._next_blob_id = next_blob_id
+        self._blob_id = ""
+        self._size_bytes = 0
+
+    async def append(self, data: bytes) -> None:
+        if self._size_bytes and self._size_bytes + len(data) > self.unsealed_bytes_max:
+            raise BlobUnavailable("seal them first")
+        if not self._size_bytes:
+            self._blob_id = await self._next_blob_id()
+        self._size_bytes += len(data)
+        await asyncio.sleep(0)
+
+    async def seal(self) -> Placed | None:
+        if not self._size_bytes:
+            raise BlobVoid("nothing to seal")
+        placed, self._size_bytes = Placed(self._blob_id, 0, self._size_bytes), 0
+        return placed
+
+    async def close(self) -> None:
+        return
+
+
+class Spooling:
+    async def open_log(self, next_blob_id: LogIds) -> Spool:
+        return Spool(next_blob_id)
+
+
+async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) -> None:
+    """A large part behind a small unsealed one was refused, taken to a fresh log behind the same small one, and refused for ever."""
+    job = await world.started(chat_lines(4))
+    async with recording(world, Spooling(), lambda recorded: None) as recorder:
+        recorder.answered(job.id, 0, answer(job, 0), Usage(), 0, "t")
+        while not recorder._appended:  # noqa: ASYNC110 - the recorder says nothing when it waits for more
+            await asyncio.sleep(0.001)
+        recorder.answered(job.id, 1, answer(job, 1, 40_000), Usage(), 0, "t")
+        async with asyncio.timeout(10):
+            await recorder.drain()
+    assert (await world.look(job)).answered_count == 2
+    assert not recorder.failing
+
+
+async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(world: World) -> None:
+    job = await world.started(chat_lines(8))
+    async with recording(world, Spooling(), lambda recorded: None) as recorder:
+        for number in range(3):
+            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            await asyncio.sleep(0)
+        draining = asyncio.create_task(recorder.drain())
+        for number in range(3, 6):
+            await asyncio.sleep(0)
+            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+        async with asyncio.timeout(10):
+            await draining
+            await recorder.drain()
+    assert (await world.look(job)).answered_count == 6

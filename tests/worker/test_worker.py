@@ -1,0 +1,301 @@
+"""A worker among models that are shut, blobs that are away, calls that break, and orders to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.worker.workshop import BODY, Script, until, working
+from tests.worker.world import World, chat_lines
+from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
+from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
+from tidegate.core.schedule import Policy
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+
+def ended(world: World, job: Any, state: JobState = JobState.COMPLETED) -> Any:
+    async def look() -> bool:
+        return (await world.look(job)).state is state
+
+    return look
+
+
+async def test_slices_of_a_shut_model_do_not_fill_the_hand_for_ever(live: World) -> None:
+    """A hand full of small slices of a model that had just been shut kept every other model waiting until it came back."""
+    script = Script(live, "shut", "open")
+    shutting = asyncio.Event()
+
+    async def shuts(call: Call) -> Answer:
+        if call.model == "shut" and not shutting.is_set():
+            await shutting.wait()
+            raise Unavailable("refused", retry_after_ms=1)
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = shuts
+    jobs = [await live.started(chat_lines(1, "shut")) for _ in range(6)]
+    async with working(live, script, slice_count_max=3):
+        await until(lambda: _is(len(script.calls) == 3), "a full hand")
+        script.shut.add("shut")
+        shutting.set()
+        other = await live.started(chat_lines(2, "open"))
+        await until(ended(live, other), "a job of the open model")
+        script.shut.clear()
+        await live.rows("update slices set ready_at = 0")
+        for job in jobs:
+            await until(ended(live, job), "the jobs that waited")
+
+
+async def _is(truth: bool) -> bool:
+    return truth
+
+
+async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: World) -> None:
+    """A look at what is ready is bounded: all that it shows could wait for a model that is away."""
+    one_by_one = Policy(flows_per_decision_max=1, jobs_per_flow_max=1)
+    script = Script(live, "shut", "closed", "open")
+    script.shut |= {"shut", "closed"}
+    for _ in range(4):
+        await live.started([*chat_lines(1, "shut"), *chat_lines(1, "closed", 1)])
+    job = await live.started(chat_lines(2, "open"))
+    bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
+    async with working(live, script, policy_of=lambda switch: one_by_one):
+        await until(ended(live, job), "the job of the open model")
+        await until(ended(live, bad), "the job with a bad line")
+
+
+async def test_a_model_that_nobody_serves_fails_its_items_and_no_others(live: World) -> None:
+    script = Script(live, "m")
+    job = await live.started([*chat_lines(3, "nobody's"), *chat_lines(3, "m", 3)])
+    async with working(live, script):
+        await until(ended(live, job), "the job")
+    done = await live.look(job)
+    assert (done.answered_count, done.failed_count) == (3, 3)
+
+
+@pytest.mark.parametrize("invalid_lines", ["fail", "error_file"])
+async def test_a_wrong_body_parameter_is_a_400_for_its_own_item(live: World, invalid_lines: str) -> None:
+    script = Script(live, "m")
+    good = chat_lines(3, "m")
+    wrong = [good[0].replace(b'"c0"', b'"zero"').replace(b'"model"', b'"n": 0, "model"')]
+    wrong.append(good[0].replace(b'"c0"', b'"none"').replace(b"messages", b"massages"))
+    job = await live.started([wrong[0], *good, wrong[1]], invalid_lines=invalid_lines)
+    async with working(live, script):
+        await until(ended(live, job), "the job")
+    done = await live.look(job)
+    assert (done.state, done.answered_count, done.failed_count) == (JobState.COMPLETED, 3, 2)
+    lines = {line["custom_id"]: line for line in await live.file_lines(done.error_file_id)}
+    assert [(line["error"], line["response"]["status_code"]) for line in lines.values()] == [(None, 400)] * 2
+    zero, none = (lines[name]["response"]["body"]["error"] for name in ("zero", "none"))
+    assert (zero["type"], zero["code"], zero["param"]) == ("invalid_request_error", "invalid_request", "n")
+    assert (none["code"], none["param"]) == ("missing_required_parameter", "messages")
+    assert "(line 5)" in none["message"]
+    assert {call.number for call in script.calls} == {0, 1, 2}, "nothing wrong was sent"
+
+
+async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live: World) -> None:
+    """The runner died of it, the item was forgotten while its slice stayed leased, and the worker took no more work at all."""
+    script = Script(live, "m")
+
+    async def broken(call: Call) -> Answer:
+        if call.number == 1:
+            raise ZeroDivisionError("secret prompt")
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = broken
+    job = await live.started(chat_lines(5, "m"))
+    async with working(live, script) as bench:
+        await until(ended(live, job), "the job")
+        assert bench.worker.trouble() is None
+    done = await live.look(job)
+    assert (done.answered_count, done.failed_count) == (4, 1)
+    [line] = await live.file_lines(done.error_file_id)
+    assert (line["custom_id"], line["error"]["code"]) == ("c1", "internal_error")
+    assert "secret" not in line["error"]["message"]
+    assert [call.number for call in script.calls].count(1) == 3
+
+
+class AwayToRead:
+    """Blobs of which nothing can be read while `away`."""
+
+    def __init__(self, world: World) -> None:
+        self._inner: Any = world.blobs
+        self.away = True
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def read(self, blob_id: str, at: int, count: int) -> bytes:
+        self.reads += 1
+        if self.away:
+            raise BlobUnavailable("away")
+        return bytes(await self._inner.read(blob_id, at, count))
+
+
+async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live: World) -> None:
+    """Each slice that could not be read was given back and the next one leased at once, through all there were, again and again."""
+    script, blobs = Script(live, "m"), AwayToRead(live)
+    job = await live.started(chat_lines(200), slice_items=1)
+    async with working(live, script, blobs, poll_ms=60_000):
+        await until(lambda: _is(blobs.reads > 0), "a try")
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+        assert blobs.reads <= 8, "one round, then a pause"
+    assert not script.calls
+    assert await live.store.slice_counts(job.id) == {"ready": 200}
+
+
+async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live: World) -> None:
+    """It came into the hand after everything there was given back, stayed leased, and counted as a lost worker's."""
+    script = Script(live, "m")
+    job = await live.started(chat_lines(8), slice_items=4)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(AwayToRead):
+        async def read(self, blob_id: str, at: int, count: int) -> bytes:
+            reading.set()
+            await go_on.wait()
+            return bytes(await self._inner.read(blob_id, at, count))
+
+    async with working(live, script, Slow(live)) as bench:
+        async with asyncio.timeout(10):
+            await reading.wait()
+        leaving = asyncio.create_task(bench.leave())
+        while not bench.worker._stopping:  # noqa: ASYNC110 - a few turns of the loop
+            await asyncio.sleep(0)
+        go_on.set()
+        await leaving
+    assert not script.calls
+    rows = await live.rows("select state, lost_count from slices where job_id = ?", job.id)
+    assert rows == [("ready", 0), ("ready", 0)]
+
+
+async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_ones_hand(live: World) -> None:
+    """An item that may not be sent for an hour kept its slice, and one of the worker's places, for that hour."""
+    script = Script(live, "m")
+    job = await live.started(chat_lines(4))
+    lost = await live.worker()
+    assert await live.store.lease_slices(lost, job.id, "m", 1, "t")
+    await _defer(live, job.id, number=2, for_ms=3_600_000)
+    assert await live.store.declare_gone(lost, leaving=True)
+    async with working(live, script) as bench:
+        await until(lambda: _is(len(script.calls) == 3), "the other items")
+        await until(lambda: _is(bench.worker._hand.slice_count == 0), "an empty hand")
+
+        async def rests() -> bool:
+            rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
+            return rows == [("ready", 1)]
+
+        await until(rests, "a slice that rests in the store")
+
+
+async def _defer(world: World, job_id: str, number: int, for_ms: int) -> None:
+    note = ("t", Attempts(number, 1, for_ms, "upstream_throttled"))
+    await world.store.record_outcomes([JobFlush(job_id, attempts=[note])], [], [])
+
+
+async def test_names_of_models_do_not_pile_up_in_the_hand(live: World) -> None:
+    names = [f"model-{number}" for number in range(30)]
+    script = Script(live, *names)
+    lines = [line for number, name in enumerate(names) for line in chat_lines(1, name, number)]
+    job = await live.started(lines)
+    async with working(live, script) as bench:
+        await until(ended(live, job), "the job")
+        hand = bench.worker._hand
+        await until(lambda: _is(len(hand._stocks) <= 1), "an empty hand")
+
+
+async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> None:
+    """While a worker held one suspect, a job that had only suspects left took all the room of its model and gave nothing for it."""
+    script = Script(live, "m")
+    gate = asyncio.Event()
+    suspects = await live.started(chat_lines(4))
+    for _ in range(2):
+        dying = await live.worker()
+        assert await live.store.lease_slices(dying, suspects.id, "m", 1, dying)
+        assert await live.store.declare_gone(dying, leaving=True)
+        assert await live.store.reclaim_slices(dying) == 1
+
+    async def slow(call: Call) -> Answer:
+        if call.job_id == suspects.id:
+            await gate.wait()
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = slow
+    async with working(live, script, in_flight_max=3):
+        await until(lambda: _is(len(script.calls) == 2), "the first half of the suspects")
+        other = await live.started(chat_lines(3))
+        await until(ended(live, other), "the other job")
+        assert [call.job_id for call in script.calls].count(suspects.id) == 2
+        gate.set()
+        await until(ended(live, suspects), "the suspects")
+
+
+async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live: World) -> None:
+    """Expiry, cancel and publishing took turns in one loop, so a blob store that answered slowly held up what needs no blobs."""
+    script = Script(live, "m")
+    held = asyncio.Event()
+
+    class Hanging(AwayToRead):
+        async def create(self, blob_id: str) -> Any:
+            await held.wait()
+            return await self._inner.create(blob_id)
+
+        async def read(self, blob_id: str, at: int, count: int) -> bytes:
+            return bytes(await self._inner.read(blob_id, at, count))
+
+    script.shut.add("m")
+    stuck, waiting = await live.started(chat_lines(3)), await live.job(chat_lines(2))
+    await live.store.take_step(waiting.id, JobState.VALIDATING, await live.worker(1), "t")
+    async with working(live, script, Hanging(live)):
+        await live.store.cancel_job(stuck.tenant_id, stuck.id)
+        await until(ended(live, stuck, JobState.FINALIZING), "the job whose files cannot be written")
+        await live.store.cancel_job(waiting.tenant_id, waiting.id)
+        await until(ended(live, waiting, JobState.CANCELLED), "the job that was never begun")
+        held.set()
+        await until(ended(live, stuck, JobState.CANCELLED), "the first job")
+
+
+async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
+    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
+    script = Script(live, "m")
+    budget = Budget(Bound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
+
+    async def spent(call: Call) -> Answer:
+        if call.budgets and script.spent_until:
+            raise Withheld("spent", until_ms=script.spent_until, retry_after_ms=30_000)
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = spent
+    limited = await live.started(chat_lines(8, "m"))
+    script.spent_until = live.clock.monotonic_ms() + 3_600_000
+    async with working(live, script, budgets_of=lambda piece: (budget,) if piece.job_id == limited.id else ()):
+        await until(lambda: rests(live, limited), "the job at rest")
+        free = await live.started(chat_lines(8, "m"))
+        await until(ended(live, free), "the job without a budget")
+        assert (await live.look(limited)).answered_count == 0
+        assert await live.rows("select max(count) from attempts") in ([(0,)], [(None,)]), "waiting is no attempt"
+        script.spent_until = 0.0
+        await until(lambda: _cleared(live, limited), "the job that waited")
+
+
+async def _cleared(world: World, job: Any) -> bool:
+    """What was told to rest before may still be on its way to the store, so nothing rests at each look."""
+    await world.rows("update job_models set rests_until = 0")
+    await world.rows("update slices set ready_at = 0")
+    return bool(await ended(world, job)())
+
+
+async def rests(world: World, job: Any) -> bool:
+    resting = [
+        row
+        for row in await world.rows("select job_id from job_models where rests_until > now_ms()")
+        if row[0] == job.id
+    ]
+    held = [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
+    return bool(resting) and not held
