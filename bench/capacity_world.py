@@ -19,10 +19,10 @@ from tidegate.core import retry
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request
+from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledEvent, ModelledRequest
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.leave import Leave
-from tidegate.upstream.http.transport import Reply
+from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.transport import HttpReply
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
@@ -51,32 +51,34 @@ _body = msgspec.json.Decoder(_Body)
 
 
 class Server(Protocol):
-    async def answer(self, body: bytes) -> Reply: ...
+    async def answer(self, body: bytes) -> HttpReply: ...
 
 
-def answered(prompt_tokens: int, answer_tokens: int) -> Reply:
+def answered(prompt_tokens: int, answer_tokens: int) -> HttpReply:
     if not answer_tokens:
-        return Reply(200, {}, b'{"data":[{"embedding":[0.5],"index":0}],"usage":{"prompt_tokens":%d}}' % prompt_tokens)
+        return HttpReply(
+            200, {}, b'{"data":[{"embedding":[0.5],"index":0}],"usage":{"prompt_tokens":%d}}' % prompt_tokens
+        )
     usage = b'{"prompt_tokens":%d,"completion_tokens":%d}' % (prompt_tokens, answer_tokens)
-    return Reply(200, {}, b'{"choices":[{"message":{"content":"x"}}],"usage":%b}' % usage)
+    return HttpReply(200, {}, b'{"choices":[{"message":{"content":"x"}}],"usage":%b}' % usage)
 
 
 class EngineServer:
     """A modelled engine: what calls take follows from how many run beside them."""
 
     def __init__(self, limits: EngineLimits | None = None) -> None:
-        self._engine = Engine(limits or EngineLimits())
+        self._engine = ModelledEngine(limits or EngineLimits())
         self._ended: dict[int, asyncio.Future[None]] = {}
         self._calls = 0
         self._is_stepping = False
 
-    async def answer(self, body: bytes) -> Reply:
+    async def answer(self, body: bytes) -> HttpReply:
         asked = _body.decode(body).max_tokens
         self._calls += 1
         ended = self._ended[self._calls] = asyncio.get_running_loop().create_future()
         # Each prompt differs from the first byte on, so that the prefix cache plays no part.
         prompt = self._calls.to_bytes(8, "big") + body
-        self._engine.submit(Request(prompt, asked, tag=self._calls))
+        self._engine.submit(ModelledRequest(prompt, asked, tag=self._calls))
         self._step()
         await ended
         return answered(len(body) // 4, asked)
@@ -87,7 +89,7 @@ class EngineServer:
             self._is_stepping = True
             asyncio.get_running_loop().call_later(step.duration_ms / 1000, self._stepped, step.events)
 
-    def _stepped(self, events: list[Event]) -> None:
+    def _stepped(self, events: list[ModelledEvent]) -> None:
         self._is_stepping = False
         for event in events:
             if event.finished:
@@ -102,7 +104,7 @@ class SteadyServer:
         self._chat_s, self._embedding_s = chat_s, embedding_s
         self._seats = asyncio.Semaphore(seats)
 
-    async def answer(self, body: bytes) -> Reply:
+    async def answer(self, body: bytes) -> HttpReply:
         asked = _body.decode(body).max_tokens
         async with self._seats:
             await asyncio.sleep(self._chat_s if asked else self._embedding_s)
@@ -121,9 +123,9 @@ class RefusingServer:
         self._headers = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
         self._dice = random.Random(seed)
 
-    async def answer(self, body: bytes) -> Reply:
+    async def answer(self, body: bytes) -> HttpReply:
         if self._dice.random() < self._share:
-            return Reply(self._status, self._headers, b"{}")
+            return HttpReply(self._status, self._headers, b"{}")
         return await self._server.answer(body)
 
 
@@ -166,9 +168,9 @@ class _Line:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Reply:
+    ) -> HttpReply:
         if leave is not None:
             leave.begin()
         witness = self._witness
@@ -181,8 +183,8 @@ class _Line:
         witness.statuses[reply.status] += 1
         return reply
 
-    async def get(self, url: URL, total_s: float) -> Reply:
-        return Reply(200, {}, b'{"data":[]}')
+    async def get(self, url: URL, total_s: float) -> HttpReply:
+        return HttpReply(200, {}, b'{"data":[]}')
 
 
 class _Transport:

@@ -33,7 +33,7 @@ from tidegate.core.schedule import Policy
 from tidegate.core.states import Outcome
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
-from tidegate.worker.choose import Chooser
+from tidegate.worker.choose import Scheduler
 
 COUNTS = (2, 4, 8)
 ROUNDS = 5
@@ -70,7 +70,7 @@ class _Hand:
     def __init__(self, store: Store, worker_id: str) -> None:
         self._store, self._me = store, worker_id
         self._blob_id, self._written, self._turn = f"blob_{worker_id}", 0, 0
-        self._chooser = Chooser(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS)
+        self._chooser = Scheduler(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS)
 
     async def open(self) -> None:
         await self._store.enlist_worker(self._me, "bench", "0", LEASE_MS)

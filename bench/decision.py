@@ -24,7 +24,7 @@ from tidegate.core.schedule import Policy
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.worker.choose import MODELS_MAX, Chooser
+from tidegate.worker.choose import MODELS_MAX, Scheduler
 
 WORKERS, SLICES_EACH = 8, 16
 ROOM_ITEMS, SLICES_MAX = 100, 16
@@ -70,7 +70,7 @@ class Times:
         self.paces: list[float] = []
 
 
-async def _decide(chooser: Chooser, turn: int, times: list[float], cpu: list[float] | None = None) -> None:
+async def _decide(chooser: Scheduler, turn: int, times: list[float], cpu: list[float] | None = None) -> None:
     began, cpu_began = time.perf_counter(), time.process_time()
     choice = await chooser.choose(f"worker-{turn % WORKERS}", _room, SLICES_MAX)
     times.append((time.perf_counter() - began) * 1000)
@@ -81,7 +81,7 @@ async def _decide(chooser: Chooser, turn: int, times: list[float], cpu: list[flo
 
 
 async def measure(small: Store, large: Store, rounds: int) -> Times:
-    choosers = [Chooser(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS) for store in (small, large)]
+    choosers = [Scheduler(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS) for store in (small, large)]
     warm_up: list[float] = []
     # The first ones open files, prepare statements and learn rates.
     for turn in range(WARM_UP):

@@ -18,7 +18,7 @@ from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Signals
 from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
-from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request, Sequence
+from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledEvent, ModelledRequest, Sequence
 from tidegate.upstream.tide.tides import HAND_BACKS_MAX, OWN_EVENTS_MS
 
 HOP_MS = 1.0
@@ -127,7 +127,7 @@ class World:
     ) -> None:
         self.sight = sight
         self.prefill = PrefillRate()
-        self.engine = Engine(limits, costs.step_ms(seed))
+        self.engine = ModelledEngine(limits, costs.step_ms(seed))
         self._chance = random.Random(f"notices {seed}")
         self.policy = policy
         self.items = items
@@ -182,7 +182,7 @@ class World:
     def _on_submit(self, call: Call) -> None:
         if call.handed_back:
             return
-        request = Request(
+        request = ModelledRequest(
             prompt(call.number, call.ask.prompt_tokens), call.ask.output_tokens, priority=int(call.batch), tag=call
         )
         call.sequence = self.engine.submit(request)
@@ -209,7 +209,7 @@ class World:
         self.report.busy_ms += step.duration_ms
         self._later(self.now_ms + step.duration_ms, "stepped", step.events)
 
-    def _on_stepped(self, events: list[Event]) -> None:
+    def _on_stepped(self, events: list[ModelledEvent]) -> None:
         self._stepping = False
         now_ms = self.now_ms
         seen: list[tuple[Call, bool, bool]] = []

@@ -1,6 +1,6 @@
 """How soon waiting inputs are ingested: one-line batches a second on both stores, and a small tenant behind a large one.
 
-The first part lets an `Ingest` work through waiting one-line batches as a worker's loops do, with nothing else to do. The second starts
+The first part lets an `IngestStage` work through waiting one-line batches as a worker's loops do. The second starts
 a worker's loops over twenty large inputs of one tenant and measures how long one line of another tenant waits for its start.
 """
 
@@ -20,7 +20,7 @@ from tidegate.core.nouns import Caller, JobRequest
 from tidegate.core.states import JobState
 from tidegate.service import Parts, line_rules, opened
 from tidegate.settings import load
-from tidegate.stages.ingest.ingest import Ingest
+from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 
 ENDPOINT = "/v1/chat/completions"
@@ -60,13 +60,13 @@ async def _caller(parts: Parts, name: str) -> Caller:
 
 
 @contextlib.asynccontextmanager
-async def _stage(directory: Path, store_url: str = "") -> AsyncIterator[tuple[Parts, Ingest, str]]:
+async def _stage(directory: Path, store_url: str = "") -> AsyncIterator[tuple[Parts, IngestStage, str]]:
     overrides = {"store.url": store_url} if store_url else {}
     settings = load(None, directory, overrides, environ={}).settings
     async with opened(settings) as parts:
         worker_id = ids.make("worker", parts.entropy.token_bytes(16))
         await parts.store.enlist_worker(worker_id, "bench", "0", HOUR_MS)
-        ingest = Ingest(
+        ingest = IngestStage(
             parts.store,
             parts.blobs,
             parts.entropy,

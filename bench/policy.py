@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench.machinery import median, table
-from tidegate.core.hooks import About, Rule
+from tidegate.core.hooks import About, PolicyRule
 from tidegate.core.policy.guardrails import Guardrail, Length, Patterns
 from tidegate.core.policy.policy_rules import KeyState, judge
 from tidegate.core.usage.prices import Price, bound
@@ -37,7 +37,9 @@ def _at_once(work: Coroutine[Any, Any, object]) -> object:
 
 
 def _guard(*rails: Guardrail) -> Guard:
-    guard = Guards([Rule(f"rail-{number}", guardrail=rail) for number, rail in enumerate(rails)]).of("acme", "key", "m")
+    guard = Guards([PolicyRule(f"rail-{number}", guardrail=rail) for number, rail in enumerate(rails)]).of(
+        "acme", "key", "m"
+    )
     assert guard is not None
     return guard
 

@@ -16,7 +16,7 @@ from bench.machinery import table
 from tidegate.core.input.lines import LineRules
 from tidegate.simulate.engine.asks import chat_ask
 from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, block_hashes
-from tidegate.simulate.engine.model import Engine, EngineLimits, Request
+from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledRequest
 from tidegate.stages.ingest.ingest_file import ingest_file
 
 IN_FLIGHT = 32
@@ -87,14 +87,14 @@ def mixture(count: int, chance: random.Random) -> Iterator[Messages]:
 
 def _reused(prompts: Sequence[bytes]) -> int:
     """The prompt tokens that the engine found cached, with a constant number of requests in flight."""
-    engine = Engine(LIMITS)
+    engine = ModelledEngine(LIMITS)
     waiting = iter(prompts)
     for prompt, _ in zip(waiting, range(IN_FLIGHT), strict=False):
-        engine.submit(Request(prompt, 8))
+        engine.submit(ModelledRequest(prompt, 8))
     while step := engine.step():
         for event in step.events:
             if event.finished and (prompt := next(waiting, b"")):
-                engine.submit(Request(prompt, 8))
+                engine.submit(ModelledRequest(prompt, 8))
     return engine.prefix_hit_tokens
 
 

@@ -17,7 +17,7 @@ from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.service import Parts, line_rules, opened
 from tidegate.settings import Settings, load
-from tidegate.stages.ingest.ingest import Ingest
+from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ship import Ship
 
@@ -36,7 +36,7 @@ class _Idle:
 async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     job_id = await submit(_Idle(parts, worker_id), lines)  # type: ignore[arg-type]
     rules = parts.settings
-    ingest = Ingest(
+    ingest = IngestStage(
         parts.store, parts.blobs, parts.entropy, parts.scratch, lambda job: line_rules(rules, job), InputPasses()
     )
     await ingest.next(worker_id)

@@ -13,7 +13,7 @@ from tidegate.core.errors import StoreError
 from tidegate.core.nouns import Caller, Usage
 from tidegate.core.ports import Entropy
 from tidegate.core.usage.prices import Cost, Spend, cost
-from tidegate.core.usage.spending import Entry
+from tidegate.core.usage.spending import SpendEntry
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ _RETRY_S = 0.5
 _Whose = tuple[str, str, str, str, str, str]
 
 
-class InteractiveBook:
+class InteractiveUsageBook:
     def __init__(self, store: Store, entropy: Entropy) -> None:
         self._store = store
         self._writer = entropy.token_bytes(16).hex()
@@ -59,7 +59,7 @@ class InteractiveBook:
         finally:
             self._writing = None
 
-    async def _write(self, entries: list[Entry]) -> None:
+    async def _write(self, entries: list[SpendEntry]) -> None:
         is_said = False
         while True:
             try:
@@ -92,8 +92,10 @@ class InteractiveBook:
             await asyncio.gather(self._writing, return_exceptions=True)
 
 
-def _entry(whose: _Whose, sums: list[int]) -> Entry:
+def _entry(whose: _Whose, sums: list[int]) -> SpendEntry:
     tenant_id, key_id, team, user, model, deployment = whose
     calls, *tokens = sums[:5]
     spend = Spend(calls, Usage(*tokens), Cost(*sums[5:]))
-    return Entry(spend, organization=tenant_id, team=team, user=user, key=key_id, model=model, deployment=deployment)
+    return SpendEntry(
+        spend, organization=tenant_id, team=team, user=user, key=key_id, model=model, deployment=deployment
+    )

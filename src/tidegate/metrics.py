@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
 from tidegate.core import hooks
-from tidegate.core.budgets.budget import Bound
+from tidegate.core.budgets.budget import LimitBound
 from tidegate.core.policy import policy_rules
 from tidegate.core.schedule.snapshot import Why
 
@@ -27,7 +27,7 @@ REGISTRY = CollectorRegistry()
 
 _NAMED_BY_OPERATORS = ("model", "deployment")
 _MOMENTS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_POLICY_CODES = (*policy_rules.Code, *hooks.CODES)
+_POLICY_CODES = (*policy_rules.DenialCode, *hooks.CODES)
 _WAITS_S = (0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -50,7 +50,7 @@ _declared: list[Declared] = []
 _pinned: dict[str, set[str]] = {label: set() for label in _NAMED_BY_OPERATORS}
 
 
-class Family(Generic[M]):
+class MetricFamily(Generic[M]):
     """A metric with labels. `of` gives the one to count on, for values that may be anything."""
 
     def __init__(self, made: M, labels: dict[str, frozenset[str]]) -> None:
@@ -91,7 +91,7 @@ def text() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def counted(metric: Counter | Family[Counter]) -> dict[str, int]:
+def counted(metric: Counter | MetricFamily[Counter]) -> dict[str, int]:
     """What this process counted so far, by label; without one, under an empty name."""
     made = metric if isinstance(metric, Counter) else metric.made
     samples = [sample for family in made.collect() for sample in family.samples]
@@ -111,8 +111,8 @@ def _counter(name: str, about: str) -> Counter:
     return Counter(_named(name, "counter", about), about, registry=REGISTRY)
 
 
-def _counters(name: str, about: str, **labels: Iterable[str]) -> Family[Counter]:
-    return Family(
+def _counters(name: str, about: str, **labels: Iterable[str]) -> MetricFamily[Counter]:
+    return MetricFamily(
         Counter(_named(name, "counter", about, labels), about, list(labels), registry=REGISTRY), _sets(labels)
     )
 
@@ -121,8 +121,10 @@ def _gauge(name: str, about: str) -> Gauge:
     return Gauge(_named(name, "gauge", about), about, registry=REGISTRY)
 
 
-def _gauges(name: str, about: str, **labels: Iterable[str]) -> Family[Gauge]:
-    return Family(Gauge(_named(name, "gauge", about, labels), about, list(labels), registry=REGISTRY), _sets(labels))
+def _gauges(name: str, about: str, **labels: Iterable[str]) -> MetricFamily[Gauge]:
+    return MetricFamily(
+        Gauge(_named(name, "gauge", about, labels), about, list(labels), registry=REGISTRY), _sets(labels)
+    )
 
 
 def _histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
@@ -166,13 +168,13 @@ work_lease_seconds = _histogram("work_lease_seconds", "How long the store took t
 # ---- shared limits
 
 limits_granted_requests = _counters(
-    "limits_granted_requests_total", "Requests that budgets granted, by what they bind.", bound=Bound
+    "limits_granted_requests_total", "Requests that budgets granted, by what they bind.", bound=LimitBound
 )
 limits_granted_tokens = _counters(
-    "limits_granted_tokens_total", "Tokens that budgets granted, by what they bind.", bound=Bound
+    "limits_granted_tokens_total", "Tokens that budgets granted, by what they bind.", bound=LimitBound
 )
 limits_spent = _counters(
-    "limits_spent_total", "Questions that found a budget spent, by what the budget binds.", bound=Bound
+    "limits_spent_total", "Questions that found a budget spent, by what the budget binds.", bound=LimitBound
 )
 limits_unavailable = _counter(
     "limits_unavailable_total", "Times that nobody could say what budgets still bear, so that nothing was sent."

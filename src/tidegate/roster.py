@@ -33,7 +33,7 @@ T = TypeVar("T")
 Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], dict[str, str]]
 
 
-class Roster:
+class LiveConfig:
     """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, `retry_of` how items of a
     name are tried again, and `fields_of` what its callers may not say: mappings whose content follows."""
 

@@ -30,8 +30,8 @@ from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
-from tidegate.interactive_book import InteractiveBook
-from tidegate.roster import Roster
+from tidegate.interactive_book import InteractiveUsageBook
+from tidegate.roster import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.body_fields import field_rules
@@ -50,7 +50,7 @@ from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router, open_router
 from tidegate.upstream.http.connections import make_room_for_connections
-from tidegate.upstream.routing.lane import LanePolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
@@ -62,7 +62,7 @@ from tidegate.web.operator_socket import operator_socket
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
-from tidegate.worker.incarnation import Incarnation, beat_until
+from tidegate.worker.incarnation import Registration, beat_until
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker
@@ -212,7 +212,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
 
         context = replace(_web_context(parts, me, router, token), readiness=checks)
         if roles.api:
-            book = InteractiveBook(parts.store, parts.entropy)
+            book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
             app = build_app(replace(context, roster=roster, book=book))
             address = await stack.enter_async_context(
@@ -228,7 +228,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             await beat_until(stop, me, settings.worker.heartbeat_ms)
 
 
-def _worker(parts: Parts, me: Incarnation, router: Router, roster: Roster, *, is_kept: bool) -> RunsItems:
+def _worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig, *, is_kept: bool) -> RunsItems:
     """A worker that ends with its process after an internal error, or one that is made anew: a process that has callers goes on."""
 
     def make() -> Worker:
@@ -242,7 +242,7 @@ class Working:
     """A worker at work beside the caller's own code, and what it stands on."""
 
     parts: Parts
-    incarnation: Incarnation
+    incarnation: Registration
     worker: RunsItems
     router: Router
 
@@ -316,8 +316,8 @@ async def _bury_predecessors(parts: Parts) -> None:
             await parts.store.declare_gone(str(row["id"]), leaving=True)
 
 
-def _incarnation(parts: Parts) -> Incarnation:
-    return Incarnation(
+def _incarnation(parts: Parts) -> Registration:
+    return Registration(
         parts.store,
         parts.clock,
         parts.entropy,
@@ -328,7 +328,7 @@ def _incarnation(parts: Parts) -> Incarnation:
 
 
 @asynccontextmanager
-async def _router(parts: Parts, me: Incarnation, roles: Roles) -> AsyncIterator[tuple[Router, Roster]]:
+async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator[tuple[Router, LiveConfig]]:
     settings = parts.settings
     http = settings.http.limits(takes_interactive=roles.api)
     make_room_for_connections(http)
@@ -362,7 +362,7 @@ async def _router(parts: Parts, me: Incarnation, roles: Roles) -> AsyncIterator[
             functools.partial(RedisQueue, owner=me.id),
         )
         stack.push_async_callback(router.close)
-        roster = Roster(parts.store, settings, router.replace)
+        roster = LiveConfig(parts.store, settings, router.replace)
         await roster.look()
         following = asyncio.create_task(roster.follow())
         stack.push_async_callback(_ended, following)
@@ -390,9 +390,9 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def lane_policy(settings: Settings) -> LanePolicy:
+def lane_policy(settings: Settings) -> DeploymentPolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
-    return LanePolicy(
+    return DeploymentPolicy(
         retry_budget=RetryBudgetPolicy(settings.retry.budget_share, settings.retry.budget_min),
         retry_after_ms_max=settings.retry.retry_after_ms_max,
         attempts_grouped=max(1, settings.retry.attempts_max - 1),
@@ -401,7 +401,7 @@ def lane_policy(settings: Settings) -> LanePolicy:
     )
 
 
-def build_worker(parts: Parts, me: Incarnation, router: Router, roster: Roster) -> Worker:
+def build_worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig) -> Worker:
     """A worker over these parts."""
 
     async def new_blob(kind: str, worker_id: str) -> str:
@@ -483,7 +483,7 @@ def line_rules(settings: Settings, job: Job) -> LineRules:
     )
 
 
-def _web_context(parts: Parts, me: Incarnation, router: Router, token: Secret) -> WebContext:
+def _web_context(parts: Parts, me: Registration, router: Router, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
         blobs=parts.blobs,

@@ -88,3 +88,12 @@ def test_sql_lives_in_sql_files() -> None:
         and spelled.search(path.read_text())
     ]
     assert found == []
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(relative(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -4,21 +4,21 @@ from io import StringIO
 
 from rich.console import Console
 
-from tidegate.cli.progress import BarDisplay, Pace, Snapshot, picture, words
+from tidegate.cli.progress import BarDisplay, ProgressPace, ProgressSnapshot, picture, words
 from tidegate.core.nouns import Usage
 from tidegate.core.states import JobState
 
 
 def at(
     at_s: float, answered: int, failed: int = 0, *, total: int = 1_000, state: JobState = JobState.IN_PROGRESS
-) -> Snapshot:
-    return Snapshot(
+) -> ProgressSnapshot:
+    return ProgressSnapshot(
         at_s, state, total, answered, failed, Usage(input_tokens=answered * 120, output_tokens=answered * 30)
     )
 
 
-def pace_of(*snapshots: Snapshot) -> Pace:
-    pace = Pace()
+def pace_of(*snapshots: ProgressSnapshot) -> ProgressPace:
+    pace = ProgressPace()
     for one in snapshots:
         pace.add(one)
     return pace
@@ -44,16 +44,16 @@ def test_failures_are_told_and_count_as_done() -> None:
 
 
 def test_before_the_input_is_read_nothing_is_counted() -> None:
-    now = Snapshot(1, JobState.VALIDATING, 0, 0, 0, Usage())
+    now = ProgressSnapshot(1, JobState.VALIDATING, 0, 0, 0, Usage())
     assert words(now, pace_of(now)) == "reading the input"
-    assert words(at(2, 5, state=JobState.FINALIZING), Pace()).startswith("5/1,000 · 0 % · closing")
+    assert words(at(2, 5, state=JobState.FINALIZING), ProgressPace()).startswith("5/1,000 · 0 % · closing")
 
 
 def test_never_a_hundred_percent_before_the_end() -> None:
-    assert "· 99 % ·" in words(at(1, 999), Pace())
+    assert "· 99 % ·" in words(at(1, 999), ProgressPace())
 
 
-def rendered(width: int, now: Snapshot) -> str:
+def rendered(width: int, now: ProgressSnapshot) -> str:
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(picture(now, pace_of(at(0, 0), now)))
     text = console.file.getvalue()  # type: ignore[attr-defined]

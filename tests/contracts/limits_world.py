@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tests.contracts.store_world import World
 from tidegate.backends.limits_redis import RedisLimits
-from tidegate.core.budgets.budget import GRANT_MS, Ask, Bound, Budget, Grant, Limit, Period
+from tidegate.core.budgets.budget import GRANT_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Limits
 from tidegate.store.driver import Body, Driver, Migration
@@ -34,7 +34,7 @@ def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
     return Limit(Period.MINUTE, requests, tokens)
 
 
-def budget(name: str, *limits: Limit, bound: Bound = Bound.DEPLOYMENT) -> Budget:
+def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT) -> Budget:
     return Budget(bound, name, limits)
 
 
@@ -102,7 +102,7 @@ class LimitsWorld:
 
     async def send(self, limits: Limits, one: Budget, requests: int = 1, tokens: int = 0) -> Grant:
         """Take leave and write down what was granted."""
-        [grant] = await limits.debit([Ask((one,), requests, tokens)])
+        [grant] = await limits.debit([BudgetRequest((one,), requests, tokens)])
         self.note(grant)
         return grant
 

@@ -16,7 +16,7 @@ from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.router import Router, open_router
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ AWAY = Deployment(name="d", url="http://127.0.0.1:1/v1", models=("m",))
 
 
 def router(place: Deployment, shared: RedisShared) -> Router:
-    policy = LanePolicy(model_rest_ms_min=120_000)
+    policy = DeploymentPolicy(model_rest_ms_min=120_000)
     return open_router([place], HttpLimits(), SystemClock(), SystemEntropy(), policy, capacity=Capacity(rests=shared))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.limits_world import KINDS, LimitsWorld, budget, limits_world, minute, until_sent
 from tests.contracts.store_world import World
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Limit, Period, Settlement
+from tidegate.core.budgets.budget import NEVER_MS, BudgetRequest, Limit, LimitBound, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 
@@ -68,10 +68,10 @@ async def test_nine_and_then_thirty_under_ten_a_minute(limits: LimitsWorld) -> N
 
 async def test_every_budget_gives_or_none(limits: LimitsWorld) -> None:
     process = await limits.process()
-    tenant, job = budget("acme", minute(100), bound=Bound.TENANT), budget("job", minute(2), bound=Bound.JOB)
-    [closed] = await process.debit([Ask((tenant, budget("closed", minute(0), bound=Bound.KEY)), 5, 0)])
+    tenant, job = budget("acme", minute(100), bound=LimitBound.TENANT), budget("job", minute(2), bound=LimitBound.JOB)
+    [closed] = await process.debit([BudgetRequest((tenant, budget("closed", minute(0), bound=LimitBound.KEY)), 5, 0)])
     assert (closed.requests, closed.wait_ms, closed.spent) == (0, NEVER_MS, "key:closed")
-    first, second = await process.debit([Ask((tenant, job), 5, 0), Ask((tenant,), 99, 0)])
+    first, second = await process.debit([BudgetRequest((tenant, job), 5, 0), BudgetRequest((tenant,), 99, 0)])
     assert (first.requests, first.spent) == (2, "job:job")
     assert 60_000 <= first.wait_ms <= 60_500
     assert second.requests == 98
@@ -81,7 +81,7 @@ async def test_a_wait_is_known_and_true(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(3))
     assert (await limits.send(process, one, 3)).requests == 3
-    [refused] = await process.debit([Ask((one,), 1, 0)])
+    [refused] = await process.debit([BudgetRequest((one,), 1, 0)])
     assert 0 < refused.wait_ms <= 60_500
     await limits.stores.clock.advance(60_500)
     await until_sent(limits, [process], one, 6)
@@ -91,26 +91,26 @@ async def test_a_wait_is_known_and_true(limits: LimitsWorld) -> None:
 async def test_tokens_are_settled_with_what_was_used_and_a_debt_is_paid(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(None, 1_000))
-    [first] = await process.debit([Ask((one,), 4, 1_000)])
+    [first] = await process.debit([BudgetRequest((one,), 4, 1_000)])
     assert (first.requests, first.tokens) == (4, 1_000)
     await process.settle([Settlement(first.id, (one,), 1, 250, 0), Settlement(first.id, (one,), 0, 750, 2_700)])
     other = budget("gpu", minute(None, 1_000), Limit(Period.DAY, requests=1_000))
     for _ in range(2):
-        [grant] = await process.debit([Ask((other,), 1, 10)])
+        [grant] = await process.debit([BudgetRequest((other,), 1, 10)])
         assert grant.requests == 0, "1,950 too much: nothing for almost two windows"
         await limits.stores.clock.advance(60_500)
     third = budget("gpu", minute(None, 1_000), Limit(Period.WEEK, requests=1_000))
-    [grant] = await process.debit([Ask((third,), 1, 10)])
+    [grant] = await process.debit([BudgetRequest((third,), 1, 10)])
     assert grant.requests == 1
 
 
 async def test_what_was_not_sent_comes_back(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(5, 500))
-    [grant] = await process.debit([Ask((one,), 5, 500)])
+    [grant] = await process.debit([BudgetRequest((one,), 5, 500)])
     await process.settle([Settlement(grant.id, (one,), 2, 200, 0)])
     again = budget("gpu", minute(5, 500), Limit(Period.DAY))
-    [grant] = await process.debit([Ask((again,), 5, 500)])
+    [grant] = await process.debit([BudgetRequest((again,), 5, 500)])
     assert (grant.requests, grant.tokens) == (2, 200)
 
 
@@ -119,7 +119,9 @@ async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld)
     process = await limits.process()
     ours = [budget(f"b{number}", minute(3)) for number in range(12)]
     for turns in range(8):
-        asked = [asyncio.create_task(process.debit([Ask((one,), 1, number)])) for number, one in enumerate(ours)]
+        asked = [
+            asyncio.create_task(process.debit([BudgetRequest((one,), 1, number)])) for number, one in enumerate(ours)
+        ]
         for _ in range(turns):
             await asyncio.sleep(0)
         for task in asked[::2]:
@@ -131,7 +133,7 @@ async def test_callers_that_go_away_leave_the_rest_in_order(limits: LimitsWorld)
             assert answer[0].tokens == (2 * number + 1) * answer[0].requests, "each hears its own answer"
             limits.note(answer[0])
     for one in ours[1::2]:
-        [grant] = await process.debit([Ask((one,), 1, 0)])
+        [grant] = await process.debit([BudgetRequest((one,), 1, 0)])
         assert grant.requests == 0, "three of eight were granted"
     assert limits.sent == 3 * 6
 
@@ -142,7 +144,7 @@ async def test_an_unknown_commit_loses_budget_and_mints_none(limits: LimitsWorld
     assert (await limits.send(process, one, 2, 200)).requests == 2
     driver.lost_after = 1
     with pytest.raises(LimitsUnavailable):
-        await process.debit([Ask((one,), 3, 300)])
+        await process.debit([BudgetRequest((one,), 3, 300)])
     sound = await limits.process()
     await until_sent(limits, [sound], one, 7)
     await limits.exhaust([sound, process], one)
@@ -153,24 +155,24 @@ async def test_an_unknown_commit_loses_budget_and_mints_none(limits: LimitsWorld
 async def test_a_settlement_whose_fate_is_unknown_gives_nothing_back_twice(limits: LimitsWorld) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(None, 1_000))
-    [grant] = await process.debit([Ask((one,), 10, 1_000)])
+    [grant] = await process.debit([BudgetRequest((one,), 10, 1_000)])
     driver.lost_after = 1
     await process.settle([Settlement(grant.id, (one,), 0, 100, 40), Settlement(grant.id, (one,), 0, 100, 130)])
     await process.settle([])
     # 60 came back, 30 were owed, and the 30 may have been entered twice: never is more than 30 free.
     for extra in (Limit(Period.DAY), Limit(Period.WEEK)):
-        [more] = await process.debit([Ask((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
+        [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), extra),), 60, 60)])
         assert more.requests <= 30
 
 
 async def test_a_debt_that_could_not_be_entered_is_entered_later(limits: LimitsWorld) -> None:
     process, driver = await limits.faulty_process()
     one = budget("gpu", minute(None, 1_000))
-    [grant] = await process.debit([Ask((one,), 1, 100)])
+    [grant] = await process.debit([BudgetRequest((one,), 1, 100)])
     driver.lost_before = 1
     await process.settle([Settlement(grant.id, (one,), 0, 100, 900)])
     await process.settle([])
-    [more] = await process.debit([Ask((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 500, 500)])
+    [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 500, 500)])
     assert more.requests == 100
 
 
@@ -179,7 +181,7 @@ async def test_who_can_reach_nobody_is_told_so(limits: LimitsWorld) -> None:
     driver.lost_before = 3
     for _ in range(2):
         with pytest.raises(LimitsUnavailable):
-            await process.debit([Ask((budget("gpu", minute(1)),), 1, 0)])
+            await process.debit([BudgetRequest((budget("gpu", minute(1)),), 1, 0)])
     with pytest.raises(LimitsUnavailable):
         await process.share_slots("worker", {"gpu": 1}, {}, {"gpu": 1})
     await asyncio.sleep(0)
@@ -190,7 +192,9 @@ async def test_an_ask_that_cannot_be_meant_fails_alone(limits: LimitsWorld) -> N
     process = await limits.process()
     one = budget("gpu", minute(5))
     good, bad = await asyncio.gather(
-        process.debit([Ask((one,), 1, 0)]), process.debit([Ask((one,), 0, 0)]), return_exceptions=True
+        process.debit([BudgetRequest((one,), 1, 0)]),
+        process.debit([BudgetRequest((one,), 0, 0)]),
+        return_exceptions=True,
     )
     assert isinstance(bad, ValueError)
     assert isinstance(good, list)

@@ -12,7 +12,17 @@ import pytest
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world, minute
 from tests.contracts.store_world import World
 from tests.contracts.test_store_budgets import spoil
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets.budget import (
+    NEVER_MS,
+    Budget,
+    BudgetRequest,
+    Grant,
+    Limit,
+    LimitBound,
+    Period,
+    Settlement,
+    budgets_of,
+)
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.ports import Limits
 
@@ -42,12 +52,12 @@ async def limits(kind: str, world: World, request: pytest.FixtureRequest) -> Asy
         yield made
 
 
-def purse(name: str, period: Period, nano: int, bound: Bound = Bound.KEY) -> Budgets:
+def purse(name: str, period: Period, nano: int, bound: LimitBound = LimitBound.KEY) -> Budgets:
     return budgets_of(bound, name, [Limit(period, nano=nano)])
 
 
 async def take(process: Limits, budgets: Budgets, nano: int, requests: int = 1) -> Grant:
-    [grant] = await process.debit([Ask(budgets, requests, 0, nano)])
+    [grant] = await process.debit([BudgetRequest(budgets, requests, 0, nano)])
     return grant
 
 
@@ -58,7 +68,7 @@ async def paid(process: Limits, budgets: Budgets, grant: Grant, nano: int) -> No
 async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: LimitsWorld) -> None:
     """Four processes spend at once, each call settles with less than it set aside: in the end no call fits in what is left."""
     processes = [await limits.process() for _ in range(4)]
-    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 100_000, Bound.TENANT)
+    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 100_000, LimitBound.TENANT)
     spent = 0
 
     async def spend(process: Limits) -> None:
@@ -141,7 +151,7 @@ async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slice
 async def test_the_dead_never_let_a_budget_be_passed(limits: LimitsWorld) -> None:
     """Processes take, settle or die in any order: what was granted and not settled for less stays spent."""
     world = limits.stores
-    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 2_000, Bound.TENANT)
+    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 2_000, LimitBound.TENANT)
     dice = random.Random(16)
     spent = 0
     for _ in range(40):
@@ -175,11 +185,11 @@ async def test_a_call_that_cost_more_than_it_could_is_owed(limits: LimitsWorld) 
 
 async def test_a_free_call_passes_a_spent_budget_and_tokens_bind_beside_money(limits: LimitsWorld) -> None:
     process = await limits.process()
-    both = budgets_of(Bound.KEY, "k", [Limit(Period.LIFETIME, 3, 100, nano=10)])
+    both = budgets_of(LimitBound.KEY, "k", [Limit(Period.LIFETIME, 3, 100, nano=10)])
     assert [one.id for one in both] == ["key:k", "money:key:k"]
     assert (await take(process, both, 10)).requests == 1
     assert (await take(process, both, 0)).requests == 1
-    [tokens] = await process.debit([Ask(both, 1, 101, 0)])
+    [tokens] = await process.debit([BudgetRequest(both, 1, 101, 0)])
     assert (tokens.requests, tokens.spent) == (0, "key:k")
     assert (await take(process, both, 0)).requests == 1
     assert (await take(process, both, 0)).spent == "key:k"
@@ -187,8 +197,8 @@ async def test_a_free_call_passes_a_spent_budget_and_tokens_bind_beside_money(li
 
 async def test_every_budget_gives_or_none_and_a_longer_period_holds_too(limits: LimitsWorld) -> None:
     process = await limits.process()
-    rich = purse("acme", Period.LIFETIME, 1_000, Bound.TENANT)
-    poor = budgets_of(Bound.KEY, "k", [Limit(Period.DAY, nano=100), Limit(Period.LIFETIME, nano=150)])
+    rich = purse("acme", Period.LIFETIME, 1_000, LimitBound.TENANT)
+    poor = budgets_of(LimitBound.KEY, "k", [Limit(Period.DAY, nano=100), Limit(Period.LIFETIME, nano=150)])
     await paid(process, rich + poor, await take(process, rich + poor, 100), 100)
     assert (await take(process, rich + poor, 60)).requests == 0
     await limits.stores.clock.advance(24 * HOUR_MS)
@@ -207,6 +217,6 @@ async def test_a_damaged_ledger_is_spent(limits: LimitsWorld) -> None:
 
 async def test_requests_of_the_same_name_are_another_budget(limits: LimitsWorld) -> None:
     process = await limits.process()
-    calls = Budget(Bound.KEY, "k", (minute(1),))
-    assert [grant.requests for grant in await process.debit([Ask((calls,), 2, 0)])] == [1]
+    calls = Budget(LimitBound.KEY, "k", (minute(1),))
+    assert [grant.requests for grant in await process.debit([BudgetRequest((calls,), 2, 0)])] == [1]
     assert (await take(process, purse("k", Period.LIFETIME, 100), 100)).requests == 1

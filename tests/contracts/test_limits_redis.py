@@ -18,7 +18,7 @@ from tests.support.proxy import Proxies
 from tests.support.redis import RedisServer
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.redis_line import RedisAway, RedisLine
-from tidegate.core.budgets.budget import Ask, Grant
+from tidegate.core.budgets.budget import BudgetRequest, Grant
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
 from tidegate.store.limits import StoreLimits
@@ -49,7 +49,7 @@ async def limits(world: World, private_redis: RedisServer) -> AsyncIterator[Limi
 
 async def used_redis(server: RedisServer, world: LimitsWorld, process: Limits, name: str) -> bool:
     """Whether an ask now leaves a trace in this Redis."""
-    await process.debit([Ask((budget(name, minute(1_000_000)),), 1, 0)])
+    await process.debit([BudgetRequest((budget(name, minute(1_000_000)),), 1, 0)])
     return server.command("DBSIZE") != ":0"
 
 
@@ -201,7 +201,7 @@ async def test_a_silent_redis_costs_a_moment_and_the_next_answer_is_the_right_on
     tokens = {f"b{number}": 10 + number for number in range(6)}
 
     async def ask(name: str) -> Grant:
-        [grant] = await process.debit([Ask((budget(name, minute(100)),), 1, tokens[name])])
+        [grant] = await process.debit([BudgetRequest((budget(name, minute(100)),), 1, tokens[name])])
         return grant
 
     assert (await ask("b0")).requests == 1
@@ -223,7 +223,7 @@ async def test_who_reaches_neither_sends_nothing(limits: LimitsWorld, private_re
     driver.lost_before = 1_000
     for _ in range(3):
         with pytest.raises(LimitsUnavailable):
-            await process.debit([Ask((one,), 1, 0)])
+            await process.debit([BudgetRequest((one,), 1, 0)])
     driver.lost_before = 0
     assert (await limits.send(process, one, 99)).requests == 9
 
@@ -289,6 +289,6 @@ async def test_two_installations_on_one_redis_do_not_spend_each_others_budget(
     one = budget("gpu", minute(1_000))
     theirs = RedisLimits(private_redis.url, "theirs", StoreLimits(await limits.stores.open_another()), 20.0)
     await limits.send(await limits.process(), one)
-    await theirs.debit([Ask((one,), 1, 0)])
+    await theirs.debit([BudgetRequest((one,), 1, 0)])
     assert sorted(key.split(":")[0] for key in redis_keys(private_redis, "*")) == sorted([limits.name, "theirs"])
     await theirs.close()

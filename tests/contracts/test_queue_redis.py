@@ -14,14 +14,14 @@ from redis.asyncio import Redis
 from tests.support.redis import RedisServer
 from tidegate.backends.queue_redis import DEAD_MAX, RedisQueue
 from tidegate.core.deployments import Queue, Secret
-from tidegate.core.queues import Found, Kind, Put, QueueAway, Request, Sorted, Withdrawal
+from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, Sorted, Withdrawal
 
 pytestmark = pytest.mark.anyio
 
 BYTES_MAX = 1 << 20
 # The processor's markers know no queue: what runs beside this has other ids.
 ID = f"batch_req_1-{secrets.token_hex(8)}.0"
-SOME = Request(ID, b'{"internal":{"request_token":"t1"},"data":{}}', 1_900_000_000.25, "t1", 60_000)
+SOME = QueueRequest(ID, b'{"internal":{"request_token":"t1"},"data":{}}', 1_900_000_000.25, "t1", 60_000)
 
 
 class Place:
@@ -86,7 +86,7 @@ async def test_a_result_is_read_by_all_who_wait_and_stays_until_it_is_acknowledg
     one, two = place.process(), place.process()
     await one.put(SOME)
     await place.push(result())
-    expected = (Found(SOME.id, Kind.ANSWERED, result()),)
+    expected = (Found(SOME.id, QueueKind.ANSWERED, result()),)
     assert (await look(two)).found == expected
     assert (await look(one)).found == expected
     assert (await look(place.process())).found == expected
@@ -101,7 +101,7 @@ async def test_a_result_of_another_is_kept_for_it(place: Place) -> None:
     await one.put(SOME)
     await place.push(result())
     assert (await look(two, "batch_req_2-cd.0")).found == ()
-    assert (await look(one)).found == (Found(SOME.id, Kind.ANSWERED, result()),)
+    assert (await look(one)).found == (Found(SOME.id, QueueKind.ANSWERED, result()),)
 
 
 async def test_a_request_with_an_unread_result_is_out(place: Place) -> None:
@@ -110,7 +110,7 @@ async def test_a_request_with_an_unread_result_is_out(place: Place) -> None:
     await place.take()
     await place.push(result())
     assert await two.put(SOME) is Put.OUT
-    assert (await look(two)).found == (Found(SOME.id, Kind.ANSWERED, result()),)
+    assert (await look(two)).found == (Found(SOME.id, QueueKind.ANSWERED, result()),)
 
 
 async def test_a_request_is_out_from_its_laying_down_until_it_is_recorded(place: Place) -> None:
@@ -142,7 +142,7 @@ async def test_the_same_result_again_is_a_duplicate_before_and_after_it_is_recor
     await queue.put(SOME)
     await place.push(result(), result(payload="other"))
     seen = await look(queue)
-    assert (seen.duplicate, seen.found) == (1, (Found(SOME.id, Kind.ANSWERED, result()),))
+    assert (seen.duplicate, seen.found) == (1, (Found(SOME.id, QueueKind.ANSWERED, result()),))
     await queue.acknowledge([SOME.id])
     await place.push(result())
     assert (await look(queue)).duplicate == 1
@@ -192,14 +192,14 @@ async def test_an_id_that_stands_behind_the_payload_is_found_too(place: Place) -
     await queue.put(SOME)
     message = json.dumps({"payload": "{}", "status_code": 200, "id": SOME.id}).encode()
     await place.push(message)
-    assert (await look(queue)).found == (Found(SOME.id, Kind.ANSWERED, message),)
+    assert (await look(queue)).found == (Found(SOME.id, QueueKind.ANSWERED, message),)
 
 
 async def test_a_result_above_the_bound_is_named_and_not_read(place: Place) -> None:
     queue = place.process()
     await queue.put(SOME)
     await place.push(result(payload="x" * (BYTES_MAX + 1)))
-    assert (await look(queue)).found == (Found(SOME.id, Kind.TOO_LARGE),)
+    assert (await look(queue)).found == (Found(SOME.id, QueueKind.TOO_LARGE),)
 
 
 async def test_what_nobody_has_taken_is_withdrawn_and_may_be_laid_down_again(place: Place) -> None:
@@ -234,7 +234,7 @@ async def test_a_queue_that_was_emptied_says_that_the_request_is_lost(place: Pla
     assert (await look(queue, lost=True)).found == ()
     await place.redis.delete(place.queue.requests, f"{place.queue.results}:sent:{SOME.id}")
     assert (await look(queue)).found == ()
-    assert (await look(queue, lost=True)).found == (Found(SOME.id, Kind.LOST),)
+    assert (await look(queue, lost=True)).found == (Found(SOME.id, QueueKind.LOST),)
 
 
 async def test_results_whose_time_is_over_are_put_aside(place: Place) -> None:
@@ -253,14 +253,14 @@ async def test_many_processes_at_once_lose_no_result(place: Place) -> None:
     ids = [f"batch_req_{number}-ef.0" for number in range(400)]
     for at, request_id in enumerate(ids):
         message = b'{"internal":{"request_token":"u%d"}}' % at
-        await processes[at % 4].put(Request(request_id, message, SOME.score, f"u{at}", 60_000))
+        await processes[at % 4].put(QueueRequest(request_id, message, SOME.score, f"u{at}", 60_000))
     await place.push(*(result(request_id) for request_id in ids))
 
     async def gather(mine: list[str], queue: RedisQueue) -> set[str]:
         seen: set[str] = set()
         while len(seen) < len(mine):
             found = (await queue.collect([one for one in mine if one not in seen], BYTES_MAX, look=True)).found
-            assert all(one.kind is Kind.ANSWERED for one in found)
+            assert all(one.kind is QueueKind.ANSWERED for one in found)
             seen |= {one.request_id for one in found}
         return seen
 

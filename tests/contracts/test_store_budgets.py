@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
 from tests.support.processes import wait_until_async
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
+from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Limit, LimitBound, Period, Settlement
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 
@@ -21,12 +21,12 @@ def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
     return Limit(Period.MINUTE, requests, tokens)
 
 
-def budget(name: str, *limits: Limit, bound: Bound = Bound.DEPLOYMENT) -> Budget:
+def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT) -> Budget:
     return Budget(bound, name, limits)
 
 
 async def granted(store: Store, one: Budget, requests: int, tokens: int = 0) -> int:
-    [grant] = await store.debit_budgets([Ask((one,), requests, tokens)])
+    [grant] = await store.debit_budgets([BudgetRequest((one,), requests, tokens)])
     return grant.requests
 
 
@@ -54,8 +54,8 @@ async def spoil(world: World, ledger: bytes) -> None:
 
 
 async def test_whoever_only_looks_takes_nothing(world: World) -> None:
-    gpu, own = budget("gpu", minute(3)), budget("job", Limit(Period.LIFETIME, 1), bound=Bound.JOB)
-    looks = [Ask((gpu,), 1, 1), Ask((gpu, own), 1, 1), Ask((), 1, 1)]
+    gpu, own = budget("gpu", minute(3)), budget("job", Limit(Period.LIFETIME, 1), bound=LimitBound.JOB)
+    looks = [BudgetRequest((gpu,), 1, 1), BudgetRequest((gpu, own), 1, 1), BudgetRequest((), 1, 1)]
     for _ in range(5):
         assert [grant.requests for grant in await world.store.look_at_budgets(looks)] == [1, 1, 1]
     assert await rows(world, "select id from budgets") == []
@@ -74,7 +74,7 @@ async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:
     one = budget("gpu", minute(10))
     assert await granted(world.store, one, 4) == 4
     await world.clock.advance(30_000)
-    [grant] = await world.store.debit_budgets([Ask((one,), 9, 0)])
+    [grant] = await world.store.debit_budgets([BudgetRequest((one,), 9, 0)])
     assert (grant.requests, grant.spent) == (6, "deployment:gpu")
     assert grant.wait_ms == 30_500
     await world.clock.advance(30_499)
@@ -91,41 +91,41 @@ async def test_nine_and_then_thirty_under_a_limit_of_ten(world: World) -> None:
 
 async def test_one_budget_under_many_resources_is_one_budget(world: World) -> None:
     shared = budget("connection", minute(10))
-    resources = [budget(f"resource-{number}", minute(5), bound=Bound.RESOURCE) for number in range(11)]
-    grants = await world.store.debit_budgets([Ask((one, shared), 3, 0) for one in resources])
+    resources = [budget(f"resource-{number}", minute(5), bound=LimitBound.RESOURCE) for number in range(11)]
+    grants = await world.store.debit_budgets([BudgetRequest((one, shared), 3, 0) for one in resources])
     assert sum(grant.requests for grant in grants) == 10
     assert all(grant.spent == "deployment:connection" for grant in grants if grant.requests < 3)
 
 
 async def test_all_budgets_give_or_none(world: World) -> None:
-    tenant, job = budget("acme", minute(100), bound=Bound.TENANT), budget("job", minute(2), bound=Bound.JOB)
+    tenant, job = budget("acme", minute(100), bound=LimitBound.TENANT), budget("job", minute(2), bound=LimitBound.JOB)
     closed = budget("gpu", minute(0))
-    [grant] = await world.store.debit_budgets([Ask((tenant, job, closed), 5, 0)])
+    [grant] = await world.store.debit_budgets([BudgetRequest((tenant, job, closed), 5, 0)])
     assert (grant.requests, grant.wait_ms) == (0, NEVER_MS)
-    [grant] = await world.store.debit_budgets([Ask((tenant, job), 5, 0)])
+    [grant] = await world.store.debit_budgets([BudgetRequest((tenant, job), 5, 0)])
     assert grant.requests == 2
     assert await granted(world.store, tenant, 200) == 98
 
 
 async def test_more_budgets_than_one_statement_locks(world: World) -> None:
     many = tuple(budget(f"b{number}", minute(number + 1)) for number in range(20))
-    [grant] = await world.store.debit_budgets([Ask(many, 50, 0)])
+    [grant] = await world.store.debit_budgets([BudgetRequest(many, 50, 0)])
     assert (grant.requests, grant.spent) == (1, "deployment:b0")
     assert await granted(world.store, many[19], 50) == 19
 
 
 async def test_tokens_are_reserved_settled_and_owed(world: World) -> None:
     one = budget("gpu", minute(None, 1_000))
-    [grant] = await world.store.debit_budgets([Ask((one,), 2, 1_000)])
+    [grant] = await world.store.debit_budgets([BudgetRequest((one,), 2, 1_000)])
     assert (grant.requests, grant.tokens) == (2, 1_000)
     await world.clock.advance(5_000)
     await world.store.settle_budgets([Settlement(grant.id, (one,), 0, 1_000, 300)])
     assert await granted(world.store, one, 1, 701) == 0
-    [second] = await world.store.debit_budgets([Ask((one,), 1, 700)])
+    [second] = await world.store.debit_budgets([BudgetRequest((one,), 1, 700)])
     assert second.requests == 1
     await world.store.settle_budgets([Settlement(second.id, (one,), 0, 700, 1_900)])
     await world.clock.advance(56_000)
-    [third] = await world.store.debit_budgets([Ask((one,), 1, 400)])
+    [third] = await world.store.debit_budgets([BudgetRequest((one,), 1, 400)])
     assert third.requests == 0, "the room of the first goes to the debt of the second"
     await world.clock.advance(third.wait_ms - 1)
     assert await granted(world.store, one, 1, 400) == 0
@@ -137,7 +137,7 @@ async def test_a_ledger_that_cannot_be_read_is_full_for_one_period(world: World)
     one = budget("gpu", minute(5))
     assert await granted(world.store, one, 1) == 1
     await spoil(world, b"not a ledger")
-    [grant] = await world.store.debit_budgets([Ask((one,), 1, 0)])
+    [grant] = await world.store.debit_budgets([BudgetRequest((one,), 1, 0)])
     assert (grant.requests, grant.wait_ms) == (0, 60_500)
     await world.clock.advance(60_500)
     assert await granted(world.store, one, 9) == 5
@@ -149,9 +149,9 @@ async def test_idle_budgets_are_forgotten_and_others_are_not(world: World) -> No
     kept = [
         budget("gone-by-then", minute(5)),
         budget("month", Limit(Period.MONTH, requests=5)),
-        budget(job.id, lifetime, bound=Bound.JOB),
-        budget("no-such-job", lifetime, bound=Bound.JOB),
-        budget("key", lifetime, bound=Bound.KEY),
+        budget(job.id, lifetime, bound=LimitBound.JOB),
+        budget("no-such-job", lifetime, bound=LimitBound.JOB),
+        budget("key", lifetime, bound=LimitBound.KEY),
     ]
     for one in kept:
         assert await granted(world.store, one, 1) == 1
@@ -171,7 +171,7 @@ async def test_many_processes_grant_no_more_than_the_limit(postgres_world: World
 
     async def ask(number: int) -> int:
         order = tuple(names[(number + place) % 3] for place in range(1 + number % 3))
-        [grant] = await stores[number % 4].debit_budgets([Ask(order, 1, 0)])
+        [grant] = await stores[number % 4].debit_budgets([BudgetRequest(order, 1, 0)])
         return grant.requests if any(one.name == "b" for one in order) else 0
 
     taken = sum(await asyncio.gather(*(ask(number) for number in range(200))))
@@ -186,7 +186,7 @@ async def test_a_grant_bears_the_time_at_which_its_row_was_free(postgres_world: 
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute("select 1 from budgets for update")
-    debit = asyncio.create_task(postgres_world.store.debit_budgets([Ask((one,), 1, 0)]))
+    debit = asyncio.create_task(postgres_world.store.debit_budgets([BudgetRequest((one,), 1, 0)]))
     waits = "select count(*) from pg_locks where not granted and pid <> pg_backend_pid()"
     await wait_until_async(lambda: holder.fetchval(waits), 30, "the debit to wait for its row")
     await postgres_world.clock.advance(12_345)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
 from tidegate.core.schedule import Choice, Policy, Reason
-from tidegate.worker.choose import Chooser
+from tidegate.worker.choose import Scheduler
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ class Decider:
 
     def __init__(self, world: World) -> None:
         self.clock = Still()
-        self.chooser = Chooser(world.store, self.clock, lambda switch: Policy(), 64)
+        self.chooser = Scheduler(world.store, self.clock, lambda switch: Policy(), 64)
         self.closed: set[str] = set()
         self.asked: list[str] = []
 

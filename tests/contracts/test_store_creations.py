@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.contracts.store_world import DAY_MS, World
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period, creation_budgets
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, creation_budgets
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, Quotas
 
@@ -15,9 +15,13 @@ pytestmark = pytest.mark.anyio
 
 
 def allowed(
-    caller: Caller, period: Period, jobs: int | None = None, size_bytes: int | None = None, bound: Bound = Bound.KEY
+    caller: Caller,
+    period: Period,
+    jobs: int | None = None,
+    size_bytes: int | None = None,
+    bound: LimitBound = LimitBound.KEY,
 ) -> tuple[Budget, ...]:
-    name = caller.tenant_id if bound is Bound.TENANT else f"{caller.tenant_id}/x"
+    name = caller.tenant_id if bound is LimitBound.TENANT else f"{caller.tenant_id}/x"
     return creation_budgets(bound, name, [Limit(period, jobs=jobs, bytes=size_bytes)])
 
 
@@ -33,7 +37,7 @@ async def refusal(world: World, caller: Caller, budgets: tuple[Budget, ...]) -> 
 
 async def test_so_many_jobs_in_a_day_and_then_none_until_the_next(world: World) -> None:
     caller = await world.caller()
-    budgets = allowed(caller, Period.DAY, jobs=2) + allowed(caller, Period.LIFETIME, jobs=3, bound=Bound.TENANT)
+    budgets = allowed(caller, Period.DAY, jobs=2) + allowed(caller, Period.LIFETIME, jobs=3, bound=LimitBound.TENANT)
     for _ in range(2):
         await create(world, caller, budgets)
     said = await refusal(world, caller, budgets)
@@ -60,7 +64,10 @@ async def test_bytes_count_and_an_input_above_the_limit_is_never_taken(world: Wo
 
 async def test_what_is_refused_or_replayed_counts_nothing(world: World) -> None:
     caller = await world.caller()
-    roomy, narrow = allowed(caller, Period.LIFETIME, jobs=2), allowed(caller, Period.DAY, jobs=1, bound=Bound.TENANT)
+    roomy, narrow = (
+        allowed(caller, Period.LIFETIME, jobs=2),
+        allowed(caller, Period.DAY, jobs=1, bound=LimitBound.TENANT),
+    )
     job_id = world.id("batch")
     file = await world.file(caller)
     for _ in range(3):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.errors import LostRace
-from tidegate.core.input.turns import Lane
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, Job, JobStart
 from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.states import JobState
@@ -22,10 +22,10 @@ async def input_of(world: World, caller: Caller, size_bytes: int) -> Job:
     return await world.job(caller, await world.file(caller, size_bytes=size_bytes, line_count=1))
 
 
-async def taken(world: World, count: int, lane: Lane = Lane.LARGE, worker: str | None = None) -> list[str]:
+async def taken(world: World, count: int, lane: IngestLane = IngestLane.LARGE, worker: str | None = None) -> list[str]:
     """Take so many inputs of a lane, one after the other."""
     worker = worker or await world.worker()
-    sizes = SMALL if lane is Lane.SMALL else LARGE
+    sizes = SMALL if lane is IngestLane.SMALL else LARGE
     found: list[str] = []
     for _ in range(count):
         found += await world.store.take_ingests(lane, sizes, 1, worker, world.token())
@@ -60,19 +60,19 @@ async def test_lanes_have_inputs_and_clocks_of_their_own(world: World) -> None:
     large, small, other = await input_of(world, a, 10**8), await input_of(world, a, 200), await input_of(world, b, 300)
     assert await world.store.jobs_waiting_ingest(10, LARGE) == [large.id]
     assert await taken(world, 2) == [large.id]
-    assert await taken(world, 3, Lane.SMALL) == [small.id, other.id], "what a large input cost says nothing here"
+    assert await taken(world, 3, IngestLane.SMALL) == [small.id, other.id], "what a large input cost says nothing here"
     assert await world.store.jobs_waiting_ingest(10) == []
 
 
 async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: World) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     jobs = [await input_of(world, caller, 200) for caller in (a, a, b, a)]
-    found = await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "t")
+    found = await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "t")
     assert len(found) == 3
     assert jobs[2].id in found, "each tenant has its turn"
-    again = await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "t")
+    again = await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "t")
     assert sorted(again) == sorted(found)
-    assert len(await world.store.take_ingests(Lane.SMALL, SMALL, 3, worker, "u")) == 1
+    assert len(await world.store.take_ingests(IngestLane.SMALL, SMALL, 3, worker, "u")) == 1
     await world.store.give_back_ingests(worker, "t")
     assert sorted(await world.store.jobs_waiting_ingest(10)) == sorted(found)
 
@@ -83,28 +83,28 @@ async def test_tenants_that_are_passed_over_do_not_hide_the_others(world: World)
         await input_of(world, a, 200_000)
     theirs = await input_of(world, b, 5_000_000)
     busy = frozenset({a.tenant_id})
-    assert await world.store.take_ingests(Lane.LARGE, LARGE, 1, worker, "t", busy) == [theirs.id]
-    assert await world.store.take_ingests(Lane.LARGE, LARGE, 1, worker, "u", busy) == []
+    assert await world.store.take_ingests(IngestLane.LARGE, LARGE, 1, worker, "t", busy) == [theirs.id]
+    assert await world.store.take_ingests(IngestLane.LARGE, LARGE, 1, worker, "u", busy) == []
 
 
 async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await input_of(world, caller, 200)
-    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t") == [job.id]
-    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, await world.worker(), "u") == []
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t") == [job.id]
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, await world.worker(), "u") == []
     assert await world.store.drop_step(job.id, "t", 500) == 1
-    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "v") == [], "it rests"
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "v") == [], "it rests"
     await world.clock.advance(501)
     gone = await world.worker()
     await world.store.declare_gone(gone, leaving=True)
-    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, gone, "w") == []
-    assert await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "x") == [job.id]
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, gone, "w") == []
+    assert await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "x") == [job.id]
     await world.clock.advance(LEASE_MS + 1)
     await world.store.declare_gone(worker)
-    assert await taken(world, 1, Lane.SMALL) == [job.id], "its owner is dead"
+    assert await taken(world, 1, IngestLane.SMALL) == [job.id], "its owner is dead"
     other = await input_of(world, caller, 200)
     await world.store.cancel_job(caller.tenant_id, other.id)
-    assert await taken(world, 1, Lane.SMALL) == []
+    assert await taken(world, 1, IngestLane.SMALL) == []
 
 
 async def test_what_ingest_must_know_is_read_at_once(world: World) -> None:
@@ -132,7 +132,7 @@ async def starts_of(world: World, worker: str, jobs: list[Job]) -> list[JobStart
 async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(world: World) -> None:
     a, b, worker = await world.caller("a"), await world.caller("b"), await world.worker()
     jobs = [await input_of(world, caller, 200) for caller in (a, b, a)]
-    await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t")
+    await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t")
     starts = await starts_of(world, worker, jobs)
     await world.store.cancel_job(b.tenant_id, jobs[1].id)
     assert await world.store.start_jobs(starts) == {jobs[1].id}
@@ -152,7 +152,7 @@ async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(
 async def test_a_work_file_that_was_collected_starts_none_of_them(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     jobs = [await input_of(world, caller, 200) for _ in range(2)]
-    await world.store.take_ingests(Lane.SMALL, SMALL, 9, worker, "t")
+    await world.store.take_ingests(IngestLane.SMALL, SMALL, 9, worker, "t")
     starts = await starts_of(world, worker, jobs)
     await world.store.give_up_blob(starts[1].work_blob_id)
     with pytest.raises(LostRace):
@@ -170,7 +170,7 @@ async def test_choosers_at_once_take_inputs_of_their_own(postgres_world: World) 
     found: list[str] = []
     for turn in range(3):
         calls = [
-            store.take_ingests(Lane.SMALL, SMALL, 2, worker, f"{turn}-{worker}")
+            store.take_ingests(IngestLane.SMALL, SMALL, 2, worker, f"{turn}-{worker}")
             for store, worker in zip(stores, workers, strict=True)
         ]
         for some in await asyncio.gather(*calls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import MODEL, World, line
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
 from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.states import Outcome
@@ -62,14 +62,14 @@ async def test_a_minute_knows_how_long_there_was_work(world: World) -> None:
 
 
 async def test_calls_take_as_long_as_what_was_counted_before_lets_them(world: World) -> None:
-    four = Budget(Bound.KEY, "k", (Limit(Period.MINUTE, requests=4),))
+    four = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=4),))
     assert await world.store.calls_take_ms([(four,)], 4) == 0
     assert await world.store.calls_take_ms([], 1_000) == 0
-    assert (await world.store.debit_budgets([Ask((four,), 4, 0)]))[0].requests == 4
+    assert (await world.store.debit_budgets([BudgetRequest((four,), 4, 0)]))[0].requests == 4
     taken = await world.store.calls_take_ms([(four,)], 5)
     assert taken is not None
     assert 120_000 <= taken <= 125_000
-    total = Budget(Bound.KEY, "total", (Limit(Period.LIFETIME, requests=4),))
+    total = Budget(LimitBound.KEY, "total", (Limit(Period.LIFETIME, requests=4),))
     assert await world.store.calls_take_ms([(total,)], 5) is None
 
 

@@ -11,7 +11,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.nouns import IngestPlan, Job, Usage
 from tidegate.core.schedule.scope import tenant_scope
 from tidegate.core.schedule.snapshot import Pick, Snapshot, Suspects, Turn, Why
-from tidegate.store.snapshots import Bounds
+from tidegate.store.snapshots import SnapshotBounds
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +105,12 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Wor
     assert await world.store.awake_models(10) == [MODEL, "other"]
     assert await world.store.awake_models(1) == [MODEL]
     seen = await world.store.snapshot(
-        "nobody", {MODEL: 0, "other": 10}, slice_items=64, slices_max=8, closed={MODEL: "rests"}, bounds=Bounds(1, 1, 1)
+        "nobody",
+        {MODEL: 0, "other": 10},
+        slice_items=64,
+        slices_max=8,
+        closed={MODEL: "rests"},
+        bounds=SnapshotBounds(1, 1, 1),
     )
     assert ids(seen) == [other.id]
     assert (seen.models[MODEL].closed, seen.models[MODEL].room_items) == ("rests", 0)
@@ -129,7 +134,7 @@ async def test_a_look_names_the_models_that_it_was_not_asked_for(world: World) -
 async def test_a_look_says_whether_it_may_hide_flows(world: World) -> None:
     for number in range(3):
         await world.running(await world.caller(f"tenant {number}"), 1)
-    few, enough = (Bounds(flows_max, 1, 1) for flows_max in (6, 8))
+    few, enough = (SnapshotBounds(flows_max, 1, 1) for flows_max in (6, 8))
     assert (await look(world, bounds=few)).models[MODEL].hides_flows
     assert not (await look(world, bounds=enough)).models[MODEL].hides_flows
 
@@ -151,7 +156,7 @@ async def test_flows_are_shown_by_least_service_and_so_many(world: World) -> Non
         usage = Usage((number * 5) % 6 * 100)
         paid = [structs.replace(entry, usage=usage, model=MODEL, units=50) for entry in flush.answers]
         await world.record(replace(flush, answers=paid))
-    seen = await look(world, bounds=Bounds(flows_max=6, jobs_per_flow_max=5, due_jobs_max=1))
+    seen = await look(world, bounds=SnapshotBounds(flows_max=6, jobs_per_flow_max=5, due_jobs_max=1))
     assert sorted(flow.served for flow in seen.flows)[:3] == [50, 100, 200]
     assert len(seen.jobs) <= 4
 
@@ -163,7 +168,7 @@ async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> No
     await world.lease(worker, jobs[0])
     [held] = await world.lease(worker, jobs[1])
     await world.store.release_slice(jobs[1].id, 0, held.token, 10_000)
-    seen = await look(world, bounds=Bounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1))
+    seen = await look(world, bounds=SnapshotBounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1))
     assert {job.job_id for job in seen.jobs} & {jobs[2].id, jobs[3].id}
     assert seen.scope_in_flight_units == {tenant_scope(callers[0].tenant_id): 50}, "what is out is always counted"
 
@@ -174,7 +179,7 @@ async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(worl
     for size in (50, 40, 30, 20, 10, 1):
         jobs.append(await world.running(caller, size))
         await world.clock.advance(1)
-    seen = await look(world, bounds=Bounds(flows_max=2, jobs_per_flow_max=2, due_jobs_max=1))
+    seen = await look(world, bounds=SnapshotBounds(flows_max=2, jobs_per_flow_max=2, due_jobs_max=1))
     assert set(ids(seen)) == {jobs[0].id, jobs[1].id, jobs[4].id, jobs[5].id}
 
 
@@ -184,7 +189,7 @@ async def test_the_job_that_is_due_first_is_shown_wherever_it_stands(world: Worl
         await world.running(crowd, 1)
     urgent = await world.running(crowd, 90, window_ms=HOUR_MS)
     soon = await world.running(other, 80, begin_within_ms=HOUR_MS // 2)
-    bounds = Bounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1)
+    bounds = SnapshotBounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1)
     assert soon.id in ids(await look(world, bounds=bounds)), "when it must begin counts until it has begun"
     worker = await world.worker()
     [held] = await world.lease(worker, soon)

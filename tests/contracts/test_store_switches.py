@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import World
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_every_process_sees_the_last_switch(world: World) -> None:
-    await world.store.switch_scheduler(Switch())
+    await world.store.switch_scheduler(ModeOverride())
     other = await world.open_another()
-    assert await other.scheduler_switch() == Switch()
-    for switch in (Switch("fifo_v1", "none"), Switch("fifo_v1", "smart_v1"), Switch("", "fair_share_v1"), Switch()):
+    assert await other.scheduler_switch() == ModeOverride()
+    for switch in (
+        ModeOverride("fifo_v1", "none"),
+        ModeOverride("fifo_v1", "smart_v1"),
+        ModeOverride("", "fair_share_v1"),
+        ModeOverride(),
+    ):
         await world.store.switch_scheduler(switch)
         await world.store.switch_scheduler(switch)
         assert await other.scheduler_switch() == switch

@@ -11,7 +11,7 @@ from tests.contracts.store_world import START_MS, World, line
 from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import Price, Spend, cost
-from tidegate.core.usage.spending import DIMENSIONS, Entry, sum_by
+from tidegate.core.usage.spending import DIMENSIONS, SpendEntry, sum_by
 
 pytestmark = pytest.mark.anyio
 
@@ -123,8 +123,8 @@ async def test_an_answer_that_was_not_let_through_is_charged_once(world: World) 
     assert (seen.failed_count, seen.answered_count, seen.usage) == (1, 0, usage)
 
 
-def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1") -> Entry:
-    return Entry(
+def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1") -> SpendEntry:
+    return SpendEntry(
         Spend(1, usage, cost(usage, PRICES[deployment], batch=False)),
         organization=tenant_id,
         team="red",

@@ -27,10 +27,10 @@ ERRORS = page("docs/reference/errors.md")
 BY_NAME = 1000
 # Rules that no call meets yet.
 UNTOLD = {
-    policy_rules.Code.BUDGET_EXCEEDED,
-    policy_rules.Code.BUDGET_RESERVED,
-    policy_rules.Code.PARALLEL_EXCEEDED,
-    policy_rules.Code.RATE_EXCEEDED,
+    policy_rules.DenialCode.BUDGET_EXCEEDED,
+    policy_rules.DenialCode.BUDGET_RESERVED,
+    policy_rules.DenialCode.PARALLEL_EXCEEDED,
+    policy_rules.DenialCode.RATE_EXCEEDED,
 }
 
 
@@ -191,7 +191,7 @@ def _codes_in_the_program() -> Iterator[str]:
                         one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)
                     )
     yield from (code for code, _ in results.NEVER_RAN.values())
-    yield from (code.value for code in policy_rules.Code if code not in UNTOLD)
+    yield from (code.value for code in policy_rules.DenialCode if code not in UNTOLD)
     yield from hooks.CODES
     yield from (one.reason for one in _family(errors.UpstreamError))
 

@@ -23,7 +23,7 @@ from tidegate.settings.capacity import (
     ResourceEntry,
     TenantEntry,
 )
-from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
+from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry
 
 PAGE = page("docs/reference/settings.md")
 KEYS = set(catalog.by_key())
@@ -69,7 +69,7 @@ def test_the_keys_of_limits_resources_and_tenants_are_on_the_page() -> None:
 
 def test_the_keys_of_hooks_and_guardrails_are_on_their_page() -> None:
     text = page("docs/guardrails.md")
-    shared = set(Bound.__struct_fields__)
+    shared = set(BoundSettings.__struct_fields__)
     for what, fields in (
         ("a guardrail", set(GuardrailEntry.__struct_fields__) - shared),
         ("a hook", set(HookEntry.__struct_fields__) - shared),
@@ -159,7 +159,7 @@ def shortcuts() -> frozenset[tuple[str, str, str]]:
         for method in [node for node in owner.body if isinstance(node, ast.FunctionDef)]:
             for node in ast.walk(method):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-                    found.add((owner.name.lower(), method.name, node.attr))
+                    found.add(((owner.name.removesuffix("Settings") or "Settings").lower(), method.name, node.attr))
     return frozenset(found)
 
 

@@ -20,7 +20,7 @@ from tests.support.processes import wait_until_async
 from tests.support.proxy import Proxies, Proxy
 from tests.support.s3 import S3Server
 from tidegate.backends.blobs_s3 import S3Blobs
-from tidegate.backends.blobs_s3_client import Held, Objects, S3Settings
+from tidegate.backends.blobs_s3_client import HeldObject, Objects, S3Settings
 from tidegate.backends.blobs_s3_log import UNSEALED_BYTES_MAX, SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
 from tidegate.core.errors import BlobMissing, BlobUnavailable, BlobVoid
@@ -288,7 +288,7 @@ class Careless(Objects):
 class Opaque(Objects):
     """A store whose ETags say nothing of the bytes, as with encryption by a managed key."""
 
-    async def head(self, key: str) -> Held | None:
+    async def head(self, key: str) -> HeldObject | None:
         held = await super().head(key)
         return held and dataclasses.replace(held, etag="0" * 32)
 

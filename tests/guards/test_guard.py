@@ -20,7 +20,7 @@ from tests.worker.workshop import Script, until, working
 from tests.worker.world import World
 from tidegate.core.deployments import Resource, reached_names
 from tidegate.core.errors import Ambiguous
-from tidegate.core.hooks import Rule
+from tidegate.core.hooks import PolicyRule
 from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.usage.prices import Price
 from tidegate.guards import own_code
@@ -125,7 +125,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         made.never.set()
 
 
-def rules(**groups: Any) -> tuple[Rule, ...]:
+def rules(**groups: Any) -> tuple[PolicyRule, ...]:
     """As an operator writes them."""
     return call_rules(load(None, None, groups, {}).settings)
 
@@ -162,7 +162,7 @@ async def answers(world: World, job: Job) -> dict[str, Any]:
     return {line["custom_id"]: line["response"]["body"] for line in await world.file_lines(job.output_file_id)}
 
 
-async def run(world: World, script: Script, work: list[bytes], made: tuple[Rule, ...], **more: Any) -> Job:
+async def run(world: World, script: Script, work: list[bytes], made: tuple[PolicyRule, ...], **more: Any) -> Job:
     ask = {"caller": more.pop("caller")} if "caller" in more else {}
     job = await world.started(work, **ask)
     async with working(world, script, rules=made, **more):

@@ -12,7 +12,7 @@ from tests.judge.damage import add_call, attempt, calls_of, later
 from tests.judge.world import World
 from tidegate import judge
 from tidegate.backends.blobs_local import LocalBlobs
-from tidegate.judge.lines import Usage, read_usage, split_item_id
+from tidegate.judge.lines import ClaimedUsage, read_usage, split_item_id
 
 WORKER = (
     "insert into workers (id, host, version, state, started_at, beat_at, alive_until) values (?, 'h', '0', ?, ?, ?, ?)"
@@ -140,19 +140,25 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
 @pytest.mark.parametrize(
     ("said", "usage"),
     [
-        (None, Usage()),
-        ([], Usage()),
-        ({"prompt_tokens": 7, "completion_tokens": 3}, Usage(7, 0, 3, 0)),
-        ({"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(7, 7, 0, 0)),
-        ({"input_tokens": 5, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 1}}, Usage(5, 0, 2, 1)),
-        ({"input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1}, Usage(10, 4, 0, 0)),
-        ({"prompt_tokens": True}, Usage()),
-        ({"prompt_tokens": -1, "completion_tokens": 3}, Usage()),
-        ({"prompt_tokens": 1 << 41}, Usage()),
-        ({"prompt_tokens": 1, "prompt_tokens_details": 7}, Usage()),
+        (None, ClaimedUsage()),
+        ([], ClaimedUsage()),
+        ({"prompt_tokens": 7, "completion_tokens": 3}, ClaimedUsage(7, 0, 3, 0)),
+        ({"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 9}}, ClaimedUsage(7, 7, 0, 0)),
+        (
+            {"input_tokens": 5, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 1}},
+            ClaimedUsage(5, 0, 2, 1),
+        ),
+        (
+            {"input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1},
+            ClaimedUsage(10, 4, 0, 0),
+        ),
+        ({"prompt_tokens": True}, ClaimedUsage()),
+        ({"prompt_tokens": -1, "completion_tokens": 3}, ClaimedUsage()),
+        ({"prompt_tokens": 1 << 41}, ClaimedUsage()),
+        ({"prompt_tokens": 1, "prompt_tokens_details": 7}, ClaimedUsage()),
     ],
 )
-def test_usage_is_read_in_every_dialect(said: object, usage: Usage) -> None:
+def test_usage_is_read_in_every_dialect(said: object, usage: ClaimedUsage) -> None:
     assert read_usage(said) == usage
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.deployments import Deployment, Engine, Resource, Secret
+from tidegate.core.deployments import Deployment, EngineKind, Resource, Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings, load
 from tidegate.settings.added import Added, added, check
@@ -37,7 +37,7 @@ def test_an_entry_becomes_what_the_settings_would_make_of_it(tmp_path: Path) -> 
     assert found.unusable == {}
     assert found.deployments == [
         Deployment(
-            "d", "http://h/v1", ("m",), Engine.VLLM, Secret("k"), max_in_flight=8, price=found.deployments[0].price
+            "d", "http://h/v1", ("m",), EngineKind.VLLM, Secret("k"), max_in_flight=8, price=found.deployments[0].price
         )
     ]
     assert found.resources == [Resource("r", "m")]

@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import page, section
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS
 from tidegate.core.body_rules.caller_fields import FieldRules, field_fault, rules_for
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import SettingsError
 from tidegate.settings import added, deployments, load, resources
 from tidegate.settings.body_fields import field_rules
@@ -39,7 +39,7 @@ def rules_of(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -
 def test_each_name_has_the_rules_of_all_that_it_may_come_to(tmp_path: Path) -> None:
     found = rules_of(tmp_path, YAML)
     hosts = frozenset({"images.example.com", "*.cdn.example.com", "10.0.0.9:8080"})
-    engines = ENGINE_FIELDS[Engine.VLLM] | ENGINE_FIELDS[Engine.SGLANG]
+    engines = ENGINE_FIELDS[EngineKind.VLLM] | ENGINE_FIELDS[EngineKind.SGLANG]
     assert found["own"] == FieldRules(engines, frozenset({"priority", "file_id"}), hosts)
     assert found["hosted"] == FieldRules(frozenset(), frozenset({"file_id"}), frozenset({"*"}))
     assert found["both"] == FieldRules(engines, frozenset({"file_id"}), hosts)
@@ -59,7 +59,9 @@ def test_the_field_that_says_how_urgent_a_call_is_belongs_to_the_operator(tmp_pa
 def test_one_upstream_for_every_model_has_rules_too(tmp_path: Path) -> None:
     text = "upstream: {url: 'http://h/v1', engine: vllm, allowed_fields: [priority]}\nresources: {chat: {model: any}}"
     found = rules_of(tmp_path, text, {"TIDEGATE_UPSTREAM_MEDIA_HOSTS": "[a.example, b.example]"})
-    expected = FieldRules(ENGINE_FIELDS[Engine.VLLM], frozenset({"priority"}), frozenset({"a.example", "b.example"}))
+    expected = FieldRules(
+        ENGINE_FIELDS[EngineKind.VLLM], frozenset({"priority"}), frozenset({"a.example", "b.example"})
+    )
     assert rules_for(found, "any model") == rules_for(found, "chat") == expected
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Estimate, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Policy
@@ -87,13 +87,13 @@ tenants:
     assert (acme.weight, globex.weight, other.weight) == (4.0, 0.5, 1.0)
     assert (acme.in_flight_units_max, globex.in_flight_units_max, acme.queued_units_max) == (500, 0, 8)
     assert acme.budgets("tenant_1", "ann", "k1", "batch_1", (Limit(Period.LIFETIME, 5),)) == (
-        Budget(Bound.TENANT, "tenant_1", (Limit(Period.DAY, None, 7),)),
-        Budget(Bound.USER, "tenant_1/ann", (Limit(Period.HOUR, 3),)),
-        Budget(Bound.KEY, "k1", (Limit(Period.MINUTE, 9),)),
-        Budget(Bound.JOB, "batch_1", (Limit(Period.LIFETIME, 5),)),
+        Budget(LimitBound.TENANT, "tenant_1", (Limit(Period.DAY, None, 7),)),
+        Budget(LimitBound.USER, "tenant_1/ann", (Limit(Period.HOUR, 3),)),
+        Budget(LimitBound.KEY, "k1", (Limit(Period.MINUTE, 9),)),
+        Budget(LimitBound.JOB, "batch_1", (Limit(Period.LIFETIME, 5),)),
     )
-    assert [budget.bound for budget in other.budgets("tenant_3", "ann", None)] == [Bound.TENANT]
-    assert [budget.bound for budget in globex.budgets("tenant_2", "ann", "k2")] == [Bound.TENANT]
+    assert [budget.bound for budget in other.budgets("tenant_3", "ann", None)] == [LimitBound.TENANT]
+    assert [budget.bound for budget in globex.budgets("tenant_2", "ann", "k2")] == [LimitBound.TENANT]
     assert tenants.names() == {"acme", "globex"}
     assert tenants.in_flight_caps() == {"globex": 0}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
+from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings import deployments, load, resources
@@ -37,7 +37,7 @@ def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
             name="llama-3-8b/1",
             url="http://10.0.0.5:8000/v1",
             models=("llama-3-8b",),
-            engine=Engine.VLLM,
+            engine=EngineKind.VLLM,
             api_key=Secret("k"),
             max_in_flight=32,
         ),
@@ -140,7 +140,7 @@ def test_one_gateway_has_settings_of_its_own(tmp_path: Path) -> None:
     )
     loaded = load(tmp_path / "c.yaml", None, {}, {"THE_KEY": "k"})
     (one,) = deployments(loaded.settings)
-    assert (one.engine, one.read_timeout_s, one.total_timeout_s) == (Engine.VLLM, 60.0, 300.0)
+    assert (one.engine, one.read_timeout_s, one.total_timeout_s) == (EngineKind.VLLM, 60.0, 300.0)
     assert (one.tls, one.api_key) == (Tls("/ca.pem", "/c.pem", "/k.pem"), Secret("k"))
     assert loaded.warnings == ()
 

@@ -9,7 +9,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.queues import QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.snapshot import JobView
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.settings import load, schedule_policy, switched
 
 PLUGIN = """\
@@ -123,7 +123,7 @@ def test_a_module_that_cannot_be_imported_is_refused(plugin: str) -> None:
 
 def test_a_switch_overrules_the_settings_until_it_is_empty() -> None:
     configured = Policy(mode=Mode.FAIR_SHARE, shadow_mode=Mode.FIFO)
-    assert switched(configured, Switch()) == configured
-    assert switched(configured, Switch("smart_v1", "none")) == Policy(mode=Mode.SMART)
-    assert switched(configured, Switch("", "slice_v1")) == Policy(mode=Mode.FAIR_SHARE, shadow_mode=Mode.SLICE)
-    assert switched(configured, Switch("smart_v9", "smart_v9")) == configured
+    assert switched(configured, ModeOverride()) == configured
+    assert switched(configured, ModeOverride("smart_v1", "none")) == Policy(mode=Mode.SMART)
+    assert switched(configured, ModeOverride("", "slice_v1")) == Policy(mode=Mode.FAIR_SHARE, shadow_mode=Mode.SLICE)
+    assert switched(configured, ModeOverride("smart_v9", "smart_v9")) == configured

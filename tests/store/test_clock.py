@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
 from tidegate.stages.tend import lost_workers
 from tidegate.store.postgres import PostgresDriver
@@ -104,11 +104,11 @@ async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 def budget(requests: int) -> Budget:
-    return Budget(Bound.DEPLOYMENT, "gpu", (Limit(Period.MINUTE, requests),))
+    return Budget(LimitBound.DEPLOYMENT, "gpu", (Limit(Period.MINUTE, requests),))
 
 
 async def granted(store: Store, one: Budget, requests: int) -> int:
-    [grant] = await store.debit_budgets([Ask((one,), requests, 0)])
+    [grant] = await store.debit_budgets([BudgetRequest((one,), requests, 0)])
     return grant.requests
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.upstream.world import HandClock
-from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 
 PERIOD_MS = {Period.MINUTE: 60_000, Period.HOUR: 3_600_000}
@@ -26,7 +26,7 @@ class MemoryLimits:
 
     clock: HandClock
     away: bool = False
-    questions: list[list[Ask]] = field(default_factory=list)
+    questions: list[list[BudgetRequest]] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     log: dict[str, list[Taken]] = field(default_factory=dict)
     shares: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class MemoryLimits:
     def __post_init__(self) -> None:
         self._grants: dict[str, dict[str, Taken]] = {}
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         self.questions.append(list(asks))
         if self.away:
             raise LimitsUnavailable("the store is away")
@@ -57,7 +57,7 @@ class MemoryLimits:
         counted = [taken for taken in self.log.get(name, ()) if taken.at_ms > now - 60_500]
         return sum(taken.requests for taken in counted), sum(taken.tokens for taken in counted)
 
-    def _grant(self, ask: Ask) -> Grant:
+    def _grant(self, ask: BudgetRequest) -> Grant:
         requests, wait_ms, spent = ask.requests, 0, ""
         each = ask.tokens / ask.requests
         for budget in ask.budgets:

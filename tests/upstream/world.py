@@ -12,8 +12,8 @@ from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router, open_router
-from tidegate.upstream.http.transport import AiohttpLine, AiohttpTransport
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.http.transport import AiohttpClient, AiohttpTransport
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT_ENDPOINT = "/v1/chat/completions"
@@ -53,7 +53,7 @@ class World:
         self,
         *deployments: Deployment,
         limits: HttpLimits | None = None,
-        policy: LanePolicy | None = None,
+        policy: DeploymentPolicy | None = None,
         resources: Iterable[Resource] = (),
         capacity: Capacity | None = None,
     ) -> AsyncIterator[Router]:
@@ -90,7 +90,7 @@ class World:
 @contextlib.asynccontextmanager
 async def line_to(
     server: RawServer, limits: HttpLimits | None = None, **more: object
-) -> AsyncIterator[tuple[AiohttpTransport, AiohttpLine, URL]]:
+) -> AsyncIterator[tuple[AiohttpTransport, AiohttpClient, URL]]:
     """A transport of its own, its line to a deployment at this server, and the URL of its chat endpoint."""
     transport = AiohttpTransport(limits or HttpLimits())
     place = deployment(server.url, **more)

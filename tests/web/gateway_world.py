@@ -12,7 +12,7 @@ import pytest
 from tests.upstream.raw_server import Script
 from tests.web.server import WebServer, settings_with
 from tests.web.upstream import Upstream, answers
-from tidegate.settings.capacity import Model, ModelDeployment
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -36,7 +36,7 @@ class World:
             ModelDeployment(url=upstream.url, name=f"u{number}", **more)
             for number, (upstream, more) in enumerate(zip(self.upstreams, options, strict=True))
         )
-        named = models if models is not None else {"m": Model(deployments=places)}
+        named = models if models is not None else {"m": ModelSettings(deployments=places)}
         self.web = WebServer(self._directory, settings_with(models=named, **groups))
         self._directory.mkdir(exist_ok=True)
         self.web.start()

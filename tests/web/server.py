@@ -17,7 +17,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
-from tidegate.interactive_book import InteractiveBook
+from tidegate.interactive_book import InteractiveUsageBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
 from tidegate.store.limits import StoreLimits
@@ -117,7 +117,7 @@ class WebServer:
             resources=resources(self.settings),
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
-        self.book = InteractiveBook(self.store, Entropy())
+        self.book = InteractiveUsageBook(self.store, Entropy())
         self.context = WebContext(
             store=self.store,
             blobs=self.blobs,

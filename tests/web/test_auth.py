@@ -18,8 +18,8 @@ from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.service import line_rules
-from tidegate.settings.capacity import Model, ModelDeployment
-from tidegate.stages.ingest.ingest import Ingest
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.failures import Failures
@@ -429,7 +429,7 @@ def test_scope_and_model_texts() -> None:
 
 
 def test_models_of_a_key(start_web: Any) -> None:
-    models = {name: Model(deployments=(ModelDeployment(url="http://x/v1"),)) for name in ("small", "org/large")}
+    models = {name: ModelSettings(deployments=(ModelDeployment(url="http://x/v1"),)) for name in ("small", "org/large")}
     web: WebServer = start_web(models=models)
     both = web.make_key("acme")
     one = web.make_key("acme", models=["small"])
@@ -444,7 +444,7 @@ def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: P
         allowed = create(client, upload(client, LINES.replace(b'"m"', b'"small"')))
         refused = create(client, upload(client, LINES))
         lenient = create(client, upload(client, LINES), invalid_lines="error_file")
-        ingest = Ingest(
+        ingest = IngestStage(
             web.store, web.blobs, Entropy(), tmp_path, lambda job: line_rules(web.settings, job), InputPasses()
         )
         while web.run(ingest.next(web.worker_id)):

@@ -15,7 +15,7 @@ from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import Clock, WebServer
 from tidegate.core import window
 from tidegate.stages import accept
-from tidegate.web.health import Check
+from tidegate.web.health import HealthCheck
 
 
 def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
@@ -171,7 +171,7 @@ async def test_a_part_that_is_frozen_is_not_waited_for() -> None:
         await thawed.wait()
 
     clock = Clock()
-    check = Check("the store", ask, clock)
+    check = HealthCheck("the store", ask, clock)
     said = await asyncio.gather(check.reason(), check.reason())
     assert said == ["the store did not answer within 0.8 s"] * 2
     assert asked == [1], "the first question is still open"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.worker.world import START_MS, World
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period, budgets_of
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.schedule.scope import tenant_scope
 from tidegate.settings import load
@@ -104,7 +104,7 @@ class Service:
                 number = min(ready, key=lambda number: jobs[number].served)
                 one = jobs[number]
                 if one.budgets:
-                    grant = (await self.world.store.debit_budgets([Ask(one.budgets, 1, 0)]))[0]
+                    grant = (await self.world.store.debit_budgets([BudgetRequest(one.budgets, 1, 0)]))[0]
                     if not grant.requests:
                         waits[number] = clock.passed_ms + max(1, grant.wait_ms)
                         continue
@@ -158,7 +158,7 @@ async def caller_of(world: World, name: str, *limits: Limit, user: str | None = 
 async def begun(world: World, caller: Caller, inputs: list[bytes], *limits: Limit) -> Running:
     job = await world.started(inputs, caller=caller, window_ms=10 * HOUR_MS)
     prompts = [len(json.loads(line)["body"]["messages"][0]["content"]) for line in inputs]
-    return Running(job, prompts, budgets_of(Bound.KEY, caller.key_id or "", limits))
+    return Running(job, prompts, budgets_of(LimitBound.KEY, caller.key_id or "", limits))
 
 
 def near(one: Running) -> None:

@@ -16,7 +16,7 @@ from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.upstream import STREAM_END, STREAM_HEAD, Upstream, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.deployments import Secret
-from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ResourceEntry, TenantEntry
 
 __all__ = ["world"]
 
@@ -418,7 +418,7 @@ def test_a_key_gets_no_answer_of_a_fallbacks_model_that_it_does_not_allow(world:
     first, second = Upstream(throttles), Upstream(answers())
     world.start(
         models={
-            name: Model(deployments=(ModelDeployment(url=one.url, name=name),))
+            name: ModelSettings(deployments=(ModelDeployment(url=one.url, name=name),))
             for name, one in (("a", first), ("b", second))
         },
         resources={"chat": ResourceEntry(model="a", fallbacks=("b",))},
@@ -466,8 +466,8 @@ def test_two_models_do_not_share_a_fate(world: World) -> None:
     try:
         good.start(answers(), models={})
         models = {
-            "ill": Model(deployments=(ModelDeployment(url=world.upstreams[0].url),)),
-            "well": Model(deployments=(ModelDeployment(url=good.upstreams[0].url),)),
+            "ill": ModelSettings(deployments=(ModelDeployment(url=world.upstreams[0].url),)),
+            "well": ModelSettings(deployments=(ModelDeployment(url=good.upstreams[0].url),)),
         }
         both = World(world._directory.parent / "both")
         both.start(models=models)

@@ -15,7 +15,7 @@ from tests.web.upstream import answers, chat_with
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Secret
 from tidegate.core.usage.prices import NANO
-from tidegate.settings.capacity import DeploymentPrice, Model, ModelDeployment
+from tidegate.settings.capacity import DeploymentPrice, ModelDeployment, ModelSettings
 
 __all__ = ["world"]
 
@@ -143,7 +143,7 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: World) 
 
 
 def test_a_server_that_cannot_be_reached_is_said_to_be_away(world: World) -> None:
-    world.start(models={"m": Model(deployments=(ModelDeployment(url="http://127.0.0.1:1/v1"),))})
+    world.start(models={"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:1/v1"),))})
     client = world.client()
     for _ in range(7):
         answer = client.post(CHAT, json=ASK)
@@ -177,7 +177,7 @@ def test_a_moderation_without_a_model_goes_to_the_usual_one_or_is_told_which(wor
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     assert "omni-moderation-latest" in missing.json()["error"]["message"]
     other = World(world._directory.parent / "other")
-    other.start(models={"omni-moderation-latest": Model(deployments=(place,))})
+    other.start(models={"omni-moderation-latest": ModelSettings(deployments=(place,))})
     try:
         assert other.client().post("/v1/moderations", json={"input": "a"}).status_code == 200
     finally:

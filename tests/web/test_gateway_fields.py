@@ -10,7 +10,7 @@ import pytest
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.upstream import answers, chat_with, chunk, streams
 from tidegate.core.deployments import Secret
-from tidegate.settings.capacity import Model, ModelDeployment, ResourceEntry
+from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 from tidegate.settings.guards import HookEntry
 
 __all__ = ["world"]
@@ -32,7 +32,7 @@ def asks(*parts: Any, **more: Any) -> dict[str, Any]:
         (CHAT, asks({"type": "file", "file": {"file_id": "file-1"}}), NOT_ALLOWED, "messages[0].content[0].file.file_id"),
         (CHAT, asks(priority=1), NOT_ALLOWED, "priority"),
         (CHAT, asks(chat_template="{{ 1 }}"), NOT_ALLOWED, "chat_template"),
-        (CHAT, asks(Model="dearer"), "duplicate_parameter", "Model"),
+        (CHAT, asks(Model="dearer"), "duplicate_parameter", "ModelSettings"),
         (CHAT, asks(IMAGE), "media_not_allowed", "messages[0].content[0].image_url.url"),
         (MESSAGES, asks(KEPT), NOT_ALLOWED, "messages[0].content[0].source.file_id"),
         (MESSAGES, asks(SOURCE), "media_not_allowed", "messages[0].content[0].source.url"),
@@ -79,9 +79,11 @@ def test_a_model_allows_what_its_settings_say_and_a_resource_only_what_all_its_m
     world.web.stop()
     place = ModelDeployment(url=upstream.url, engine="vllm")
     named = {
-        "m": Model(deployments=(place,), allowed_fields=("file_id", "priority"), media_hosts=("Images.Example.com",)),
-        "strict": Model(deployments=(place,)),
-        "hosted": Model(deployments=(ModelDeployment(url=upstream.url, engine="openai"),)),
+        "m": ModelSettings(
+            deployments=(place,), allowed_fields=("file_id", "priority"), media_hosts=("Images.Example.com",)
+        ),
+        "strict": ModelSettings(deployments=(place,)),
+        "hosted": ModelSettings(deployments=(ModelDeployment(url=upstream.url, engine="openai"),)),
     }
     routes = {"alone": ResourceEntry(model="m"), "careful": ResourceEntry(model="m", fallbacks=("strict",))}
     world.start(models=named, resources=routes)

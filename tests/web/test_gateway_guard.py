@@ -18,7 +18,7 @@ from tests.web.server import WebServer, settings_with
 from tests.web.upstream import Upstream, answers, chat_with, chunk, streams
 from tidegate import metrics
 from tidegate.core import keys
-from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ResourceEntry, TenantEntry
 from tidegate.settings.guards import GuardrailEntry, HookEntry
 
 __all__ = ["world"]
@@ -266,7 +266,7 @@ def test_a_rule_for_a_fallbacks_model_binds_the_call(world: World) -> None:
     """Also while the first model answers: nobody looks again when a call goes on to the next."""
     world.upstreams = [Upstream(answers()), Upstream(answers())]
     models = {
-        name: Model(deployments=(ModelDeployment(url=one.url, name=f"of-{name}"),))
+        name: ModelSettings(deployments=(ModelDeployment(url=one.url, name=f"of-{name}"),))
         for name, one in zip(("first", "second"), world.upstreams, strict=True)
     }
     web = WebServer(

@@ -22,7 +22,7 @@ from tests.web.gateway_world import ASK, CHAT, World, world
 from tests.web.server import WebServer
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
-from tidegate.web.inbound import RATE_MIN_BYTES_PER_S, Connection, Fares
+from tidegate.web.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
 
 __all__ = ["world"]
 
@@ -35,7 +35,7 @@ def fares(taken_bytes: int, waiting_bytes: int = 100_000) -> Fares:
 
 
 def looked_at(*looks: tuple[float, Fares]) -> list[bool]:
-    connection = Connection(("127.0.0.1", 1), 0.0)
+    connection = InboundConnection(("127.0.0.1", 1), 0.0)
     return [connection.is_too_slow(now_s, said, 60.0) for now_s, said in looks]
 
 

@@ -15,7 +15,7 @@ from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked, 
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.usage.prices import NANO
-from tidegate.core.usage.spending import Entry
+from tidegate.core.usage.spending import SpendEntry
 from tidegate.settings.capacity import DeploymentPrice
 
 PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000)}
@@ -23,14 +23,14 @@ DAY_MS = 86_400_000
 SAID = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 
 
-def counted(world: World, calls: int) -> list[Entry]:
+def counted(world: World, calls: int) -> list[SpendEntry]:
     """What is on record, once so many calls are."""
 
-    async def ask() -> list[Entry]:
+    async def ask() -> list[SpendEntry]:
         today = world.web.clock.now_ms() // DAY_MS
         return await world.web.store.usage(today - 1, today + 2)
 
-    def there() -> list[Entry]:
+    def there() -> list[SpendEntry]:
         entries = world.web.run(ask())
         return entries if sum(entry.spend.calls for entry in entries) >= calls else []
 
@@ -96,7 +96,7 @@ def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: World) 
     real = store.add_interactive
     said: list[int] = []
 
-    async def lost_answers(writer: str, number: int, entries: list[Entry]) -> None:
+    async def lost_answers(writer: str, number: int, entries: list[SpendEntry]) -> None:
         said.append(number)
         if len(said) == 1:
             raise StoreUnavailable("it is away")

@@ -13,7 +13,7 @@ from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request, Script
 from tests.web.gateway_world import World, world
 from tests.web.upstream import Upstream, answers
-from tidegate.settings.capacity import Model, ModelDeployment, ResourceEntry
+from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 
 __all__ = ["world"]
 
@@ -74,7 +74,9 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:
     quiet, well = Upstream(silent), Upstream(lists({"id": "well", "owned_by": "vllm"}))
     places = {"silent": quiet.url, "well": well.url, "gone": "http://127.0.0.1:1/v1"}
     world.start(
-        models={name: Model(deployments=(ModelDeployment(url=url, name=name),)) for name, url in places.items()},
+        models={
+            name: ModelSettings(deployments=(ModelDeployment(url=url, name=name),)) for name, url in places.items()
+        },
         gateway={"models_cache_s": 0},
     )
     world.upstreams += [quiet, well]
@@ -91,7 +93,7 @@ def test_one_that_is_away_or_silent_holds_up_nobody(world: World) -> None:
 def test_more_deployments_than_connections_are_all_asked(world: World) -> None:
     names = [f"m{number}" for number in range(30)]
     upstream = Upstream(lists(*({"id": name, "owned_by": "one of many"} for name in names)))
-    place = {name: Model(deployments=(ModelDeployment(url=upstream.url, name=name),)) for name in names}
+    place = {name: ModelSettings(deployments=(ModelDeployment(url=upstream.url, name=name),)) for name in names}
     world.start(models=place)
     world.upstreams.append(upstream)
     wait_until(lambda: {one["owned_by"] for one in listed(world).values()} == {"one of many"}, 30, "every word")

@@ -11,7 +11,7 @@ from tests.web.calls import create, is_error, raw, upload
 from tests.web.server import CONTROL_TOKEN, WebServer
 from tidegate import metrics
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 
 OPERATOR = {"X-Tidegate-Control": CONTROL_TOKEN}
 
@@ -76,9 +76,9 @@ def test_an_operator_switches_the_mode_for_every_process(start_web: Any) -> None
             "fifo_v1",
             True,
         )
-        assert web.run(web.store.scheduler_switch()) == Switch("smart_v1", "fifo_v1")
+        assert web.run(web.store.scheduler_switch()) == ModeOverride("smart_v1", "fifo_v1")
         client.post("/control/scheduler", json={"shadow_mode": "none"}, headers=OPERATOR)
-        assert web.run(web.store.scheduler_switch()) == Switch("smart_v1", "none")
+        assert web.run(web.store.scheduler_switch()) == ModeOverride("smart_v1", "none")
         back = client.post("/control/scheduler", json={"mode": "configured"}, headers=OPERATOR).json()
         assert (back["mode"], back["mode_switched"], back["shadow_mode"]) == ("fair_share_v1", False, "none")
 

@@ -15,7 +15,7 @@ from tests.web.gateway_world import world as world
 from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.budgets.money import MoneyLedger
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 from tidegate.core.usage.prices import NANO
 from tidegate.settings.capacity import DeploymentPrice
 
@@ -93,10 +93,10 @@ SHAPES: dict[str, tuple[str, Pieces]] = {
 
 # The same streams at a door that speaks the other dialect.
 CROSSED = {
-    "messages from chat": (MESSAGES, Engine.VLLM, SHAPES["chat, usage at the end"][1]),
-    "messages from chat, no usage": (MESSAGES, Engine.VLLM, SHAPES["chat, no usage"][1]),
-    "chat from messages": (CHAT, Engine.ANTHROPIC, SHAPES["messages"][1]),
-    "chat from messages, no usage": (CHAT, Engine.ANTHROPIC, SHAPES["messages, no usage"][1]),
+    "messages from chat": (MESSAGES, EngineKind.VLLM, SHAPES["chat, usage at the end"][1]),
+    "messages from chat, no usage": (MESSAGES, EngineKind.VLLM, SHAPES["chat, no usage"][1]),
+    "chat from messages": (CHAT, EngineKind.ANTHROPIC, SHAPES["messages"][1]),
+    "chat from messages, no usage": (CHAT, EngineKind.ANTHROPIC, SHAPES["messages, no usage"][1]),
 }
 
 
@@ -173,7 +173,7 @@ def read_so_far(world: World, key: str, door: str, visible: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_books_and_budget_agree_wherever_the_client_closes(world: World, shape: str) -> None:
     door, pieces = SHAPES[shape]
-    engine = {"engine": Engine.ANTHROPIC} if door == MESSAGES else {}
+    engine = {"engine": EngineKind.ANTHROPIC} if door == MESSAGES else {}
     world.start(answers(), options=[{**PRICED, **engine}])
     paid = []
     for count in range(1, len(pieces) + 1):

@@ -17,7 +17,7 @@ from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.states import JobState
 from tidegate.stages import lease
 from tidegate.worker import kept_worker
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.kept_worker import KeptWorker
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_worker, "RESTART_S", 0.01)
-    me = Incarnation(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
+    me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
     await me.begin()
     first = me.id
     await me.leave()
@@ -146,7 +146,7 @@ async def test_a_kept_worker_is_made_anew_and_its_process_stays_enlisted(
 
 
 async def test_a_kept_worker_that_rests_leaves_when_it_is_told_to(live: World) -> None:
-    me = Incarnation(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
+    me = Registration(live.store, live.clock, live.entropy, host="here", version="0", lease_ms=30_000)
     kept = KeptWorker(lambda: Fragile(breaks=True), me, 100)
     stop = asyncio.Event()
     running = asyncio.create_task(kept.run(stop))

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Upstream
-from tidegate.worker.hand import AHEAD_MS, Hand, Held
+from tidegate.worker.hand import AHEAD_MS, LeasedSliceState, LeasedWork
 
 
 class Clock:
@@ -30,18 +30,18 @@ class Open:
         return 1
 
 
-def hand_of(clock: Clock) -> Hand:
-    hand = Hand(cast(Upstream, cast(Any, Open())), clock, lambda: True)
+def hand_of(clock: Clock) -> LeasedWork:
+    hand = LeasedWork(cast(Upstream, cast(Any, Open())), clock, lambda: True)
     hand.extend_lease(float("inf"))
     return hand
 
 
-def slice_of(count: int, model: str = "m") -> Held:
+def slice_of(count: int, model: str = "m") -> LeasedSliceState:
     piece = LeasedSlice("job", "tenant", "/v1/x", model, 0, count, 0, "blob", 0, 0, 0, 0, "token", 1)
-    return Held(piece, float("inf"))
+    return LeasedSliceState(piece, float("inf"))
 
 
-def go(hand: Hand, clock: Clock, count: int, within_ms: float) -> None:
+def go(hand: LeasedWork, clock: Clock, count: int, within_ms: float) -> None:
     """So many items go out and come back within this time."""
     held = slice_of(count)
     hand.add(held, [Item(number, b'"x"', b"{}") for number in range(count)])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.upstream.world import FairDice, HandClock
 from tidegate.core.nouns import Holding
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ async def test_no_call_begins_in_the_last_part_of_a_lease(takes_ms: int) -> None
     """The store counts the lease from when it was asked or later, so both ends are on the safe side by a sixth of it."""
     clock = HandClock()
     store = SlowStore(clock)
-    incarnation = Incarnation(
+    incarnation = Registration(
         store,  # type: ignore[arg-type]
         clock,
         FairDice(),

@@ -9,7 +9,7 @@ import pytest
 from tests.worker.world import HOUR_MS, World, chat_lines, here
 from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import Lane
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
 from tidegate.stages.ingest.ingest import CRASHES_MAX
@@ -25,7 +25,7 @@ class Passes:
         self.failures = list(failures)
         self.count = 0
 
-    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         self.count += 1
         if self.failures:
             raise self.failures.pop(0)

@@ -13,10 +13,10 @@ import pytest
 from tests.worker.world import World, chat_lines, here
 from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import IngestLimits, Lane
+from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.nouns import Caller, IngestPlan, Job
 from tidegate.core.states import JobState
-from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, Ingest, RunPass
+from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import InputPasses
 
 pytestmark = pytest.mark.anyio
@@ -30,17 +30,17 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
-        self.lanes: Counter[Lane] = Counter()
+        self.lanes: Counter[IngestLane] = Counter()
 
-    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         self.lanes[lane] += 1
-        if lane is Lane.LARGE:
+        if lane is IngestLane.LARGE:
             await self.open.wait()
         return await here(input_path, work_path, rules, lane)
 
 
-def lanes(world: World, run_pass: RunPass) -> Ingest:
-    return Ingest(
+def lanes(world: World, run_pass: RunPass) -> IngestStage:
+    return IngestStage(
         world.store,
         world.blobs,
         world.entropy,
@@ -71,7 +71,7 @@ async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: W
     ingest = lanes(world, gate)
     passes = [asyncio.create_task(ingest.next_large(worker)) for _ in range(3)]
     await settled()
-    assert gate.lanes == {Lane.LARGE: 2}, "the third pass is kept for a tenant that has none"
+    assert gate.lanes == {IngestLane.LARGE: 2}, "the third pass is kept for a tenant that has none"
     assert sum(task.done() for task in passes) == 1
     small = await world.job(chat_lines(1), caller=b)
     assert await ingest.next_small(worker)
@@ -79,7 +79,7 @@ async def test_one_tenants_large_inputs_leave_a_pass_for_another_tenant(world: W
     large = await world.job(chat_lines(LARGE_LINES), caller=b)
     passes.append(asyncio.create_task(ingest.next_large(worker)))
     await settled()
-    assert gate.lanes[Lane.LARGE] == 3
+    assert gate.lanes[IngestLane.LARGE] == 3
     gate.open.set()
     await asyncio.gather(*passes)
     assert await states(world, [large]) == [JobState.IN_PROGRESS]
@@ -111,7 +111,7 @@ async def test_one_of_many_that_fails_is_tried_again_and_the_others_start(world:
     jobs = [await world.job(chat_lines(1), caller=caller) for _ in range(3)]
     failures: list[Exception] = [IngestFailed("disk full"), IngestCrashed("broke")]
 
-    async def fails_twice(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def fails_twice(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         if failures:
             raise failures.pop()
         return await here(input_path, work_path, rules, lane)
@@ -143,7 +143,7 @@ async def test_steps_whose_end_is_unknown_are_given_back(world: World, monkeypat
 async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: World) -> None:
     jobs = [await world.job(chat_lines(1)) for _ in range(3)]
 
-    async def cancels(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def cancels(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         await world.store.cancel_job(jobs[1].tenant_id, jobs[1].id)
         return await here(input_path, work_path, rules, lane)
 
@@ -170,10 +170,10 @@ async def test_a_small_pass_that_breaks_says_where_and_not_what(
 
     monkeypatch.setattr("tidegate.stages.ingest.ingest_file.ingest_file", breaks)
     with pytest.raises(IngestCrashed, match="RuntimeError") as crash:
-        await InputPasses()(tmp_path, tmp_path, LineRules("/v1/chat/completions"), Lane.SMALL)
+        await InputPasses()(tmp_path, tmp_path, LineRules("/v1/chat/completions"), IngestLane.SMALL)
     assert "secret" not in str(crash.value)
 
 
 async def test_a_small_pass_that_finds_no_disk_is_clear(tmp_path: Path) -> None:
     with pytest.raises(IngestFailed, match="No such file"):
-        await InputPasses()(tmp_path / "absent", tmp_path / "work", LineRules("/v1/chat/completions"), Lane.SMALL)
+        await InputPasses()(tmp_path / "absent", tmp_path / "work", LineRules("/v1/chat/completions"), IngestLane.SMALL)

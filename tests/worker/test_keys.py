@@ -12,7 +12,7 @@ from tests.web.server import Clock
 from tests.worker.workshop import BODY, DEADLINE_S, Script, until, working
 from tests.worker.world import HOUR_MS, World, chat_lines
 from tidegate import metrics
-from tidegate.core.budgets.budget import Bound, Limit, Period
+from tidegate.core.budgets.budget import Limit, LimitBound, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
@@ -219,7 +219,7 @@ async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: Wo
         door.open.set()
         await ended(live, job)
     [first] = script.calls[0].budgets
-    assert (first.bound, first.name, first.limits) == (Bound.KEY, "k1", (minute, day))
+    assert (first.bound, first.name, first.limits) == (LimitBound.KEY, "k1", (minute, day))
     [last] = script.calls[-1].budgets
     assert last.limits == (Limit(Period.MINUTE, requests=5),)
 

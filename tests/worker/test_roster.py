@@ -14,7 +14,7 @@ from tidegate import roster
 from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
-from tidegate.roster import Roster
+from tidegate.roster import LiveConfig
 from tidegate.settings import load
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -45,7 +45,7 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
         return {}
 
     monkeypatch.setattr(store, "routing_number", routing_number)
-    following = asyncio.create_task(Roster(store, load(None, tmp_path, {}, {}).settings, serve).follow())
+    following = asyncio.create_task(LiveConfig(store, load(None, tmp_path, {}, {}).settings, serve).follow())
     try:
         await store.put_routing("deployment", "one", '{"model": "m", "url": "http://one/v1"}', 0)
         await wait_until_async(lambda: served[-1:] == [["one"]], what="the first to be served")
@@ -86,7 +86,7 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
         served.append({one.name: one.api_key.reveal() for one in deployments if one.api_key is not None})
         return {}
 
-    following = asyncio.create_task(Roster(store, load(config, tmp_path, {}, {}).settings, serve).follow())
+    following = asyncio.create_task(LiveConfig(store, load(config, tmp_path, {}, {}).settings, serve).follow())
     logged = structlog.testing.CapturingLogger()
     monkeypatch.setattr(roster, "log", logged)
     try:
@@ -127,7 +127,7 @@ async def test_what_holds_for_a_model_follows_in_the_same_mappings(tmp_path: Pat
         return {}
 
     try:
-        kept = Roster(store, load(config, tmp_path, {}, {}).settings, serve)
+        kept = LiveConfig(store, load(config, tmp_path, {}, {}).settings, serve)
         retry_of = kept.retry_of
         assert {name: one.attempts_max for name, one in retry_of.items()} == {"own": 7}
         await store.put_routing("deployment", "d", '{"model": "m", "url": "http://h/v1"}', 0)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.workshop import BODY, Script, until, working
 from tests.worker.world import World, chat_lines
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, JobFlush, Usage
 from tidegate.core.schedule import Policy
@@ -264,7 +264,7 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
 async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_something(live: World) -> None:
     """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and nobody asks again before."""
     script = Script(live, "m")
-    budget = Budget(Bound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
+    budget = Budget(LimitBound.JOB, "mine", (Limit(Period.MINUTE, requests=1),))
 
     async def spent(call: Call) -> Answer:
         if call.budgets and script.spent_until:

@@ -17,7 +17,7 @@ from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Reason
 from tidegate.stages.record import FlushLimits
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.worker import Worker
 from tidegate.worker.worker_options import WorkerOptions
 
@@ -97,7 +97,7 @@ def options(world: World, **changes: Any) -> WorkerOptions:
 class Bench:
     """A worker at work, and the switch that tells it to leave."""
 
-    def __init__(self, worker: Worker, me: Incarnation) -> None:
+    def __init__(self, worker: Worker, me: Registration) -> None:
         self.worker = worker
         self.me = me
         self.stop = asyncio.Event()
@@ -117,7 +117,7 @@ class Bench:
 
 @asynccontextmanager
 async def working(world: World, script: Script, blobs: Any = None, **changes: Any) -> AsyncIterator[Bench]:
-    me = Incarnation(world.store, world.clock, world.entropy, host="here", version="0", lease_ms=30_000)
+    me = Registration(world.store, world.clock, world.entropy, host="here", version="0", lease_ms=30_000)
     await me.begin()
 
     async def new_blob(kind: str, worker_id: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import Lane
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest
-from tidegate.stages.ingest.ingest import Ingest, RunPass
+from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -59,7 +59,7 @@ def chat_lines(count: int, model: str = "m", first: int = 0) -> list[bytes]:
     ]
 
 
-async def here(input_path: Path, work_path: Path, rules: LineRules, lane: Lane = Lane.SMALL) -> IngestPlan:
+async def here(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane = IngestLane.SMALL) -> IngestPlan:
     return ingest_file(input_path, work_path, rules)
 
 
@@ -104,8 +104,8 @@ class World:
         request = JobRequest("/v1/chat/completions", file.id, window_ms, "1h", **ask)
         return await self.store.create_job(caller, self.id("batch"), request)
 
-    def ingest(self, run_pass: RunPass = here, rules: Callable[[Job], LineRules] | None = None) -> Ingest:
-        return Ingest(
+    def ingest(self, run_pass: RunPass = here, rules: Callable[[Job], LineRules] | None = None) -> IngestStage:
+        return IngestStage(
             self.store, self.blobs, self.entropy, self.scratch, rules or (lambda job: LineRules(job.endpoint)), run_pass
         )
 

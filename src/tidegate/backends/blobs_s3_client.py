@@ -67,7 +67,7 @@ class S3Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldObject:
     """What the store says it holds under a key."""
 
     size_bytes: int
@@ -125,12 +125,12 @@ class Objects:
             },
         )
 
-    async def head(self, key: str) -> Held | None:
+    async def head(self, key: str) -> HeldObject | None:
         try:
             meta = await self.persist(f"looking up {key}", lambda: obstore.head_async(self.store, key))
         except BlobMissing:
             return None
-        return Held(meta["size"], (meta["e_tag"] or "").strip('"'))
+        return HeldObject(meta["size"], (meta["e_tag"] or "").strip('"'))
 
     async def put(self, key: str, data: bytes, mode: "PutMode" = "overwrite") -> None:
         """One whole PUT. A condition that does not hold comes out as AlreadyExistsError or PreconditionError."""
@@ -237,7 +237,7 @@ class Objects:
         finally:
             await self.delete(key)
 
-    async def _compare(self, key: str, held: Held, expected: Print) -> None:
+    async def _compare(self, key: str, held: HeldObject, expected: Print) -> None:
         if held.size_bytes != expected.size_bytes:
             raise WrongBytes(f"{key} has {held.size_bytes} bytes instead of {expected.size_bytes}")
         if held.etag == expected.etag:

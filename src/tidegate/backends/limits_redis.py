@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidegate.backends.redis_line import RedisAway, RedisLine
-from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Ask, Budget, Grant, Settlement
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Budget, BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
 from tidegate.core.ports import Limits
 
@@ -38,7 +38,7 @@ class RedisLimits:
         self._line = RedisLine(url, ("take", "deposit"), timeout_s)
         self._deposits: set[asyncio.Task[bool]] = set()
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         for ask in asks:
             check(ask)
         if len(asks) == 1:
@@ -57,7 +57,7 @@ class RedisLimits:
     ) -> dict[str, int]:
         return await self._store.share_slots(worker_id, wanted, in_use, caps)
 
-    async def _debit(self, ask: Ask) -> Grant:
+    async def _debit(self, ask: BudgetRequest) -> Grant:
         if any(budget.in_money for budget in ask.budgets):
             # A block that is lost comes back with the next minute; money of a month or a lifetime would not, so nothing of it is lent.
             return await self._ask_store(ask)
@@ -86,15 +86,15 @@ class RedisLimits:
             pass
         return await self._ask_store(ask)
 
-    async def _ask_store(self, ask: Ask) -> Grant:
+    async def _ask_store(self, ask: BudgetRequest) -> Grant:
         [grant] = await self._store.debit([ask])
         return grant
 
-    async def _borrow(self, ask: Ask, each: int, key: str, run_id: str, server_ms: int, demand: int) -> Grant:
+    async def _borrow(self, ask: BudgetRequest, each: int, key: str, run_id: str, server_ms: int, demand: int) -> Grant:
         """Ask the store for what all processes lately asked for, keep our own part and leave the rest to the others."""
         count = min(max(ask.requests, demand), max(ask.requests, _BLOCK_REQUESTS_MAX))
         tokens = ask.tokens if count == ask.requests else count * each
-        [lent] = await self._store.debit([Ask(ask.budgets, count, tokens)])
+        [lent] = await self._store.debit([BudgetRequest(ask.budgets, count, tokens)])
         own = min(lent.requests, ask.requests)
         spare = lent.requests - own
         rest_ms = min(lent.wait_ms, _REST_MS_MAX)

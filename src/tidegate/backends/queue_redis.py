@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from tidegate.backends.redis_line import CONNECT_TIMEOUT_S, RedisAway, RedisLine, RedisUnsure, script_text
 from tidegate.core.deployments import Queue
-from tidegate.core.queues import Found, Kind, Put, QueueAway, QueueState, Request, Sorted, Withdrawal
+from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, QueueState, Sorted, Withdrawal
 
 TIMEOUT_S = 5.0
 
@@ -53,7 +53,7 @@ class RedisQueue:
         except RedisAway as away:
             raise _away(away) from None
 
-    async def put(self, request: Request) -> Put:
+    async def put(self, request: QueueRequest) -> Put:
         words = (request.id, self._queue.requests, request.message, repr(request.score), request.token, self._owner)
         return Put(_text(await self._ask("queue_put", *words, request.keep_ms)))
 
@@ -63,7 +63,7 @@ class RedisQueue:
     async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
         terms = (SORTED_MAX, result_bytes_max, READ_BYTES_MAX, int(look), DEAD_MAX, DEAD_MS)
         garbage, unknown, duplicate, left, *news = await self._ask("queue_collect", *terms, *ids)
-        found = [Found(_text(request_id), Kind(_text(kind)), message) for request_id, kind, message in news]
+        found = [Found(_text(request_id), QueueKind(_text(kind)), message) for request_id, kind, message in news]
         return Sorted(tuple(found), garbage, unknown, duplicate, left > 0)
 
     async def withdraw(self, request_id: str) -> Withdrawal:

@@ -35,7 +35,7 @@ class _Problem(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerClient:
     """A server that runs beside this command, whom it asks through the socket in the data directory."""
 
     control: "Control"
@@ -88,17 +88,17 @@ async def reading(settings: Settings) -> AsyncIterator["Parts"]:
         yield parts
 
 
-def server(settings: Settings) -> Server | None:
+def server(settings: Settings) -> ServerClient | None:
     """The server that must be asked; None when this command may write itself."""
     return None if settings.store.is_postgresql else running_server(settings)
 
 
-def running_server(settings: Settings) -> Server | None:
+def running_server(settings: Settings) -> ServerClient | None:
     """The server that runs on this machine over this data directory; None when there is none."""
     from tidegate.control import running_control
 
     control = running_control(settings.data_dir)
-    return Server(control, settings.data_dir) if control is not None else None
+    return ServerClient(control, settings.data_dir) if control is not None else None
 
 
 def _refusal(status: int, said: bytes) -> ApiProblem:

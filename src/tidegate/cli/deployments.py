@@ -231,12 +231,12 @@ def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
 
 async def shown(settings: Settings) -> "list[RoutingShown]":
     """All that there is, as the server on this machine knows it, or as the store does where none runs."""
-    from tidegate.web.deployments import Clerk, RoutingList
+    from tidegate.web.deployments import RoutingEditor, RoutingList
 
     if (server := beside.running_server(settings)) is not None:
         return (await server.get("/control/routing", RoutingList)).data
     async with beside.reading(settings) as parts:
-        return await Clerk(parts.store, settings, looks_up=False).list()
+        return await RoutingEditor(parts.store, settings, looks_up=False).list()
 
 
 def do(
@@ -264,13 +264,13 @@ def do(
 
 async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
     from tidegate import service
-    from tidegate.web.deployments import Clerk, RoutingDone
+    from tidegate.web.deployments import RoutingDone, RoutingEditor
 
     if (server := beside.server(settings)) is not None:
         return await server.post(f"/control/{kind}s/{verb}", RoutingDone, wish)
     async with service.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.
-        clerk = Clerk(parts.store, settings, looks_up=False)
+        clerk = RoutingEditor(parts.store, settings, looks_up=False)
         done: RoutingDone = await {"add": clerk.add, "change": clerk.change, "remove": clerk.remove}[verb](kind, wish)
         parts.wake.ring()
         return done

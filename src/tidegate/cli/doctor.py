@@ -13,7 +13,7 @@ import typer
 import uvloop
 
 from tidegate.cli import examine, examine_routing, options, screen
-from tidegate.cli.examine import Finding, Grade
+from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.settings import Loaded, Settings, load, local_path, redacted
 
@@ -53,11 +53,13 @@ def doctor(
     raise typer.Exit(UNWELL if any(finding.grade is Grade.WRONG for finding in findings) else 0)
 
 
-async def _examine(config: Path | None, data: Path | None, overrides: dict[str, object]) -> list[Finding]:
+async def _examine(config: Path | None, data: Path | None, overrides: dict[str, object]) -> list[DoctorFinding]:
     try:
         loaded = load(config, data, overrides)
     except SettingsError as error:
-        return [Finding("settings", Grade.WRONG, line, "mend it and ask again") for line in str(error).splitlines()]
+        return [
+            DoctorFinding("settings", Grade.WRONG, line, "mend it and ask again") for line in str(error).splitlines()
+        ]
     settings = loaded.settings
     routing = await examine_routing.routing(settings)
     findings = _settings(loaded)
@@ -72,22 +74,22 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
     return findings
 
 
-def _settings(loaded: Loaded) -> list[Finding]:
+def _settings(loaded: Loaded) -> list[DoctorFinding]:
     given = sum(origin != "default" for origin in loaded.origins.values())
-    first = Finding(
+    first = DoctorFinding(
         "settings", Grade.OK, f"{len(loaded.origins)} settings, {given} of them given; `tidegate config` shows them"
     )
-    return [first, *(Finding("settings", Grade.WARNING, warning) for warning in loaded.warnings)]
+    return [first, *(DoctorFinding("settings", Grade.WARNING, warning) for warning in loaded.warnings)]
 
 
-def _directory(settings: Settings) -> list[Finding]:
+def _directory(settings: Settings) -> list[DoctorFinding]:
     path = settings.data_dir
     if path.exists() and not path.is_dir():
-        return [Finding("data", Grade.WRONG, f"{path} is not a directory", "choose another with --data")]
+        return [DoctorFinding("data", Grade.WRONG, f"{path} is not a directory", "choose another with --data")]
     place = next(one for one in (path, *path.parents) if one.exists())
     if not os.access(place, os.W_OK | os.X_OK):
         return [
-            Finding(
+            DoctorFinding(
                 "data",
                 Grade.WRONG,
                 f"{place} cannot be written",
@@ -96,17 +98,19 @@ def _directory(settings: Settings) -> list[Finding]:
         ]
     if path.exists() and path.stat().st_mode & 0o007:
         return [
-            Finding("data", Grade.WARNING, f"{path} can be read by every user of this machine", f"chmod o-rwx {path}"),
+            DoctorFinding(
+                "data", Grade.WARNING, f"{path} can be read by every user of this machine", f"chmod o-rwx {path}"
+            ),
             *_free_space(place),
         ]
-    return [Finding("data", Grade.OK, str(path)), *_free_space(place)]
+    return [DoctorFinding("data", Grade.OK, str(path)), *_free_space(place)]
 
 
-def _free_space(place: Path) -> list[Finding]:
+def _free_space(place: Path) -> list[DoctorFinding]:
     free_bytes = shutil.disk_usage(place).free
     if free_bytes < FREE_BYTES_MIN:
         return [
-            Finding(
+            DoctorFinding(
                 "data",
                 Grade.WARNING,
                 f"only {free_bytes >> 20:,} MiB are free on its disk",
@@ -116,7 +120,7 @@ def _free_space(place: Path) -> list[Finding]:
     return []
 
 
-def _descriptors(settings: Settings) -> list[Finding]:
+def _descriptors(settings: Settings) -> list[DoctorFinding]:
     import resource
 
     # A server raises its own limit to the hard one by itself, and does not start where that is too low.
@@ -124,52 +128,56 @@ def _descriptors(settings: Settings) -> list[Finding]:
     needed = settings.http.connections_max + DESCRIPTORS_BESIDE
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         to_do = f"ulimit -n {needed} (or LimitNOFILE={needed} in the service's unit), or lower http.connections_max"
-        return [Finding("system", Grade.WRONG, f"{allowed:,} open files are allowed, {needed:,} are needed", to_do)]
+        return [
+            DoctorFinding("system", Grade.WRONG, f"{allowed:,} open files are allowed, {needed:,} are needed", to_do)
+        ]
     return [
-        Finding("system", Grade.OK, f"enough open files are allowed for {settings.http.connections_max:,} connections")
+        DoctorFinding(
+            "system", Grade.OK, f"enough open files are allowed for {settings.http.connections_max:,} connections"
+        )
     ]
 
 
-async def _store(settings: Settings) -> AsyncIterator[Finding]:
+async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
     from tidegate import service
     from tidegate.control import running_control
 
     where = redacted(settings.store.location)
     control = running_control(settings.data_dir)
     if control is not None:
-        yield Finding("server", Grade.OK, f"pid {control.pid} serves this data at {control.url}")
+        yield DoctorFinding("server", Grade.OK, f"pid {control.pid} serves this data at {control.url}")
     if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
-        yield Finding("store", Grade.OK, f"{where} does not exist yet; the first command that needs it makes it")
+        yield DoctorFinding("store", Grade.OK, f"{where} does not exist yet; the first command that needs it makes it")
         return
     try:
         async with service.opened(settings, read_only=True) as parts:
-            yield Finding("store", Grade.OK, f"{where} is there, at this program's version")
+            yield DoctorFinding("store", Grade.OK, f"{where} is there, at this program's version")
             async for finding in _contents(parts):
                 yield finding
     except TidegateError as error:
-        yield Finding("store", Grade.WRONG, f"{where}: {error}", "see the sentence above; nothing was changed")
+        yield DoctorFinding("store", Grade.WRONG, f"{where}: {error}", "see the sentence above; nothing was changed")
 
 
-async def _contents(parts: "Parts") -> AsyncIterator[Finding]:
+async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
     from tidegate.web.loopback import is_loopback
 
     try:
         await parts.blobs.check()
-        yield Finding("blobs", Grade.OK, f"{parts.settings.blobs.url} can be written and read")
+        yield DoctorFinding("blobs", Grade.OK, f"{parts.settings.blobs.url} can be written and read")
     except TidegateError as error:
-        yield Finding(
+        yield DoctorFinding(
             "blobs", Grade.WRONG, f"{parts.settings.blobs.url}: {error}", "check blobs.* in `tidegate config`"
         )
     counts = await parts.store.state_counts()
     said = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
-    yield Finding("batches", Grade.OK, said)
+    yield DoctorFinding("batches", Grade.OK, said)
     async for finding in examine.tenants(parts):
         yield finding
     host = parts.settings.server.host
     if await parts.store.any_key():
-        yield Finding("keys", Grade.OK, "keys exist: every call needs one")
+        yield DoctorFinding("keys", Grade.OK, "keys exist: every call needs one")
     elif is_loopback(host):
-        yield Finding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
+        yield DoctorFinding("keys", Grade.OK, "no keys: any program on this machine may call, nothing else can")
     else:
         to_do = "tidegate keys create --org NAME, or server.host: 127.0.0.1"
-        yield Finding("keys", Grade.WRONG, f"no keys, so a server will refuse to listen on {host}", to_do)
+        yield DoctorFinding("keys", Grade.WRONG, f"no keys, so a server will refuse to listen on {host}", to_do)

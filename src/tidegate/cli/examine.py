@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, Queue, Resource, TideMode
+from tidegate.core.deployments import Deployment, EngineKind, Queue, Resource, TideMode
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.settings import Settings, Tenants, redacted, slot_caps
 from tidegate.settings.capacity import ModelTerms
@@ -27,10 +27,10 @@ REDIS_TIMEOUT_S = 5.0
 SCRAPE_BYTES_MAX = 2 << 20
 TENANTS_MAX = 1_000
 PREFILL_CHUNK_TOKENS = 512
-_PREFIXES = {Engine.VLLM: "vllm:", Engine.SGLANG: "sglang:"}
+_PREFIXES = {EngineKind.VLLM: "vllm:", EngineKind.SGLANG: "sglang:"}
 _PRIORITY_FLAGS = {
-    Engine.VLLM: "--scheduling-policy priority",
-    Engine.SGLANG: "--enable-priority-scheduling --schedule-low-priority-values-first",
+    EngineKind.VLLM: "--scheduling-policy priority",
+    EngineKind.SGLANG: "--enable-priority-scheduling --schedule-low-priority-values-first",
 }
 _STEP = re.compile(r'^vllm:iteration_tokens_total_bucket\{.*?le="([^"]+)".*?\} ([0-9.e+]+)$', re.MULTILINE)
 
@@ -42,7 +42,7 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at; `to_do` is empty when all is well."""
 
     about: str
@@ -53,7 +53,7 @@ class Finding:
 
 def budgets(
     settings: Settings, served: Sequence[Deployment], named_routes: Sequence[Resource], models: Mapping[str, ModelTerms]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Limits that can never bind because another of the same thing is reached first."""
     tenants = Tenants(settings)
     named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in served]
@@ -62,13 +62,15 @@ def budgets(
     named += [(f"budgets.{name}", limits_of(getattr(settings.budgets, name))) for name in ("tenant", "user", "key")]
     for what, limits in named:
         for said in _never_binding(limits):
-            yield Finding("limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one")
+            yield DoctorFinding(
+                "limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one"
+            )
     caps = slot_caps(settings) | {MODEL_SLOTS + name: one.in_flight_max for name, one in models.items()}
     for model in (*settings.models, *models):
         below = sum(one.batch_in_flight_max for one in served if one.models == (model,))
         if caps.get(MODEL_SLOTS + model, 0) > below:
             said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
-            yield Finding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")
+            yield DoctorFinding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")
 
 
 def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
@@ -82,7 +84,7 @@ def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
                     yield f"{count:,} {kind} a {period} are more than the {most:,} of its {longer}, so they never bind"
 
 
-async def redis(settings: Settings) -> AsyncIterator[Finding]:
+async def redis(settings: Settings) -> AsyncIterator[DoctorFinding]:
     """Whether Redis answers, and soon enough, where it is configured."""
     if settings.redis.url is None:
         return
@@ -101,19 +103,19 @@ async def redis(settings: Settings) -> AsyncIterator[Finding]:
     except (RedisError, OSError, TimeoutError, ValueError) as error:
         said = f"{where} does not answer: {str(error) or type(error).__name__}"
         to_do = "start it or mend redis.url; until then limits come from the store alone"
-        yield Finding("redis", Grade.WARNING, said, to_do)
+        yield DoctorFinding("redis", Grade.WARNING, said, to_do)
         return
     finally:
         await connection.aclose()
     said = f"{where} answers, version {info.get('redis_version', 'unknown')}; we are {settings.redis.name} there"
     if took_ms > settings.redis.timeout_ms:
         said = f"{where} took {took_ms:.0f} ms to answer, more than redis.timeout_ms ({settings.redis.timeout_ms})"
-        yield Finding("redis", Grade.WARNING, said, "use one that is nearer, or raise redis.timeout_ms")
+        yield DoctorFinding("redis", Grade.WARNING, said, "use one that is nearer, or raise redis.timeout_ms")
         return
-    yield Finding("redis", Grade.OK, said)
+    yield DoctorFinding("redis", Grade.OK, said)
 
 
-async def queues(served: Sequence[Deployment]) -> AsyncIterator[Finding]:
+async def queues(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
     """Whether the queues of asynchronous deployments answer, are safe to lie in, and are taken from."""
     from tidegate import service
 
@@ -122,41 +124,41 @@ async def queues(served: Sequence[Deployment]) -> AsyncIterator[Finding]:
         where = f"{one.name}: {one.queue.requests} at {redacted(one.queue.url.reveal())}"
         if isinstance(state, QueueAway):
             to_do = "start it or mend queue.url; until then this deployment's batch calls wait"
-            yield Finding("queue", Grade.WRONG, f"{where} cannot be reached: {state}", to_do)
+            yield DoctorFinding("queue", Grade.WRONG, f"{where} cannot be reached: {state}", to_do)
             continue
         for finding in _queue_findings(one.queue, where, state):
             yield finding
 
 
-def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[Finding]:
+def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[DoctorFinding]:
     if state.evicts:
         said = f"{where}: Redis throws keys away when it is full, requests and paid answers among them"
-        yield Finding("queue", Grade.WRONG, said, "set its maxmemory-policy to noeviction")
+        yield DoctorFinding("queue", Grade.WRONG, said, "set its maxmemory-policy to noeviction")
     if not state.is_persistent:
         said = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
-        yield Finding("queue", Grade.WARNING, said, "set appendonly to yes")
+        yield DoctorFinding("queue", Grade.WARNING, said, "set appendonly to yes")
     if state.waiting and state.oldest_deadline_s < time.time():
         said = f"{where}: {state.waiting:,} requests wait, some past their deadline: nobody takes them"
-        yield Finding(
+        yield DoctorFinding(
             "queue", Grade.WARNING, said, "start llm-d's async processor at this queue, or look why it does not take"
         )
     if state.dead:
         said = f"{where}: {state.dead:,} results could not be read or were nobody's"
         to_do = f"look at them with redis-cli LRANGE {queue.results}:dead 0 9, then delete that key"
-        yield Finding("queue", Grade.WARNING, said, to_do)
+        yield DoctorFinding("queue", Grade.WARNING, said, to_do)
     said = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
-    yield Finding("queue", Grade.OK, said)
+    yield DoctorFinding("queue", Grade.OK, said)
 
 
-async def tenants(parts: "Parts") -> AsyncIterator[Finding]:
+async def tenants(parts: "Parts") -> AsyncIterator[DoctorFinding]:
     """Tenants that the settings name and nobody has made."""
     for name in sorted(Tenants(parts.settings).names())[:TENANTS_MAX]:
         if await parts.store.tenant_by_name(name) is None:
             said = f"`tenants` gives {name} a weight or budgets, but there is no such organization"
-            yield Finding("tenants", Grade.WARNING, said, f"tidegate keys create --org {name}, or mend the name")
+            yield DoctorFinding("tenants", Grade.WARNING, said, f"tidegate keys create --org {name}, or mend the name")
 
 
-async def engines(served: Sequence[Deployment]) -> AsyncIterator[Finding]:
+async def engines(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
     """Whether the engines show the numbers that the tide goes by, and how they could serve both kinds of work better."""
     asked = [one for one in served if one.tide is TideMode.AUTO and (one.engine in _PREFIXES or one.metrics_url)]
     for one, text in zip(asked, await asyncio.gather(*(_scraped(metrics_address(one)) for one in asked)), strict=True):
@@ -185,11 +187,11 @@ async def _scraped(url: str) -> str | Exception:
         return error
 
 
-def _read(one: Deployment, text: str | Exception) -> Iterator[Finding]:
+def _read(one: Deployment, text: str | Exception) -> Iterator[DoctorFinding]:
     address = metrics_address(one)
     if isinstance(text, Exception):
         said = f"{one.name}: no metrics at {address} ({text or type(text).__name__})"
-        yield Finding(
+        yield DoctorFinding(
             "tide", Grade.WARNING, said, "set metrics_url; until then the tide goes by latency and refusals alone"
         )
         return
@@ -198,16 +200,20 @@ def _read(one: Deployment, text: str | Exception) -> Iterator[Finding]:
     missing = [name for name in names if name and name not in text]
     if missing:
         said = f"{one.name}: its metrics lack {', '.join(missing[:5])}"
-        yield Finding("tide", Grade.WARNING, said, "check engine, metrics_url and metrics_names of the deployment")
+        yield DoctorFinding(
+            "tide", Grade.WARNING, said, "check engine, metrics_url and metrics_names of the deployment"
+        )
         return
-    yield Finding("tide", Grade.OK, f"{one.name} shows its load at {address}")
+    yield DoctorFinding("tide", Grade.OK, f"{one.name} shows its load at {address}")
     if (tokens := largest_step(text)) > PREFILL_CHUNK_TOKENS:
         said = f"{one.name} runs steps of more than {PREFILL_CHUNK_TOKENS} tokens (up to {tokens:,}), which interactive users wait for"
-        yield Finding("tide", Grade.WARNING, said, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}")
+        yield DoctorFinding(
+            "tide", Grade.WARNING, said, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}"
+        )
     if one.engine in _PREFIXES and not one.hints.priority_field:
         said = f"{one.name} is not told which calls are batch work"
         to_do = f"start it with {_PRIORITY_FLAGS[one.engine]}, then set hints.priority_field: priority"
-        yield Finding("tide", Grade.WARNING, said, to_do)
+        yield DoctorFinding("tide", Grade.WARNING, said, to_do)
 
 
 def largest_step(text: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidegate.cli.deployments import STATES, shown
-from tidegate.cli.examine import Finding, Grade
+from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.capacity import ModelTerms
@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RoutingExamined:
     """What there is to be called, and by which names. `unusable` says why some of what was added cannot be used here."""
 
     deployments: tuple[Deployment, ...]
@@ -32,13 +32,13 @@ class Routing:
     has_server: bool = False
 
 
-async def routing(settings: Settings) -> Routing:
+async def routing(settings: Settings) -> RoutingExamined:
     """The settings' own, and what was added where there is a store that can be read."""
     from tidegate import service
     from tidegate.control import running_control
 
     more = await service.added_deployments(settings)
-    return Routing(
+    return RoutingExamined(
         (*deployments(settings), *more.deployments),
         (*resources(settings), *more.resources),
         frozenset([one.name for one in more.deployments] + [one.name for one in more.resources]),
@@ -48,23 +48,23 @@ async def routing(settings: Settings) -> Routing:
     )
 
 
-async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]:
+async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[DoctorFinding]:
     from tidegate import service
 
     for (kind, name), why in known.unusable.items():
         about, to_do = ("upstream" if kind == "deployment" else kind), f"mend it, or: tidegate {kind}s remove {name}"
-        yield Finding(about, Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", to_do)
+        yield DoctorFinding(about, Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", to_do)
     if not known.deployments:
         used = [one for one in await shown(settings) if one.kind == "deployment"] if known.has_server else []
         for one in used:
             where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
             said = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
             grade = Grade.OK if one.state in ("", "closed", "resting") else Grade.WARNING
-            yield Finding("upstream", grade, said, "" if grade is Grade.OK else "its log says why")
+            yield DoctorFinding("upstream", grade, said, "" if grade is Grade.OK else "its log says why")
         if used:
             return
         to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
-        yield Finding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
+        yield DoctorFinding("upstream", Grade.WARNING, "no model server is known, so no batch can run", to_do)
         return
     by_name = {one.name: one for one in known.deployments}
     more = [one for one in known.deployments if one.name in known.added]
@@ -73,7 +73,7 @@ async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]
         answers[probe.deployment] = probe.reachable and probe.status not in (401, 403)
         yield _tried(by_name[probe.deployment], probe, is_added=probe.deployment in known.added)
     for warning in (said for one in more for said in one.warnings):
-        yield Finding("upstream", Grade.WARNING, warning)
+        yield DoctorFinding("upstream", Grade.WARNING, warning)
     for finding in _not_served(settings, known):
         yield finding
     for resource in known.resources:
@@ -81,26 +81,26 @@ async def findings(settings: Settings, known: Routing) -> AsyncIterator[Finding]
             yield finding
 
 
-def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> Finding:
+def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
     name = f"{one.name} (added)" if is_added else one.name
     where = one.url if one.name == "upstream" else f"{name} at {one.url}"
     if not probe.reachable:
         to_do = f"start it, or mend its url: tidegate deployments change {one.name} --set url=…" if is_added else ""
         to_do = to_do or "start it, or mend its url"
-        return Finding("upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", to_do)
+        return DoctorFinding("upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", to_do)
     if probe.message:
         grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
-        return Finding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
+        return DoctorFinding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
     expected = (one.upstream_model,) if one.upstream_model else one.models
     if expected and probe.is_whole and not set(expected) & set(probe.models):
         served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"
         said = f"{where} does not list {expected[0]}; it serves: {served}"
         to_do = "correct upstream_model" if one.upstream_model else "check the model's name, or set upstream_model"
-        return Finding("upstream", Grade.WARNING, said, to_do)
-    return Finding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")
+        return DoctorFinding("upstream", Grade.WARNING, said, to_do)
+    return DoctorFinding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")
 
 
-def _not_served(settings: Settings, known: Routing) -> Iterator[Finding]:
+def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFinding]:
     """Endpoints that an engine does not have, and models that only batches or only interactive calls get."""
     from tidegate.upstream.calls.translation import unserved_endpoints
     from tidegate.web.gateway import ENDPOINTS
@@ -110,16 +110,20 @@ def _not_served(settings: Settings, known: Routing) -> Iterator[Finding]:
             said = (
                 f"{one.name} speaks Anthropic's Messages: {CHAT} is translated, and not served are {', '.join(lacking)}"
             )
-            yield Finding("upstream", Grade.OK, said)
+            yield DoctorFinding("upstream", Grade.OK, said)
     for model in dict.fromkeys(model for one in known.deployments for model in one.models):
         places = _serving(model, known)
         if not any(one.takes_interactive for one in places):
-            yield Finding("upstream", Grade.OK, f"{model} is served to batches only, and not to interactive calls")
+            yield DoctorFinding(
+                "upstream", Grade.OK, f"{model} is served to batches only, and not to interactive calls"
+            )
         if not any(one.takes_batch for one in places):
-            yield Finding("upstream", Grade.OK, f"{model} is served to interactive calls only, and not to batches")
+            yield DoctorFinding(
+                "upstream", Grade.OK, f"{model} is served to interactive calls only, and not to batches"
+            )
 
 
-def _led(resource: Resource, known: Routing, answers: Mapping[str, bool]) -> Iterator[Finding]:
+def _led(resource: Resource, known: RoutingExamined, answers: Mapping[str, bool]) -> Iterator[DoctorFinding]:
     """Where a named route leads, and whether anybody there answers; whether a queue is taken from, its own findings say."""
     aims = {one.name: one.model for one in known.resources}
     ways = [aims.get(name, name) for name in (resource.name, *resource.fallbacks)]
@@ -127,18 +131,18 @@ def _led(resource: Resource, known: Routing, answers: Mapping[str, bool]) -> Ite
     name = f"{resource.name} (added)" if resource.name in known.added else resource.name
     if ways[0] in lost:
         said = f"{name} leads to {ways[0]!r}, which no deployment serves"
-        yield Finding("resource", Grade.WRONG, said, "add a deployment of it, or mend the resource's model")
+        yield DoctorFinding("resource", Grade.WRONG, said, "add a deployment of it, or mend the resource's model")
         return
     for model in lost:
         said = f"{name} falls back to {model!r}, which no deployment serves"
-        yield Finding("resource", Grade.WARNING, said, "add a deployment of it, or take it from the fallbacks")
+        yield DoctorFinding("resource", Grade.WARNING, said, "add a deployment of it, or take it from the fallbacks")
     places = [one for model in ways for one in _serving(model, known)]
     if not any(one.queue is not None or answers.get(one.name) for one in places):
         said = f"{name} leads to {ways[0]!r}, and none of the {len(places)} deployments behind it answers"
-        yield Finding("resource", Grade.WRONG, said, "mend those first: see above")
+        yield DoctorFinding("resource", Grade.WRONG, said, "mend those first: see above")
         return
-    yield Finding("resource", Grade.OK, f"{name} leads to {', then '.join(dict.fromkeys(ways))}")
+    yield DoctorFinding("resource", Grade.OK, f"{name} leads to {', then '.join(dict.fromkeys(ways))}")
 
 
-def _serving(model: str, known: Routing) -> list[Deployment]:
+def _serving(model: str, known: RoutingExamined) -> list[Deployment]:
     return [one for one in known.deployments if not one.models or model in one.models]

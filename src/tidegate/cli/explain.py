@@ -9,7 +9,7 @@ import uvloop
 
 from tidegate.cli import batches, beside, options, screen
 from tidegate.core import schedule
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget, with_limits
+from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, LimitBound, with_limits
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.nouns import Job
 from tidegate.core.schedule import eta
@@ -111,7 +111,7 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
     user, team = (key["user_name"], key["team"]) if key else (None, None)
     own = policy.budgets(job.tenant_id, user, job.key_id, job.id, job.limits, team)
     if key is not None:
-        own = with_limits(own, Bound.KEY, str(job.key_id), limits_from(key["limits"]))
+        own = with_limits(own, LimitBound.KEY, str(job.key_id), limits_from(key["limits"]))
     router = open_router((), settings.http.limits(), parts.clock, parts.entropy)
     try:
         router.replace(*places)
@@ -132,7 +132,7 @@ async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[
     """The models that nothing may be sent to now, with the budget that is used up, and how long each of them must wait."""
     spent, waits_ms = {}, {}
     for model, ways in bound.items():
-        grants = await parts.store.look_at_budgets([Ask(budgets, 1, 1, 1) for budgets in ways])
+        grants = await parts.store.look_at_budgets([BudgetRequest(budgets, 1, 1, 1) for budgets in ways])
         if grants and not any(grant.requests for grant in grants):
             soonest = min(grants, key=lambda grant: grant.wait_ms)
             when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"
@@ -172,9 +172,9 @@ def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
 
 async def _prospects(
     parts: "Parts", job: Job, outlook: Outlook, least_ms: dict[str, int]
-) -> tuple[schedule.Prospect, ...]:
+) -> tuple[schedule.FlowForecast, ...]:
     """What a worker with room for one slice of each of its models would do now."""
-    from tidegate.store.snapshots import Bounds
+    from tidegate.store.snapshots import SnapshotBounds
     from tidegate.web.forecast import end_of
 
     models = [one.model for one in outlook.models]
@@ -186,7 +186,7 @@ async def _prospects(
         slice_items=slice_items,
         slices_max=len(models),
         paces=await parts.store.paces(models),
-        bounds=Bounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
+        bounds=SnapshotBounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
     )
     ends = {one.model: end_of(one, outlook, is_limited=least_ms.get(one.model, 0) > 0) for one in outlook.models}
     found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
@@ -196,7 +196,9 @@ async def _prospects(
     return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0), left_ms) for one in found)
 
 
-def _with_end(prospect: schedule.Prospect, expected: eta.Eta | None, least_ms: int, left_ms: int) -> schedule.Prospect:
+def _with_end(
+    prospect: schedule.FlowForecast, expected: eta.Eta | None, least_ms: int, left_ms: int
+) -> schedule.FlowForecast:
     if expected is None:
         return prospect
     end = eta.not_before(expected, least_ms)

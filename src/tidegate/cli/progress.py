@@ -30,7 +30,7 @@ _DOING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProgressSnapshot:
     """What is known of a batch at one moment of a clock that never jumps."""
 
     at_s: float
@@ -46,19 +46,19 @@ class Snapshot:
         return self.answered_count + self.failed_count
 
 
-def snapshot(job: Job, at_s: float, trouble: str = "") -> Snapshot:
+def snapshot(job: Job, at_s: float, trouble: str = "") -> ProgressSnapshot:
     """A job as the progress shows it: whatever was not answered counts as failed."""
     failed_count = job.done_count - job.answered_count
-    return Snapshot(at_s, job.state, job.item_count, job.answered_count, failed_count, job.usage, trouble)
+    return ProgressSnapshot(at_s, job.state, job.item_count, job.answered_count, failed_count, job.usage, trouble)
 
 
-class Pace:
+class ProgressPace:
     """How fast it goes: items per second over the last moments, so that a stall shows and an old burst does not."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def add(self, now: Snapshot) -> None:
+    def add(self, now: ProgressSnapshot) -> None:
         self._seen.append((now.at_s, now.done_count))
         while len(self._seen) > 2 and self._seen[1][0] <= now.at_s - RATE_OVER_S:
             self._seen.popleft()
@@ -71,13 +71,13 @@ class Pace:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_s - first_s))
 
-    def left_s(self, now: Snapshot) -> float | None:
+    def left_s(self, now: ProgressSnapshot) -> float | None:
         """How long the rest will take at this pace; None while nobody can know."""
         per_s = self.per_s
         return (now.item_count - now.done_count) / per_s if per_s else None
 
 
-def words(now: Snapshot, pace: Pace) -> str:
+def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
     """The whole picture as one plain line."""
     if now.state is JobState.VALIDATING or not now.item_count:
         return _DOING.get(now.state, str(now.state))
@@ -98,7 +98,7 @@ def words(now: Snapshot, pace: Pace) -> str:
     return " · ".join(parts)
 
 
-def picture(now: Snapshot, pace: Pace) -> RenderableType:
+def picture(now: ProgressSnapshot, pace: ProgressPace) -> RenderableType:
     """The same with a bar before it, for a terminal."""
     grid = Table.grid(padding=(0, 1))
     total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
@@ -110,7 +110,7 @@ def picture(now: Snapshot, pace: Pace) -> RenderableType:
 
 
 class Display(Protocol):
-    def show(self, now: Snapshot) -> None:
+    def show(self, now: ProgressSnapshot) -> None:
         """Draw this moment, or leave it."""
 
     def close(self) -> None:
@@ -121,11 +121,11 @@ class BarDisplay:
     """One line of a terminal that redraws itself and is gone at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._pace = Pace()
+        self._pace = ProgressPace()
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def show(self, now: Snapshot) -> None:
+    def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
         self._live.update(picture(now, self._pace), refresh=True)
 
@@ -137,11 +137,11 @@ class LineDisplay:
     """A plain line whenever the state or its trouble changes, and now and then between."""
 
     def __init__(self) -> None:
-        self._pace = Pace()
+        self._pace = ProgressPace()
         self._said: tuple[JobState, str] | None = None
         self._said_s = 0.0
 
-    def show(self, now: Snapshot) -> None:
+    def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
         if (now.state, now.trouble) == self._said and now.at_s - self._said_s < LINE_EVERY_S:
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.simulate.engine import EngineOptions
 
 
-class Mode(StrEnum):
+class Speed(StrEnum):
     INSTANT = "instant"
     FIXED = "fixed"
     MODELLED = "modelled"
@@ -29,8 +29,8 @@ def simulate(
         int, typer.Option("--port", metavar="P", min=0, max=65_535, help="Port; 0 takes a free one.")
     ] = 8000,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="At once, after --latency-ms, or in the time that an H200 would take.")
-    ] = Mode.INSTANT,
+        Speed, typer.Option("--mode", help="At once, after --latency-ms, or in the time that an H200 would take.")
+    ] = Speed.INSTANT,
     latency_ms: Annotated[
         float,
         typer.Option(
@@ -80,7 +80,7 @@ def simulate(
         chosen = EngineOptions(
             host=host,
             port=port,
-            mode="fixed" if latency_ms and mode is Mode.INSTANT else mode.value,
+            mode="fixed" if latency_ms and mode is Speed.INSTANT else mode.value,
             latency_ms=latency_ms,
             calls_log=str(calls_log) if calls_log is not None else None,
             faults=dict(rate_from_option(text) for text in fault or []),

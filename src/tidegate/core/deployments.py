@@ -15,7 +15,7 @@ from tidegate.core.grouping.chat_batches import ChatBatching
 from tidegate.core.usage.prices import Price
 
 
-class Engine(StrEnum):
+class EngineKind(StrEnum):
     """What kind of server answers: it decides how our key is presented."""
 
     VLLM = "vllm"
@@ -192,7 +192,7 @@ class Deployment:
     name: str
     url: str
     models: tuple[str, ...] = ()
-    engine: Engine = Engine.GENERIC
+    engine: EngineKind = EngineKind.GENERIC
     api_key: Secret | None = None
     max_in_flight: int = 64
     is_capacity_known: bool = True
@@ -249,7 +249,7 @@ class Deployment:
                 raise SettingsError(f"{where}: {name} is {value}: use a number of seconds above 0")
         if self.queue is not None:
             self._check_queue(where)
-        if self.engine is Engine.ANTHROPIC and self.items_per_call_max > 1:
+        if self.engine is EngineKind.ANTHROPIC and self.items_per_call_max > 1:
             raise SettingsError(
                 f"{where}: engine anthropic takes one item in a call: leave out chat_batching and upstream_max_batch_inputs"
             )

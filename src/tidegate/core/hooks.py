@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.policy.guardrails import Code as GuardrailCode
 from tidegate.core.policy.guardrails import Guardrail
+from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
 
 MESSAGE_CHARS_MAX = 1_000
 BODY_BYTES_MAX = 32 << 20
@@ -53,7 +53,7 @@ class About(msgspec.Struct, frozen=True, gc=False):
     custom_id: str = ""
 
 
-class Code(StrEnum):
+class HookCode(StrEnum):
     """Why a hook let nothing pass, as the item's error line and the metrics say it."""
 
     REFUSED = "hook_refused"
@@ -62,10 +62,10 @@ class Code(StrEnum):
     DEFERRED = "hook_deferred"
 
 
-RETRYABLE = frozenset({Code.UNAVAILABLE, Code.DEFERRED})
+RETRYABLE = frozenset({HookCode.UNAVAILABLE, HookCode.DEFERRED})
 # What a front door answers an interactive call with.
-_STATUSES = {Code.FAILED: 500, Code.UNAVAILABLE: 503, Code.DEFERRED: 429}
-CODES = frozenset(str(code) for code in (*GuardrailCode, *Code))
+_STATUSES = {HookCode.FAILED: 500, HookCode.UNAVAILABLE: 503, HookCode.DEFERRED: 429}
+CODES = frozenset(str(code) for code in (*GuardrailCode, *HookCode))
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +88,7 @@ Own = Callable[[dict[str, Any], About], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RuleBounds:
     """Whom a rule binds: tenants by name, keys by id, models or resources by name. Where nothing is named, all of them."""
 
     tenants: frozenset[str] = frozenset()
@@ -112,17 +112,17 @@ class Streams(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyRule:
     """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call, after it, or both."""
 
     name: str
-    bounds: Bounds = Bounds()
+    bounds: RuleBounds = RuleBounds()
     guardrail: Guardrail | None = None
     before: Own | None = None
     after: Own | None = None
     on_requests: bool = True
     on_answers: bool = True
-    refusal: str = Code.REFUSED
+    refusal: str = HookCode.REFUSED
     timeout_ms: int = 1_000
     retry_ms: int = 5_000
     streams: Streams = Streams.REFUSE

@@ -439,7 +439,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ModelPace:
     """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
     shares it now. It changes slowly: whoever decides often asks for it seldom."""
 

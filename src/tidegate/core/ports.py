@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Settlement
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
-from tidegate.core.queues import Put, QueueState, Request, Sorted, Withdrawal
+from tidegate.core.queues import Put, QueueRequest, QueueState, Sorted, Withdrawal
 
 
 class Clock(Protocol):
@@ -153,7 +153,7 @@ class Upstream(Protocol):
 class Limits(Protocol):
     """Budgets and slots that all processes share. Whoever cannot reach it sends nothing new."""
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         """Leave to send what is asked, or as much of it as the budgets bear now: one grant per ask, in order.
 
         Raises LimitsUnavailable when nobody can say."""
@@ -172,7 +172,7 @@ class Limits(Protocol):
         holds nothing."""
 
 
-class DiscoveredLimits(Protocol):
+class DiscoveredLimitsStore(Protocol):
     """What deployments said of their own limits, kept for a week, so that every process and the next start know it."""
 
     async def put_discovered(self, deployment: str, limit: Limit) -> None:
@@ -190,7 +190,7 @@ class RequestQueue(Protocol):
     async def reach(self) -> None:
         """Return when the queue can be asked now."""
 
-    async def put(self, request: Request) -> Put:
+    async def put(self, request: QueueRequest) -> Put:
         """Lay a request down, unless one with its id is out already: then that one is this process's to wait for."""
 
     async def is_out(self, request_id: str) -> bool:
@@ -242,7 +242,7 @@ class Present:
     why: str = ""
 
 
-class Told(NamedTuple):
+class FleetReport(NamedTuple):
     """What another process told of its calls at one deployment, and how long ago."""
 
     present: Present
@@ -252,7 +252,9 @@ class Told(NamedTuple):
 class Fleet(Protocol):
     """What processes tell each other about their calls, so that none takes another's for a stranger's."""
 
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> Mapping[str, Mapping[str, Told]]:
+    async def tell_presence(
+        self, worker_id: str, mine: Mapping[str, Present]
+    ) -> Mapping[str, Mapping[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
 
 

@@ -33,7 +33,7 @@ class Withdrawal(StrEnum):
     NOT_OURS = "not_ours"
 
 
-class Kind(StrEnum):
+class QueueKind(StrEnum):
     """What the queue knows of a request that we wait for."""
 
     ANSWERED = "answered"
@@ -46,7 +46,7 @@ class Found:
     """News of one request; `message` is its result as it came, where there is one."""
 
     request_id: str
-    kind: Kind
+    kind: QueueKind
     message: bytes = b""
 
 
@@ -62,7 +62,7 @@ class Sorted:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QueueRequest:
     """One request on its way into the queue. `score` orders it among the others, the least first; `token` tells this laying down from
     any other of the same id; after `keep_ms` nobody waits for it any more."""
 

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from tidegate.core import hooks
-from tidegate.core.hooks import About, Code, Later, Misunderstood, Own, Refuse, Rule, Stop, Streams
+from tidegate.core.hooks import About, HookCode, Later, Misunderstood, Own, PolicyRule, Refuse, Stop, Streams
 from tidegate.core.policy import guardrails
 from tidegate.guards.own_code import Overran, OwnCode
 from tidegate.guards.search_pool import SearchPool
@@ -31,7 +31,7 @@ COMPLAINTS_EVERY_S = 1.0
 class _OwnStep:
     """One function of an operator's, before the call or after the answer."""
 
-    def __init__(self, rule: Rule, function: Own, *, after: bool) -> None:
+    def __init__(self, rule: PolicyRule, function: Own, *, after: bool) -> None:
         self._rule = rule
         self._after = after
         self._complained_s = -COMPLAINTS_EVERY_S
@@ -47,7 +47,7 @@ class _OwnStep:
             await asyncio.sleep(AFTER_PAUSE_S * count)
             said = await self._once(body, about)
         if isinstance(said, Stop) and said.retryable:
-            return Stop(Code.FAILED, f"{said.message} The answer was paid for, but it is not handed on.")
+            return Stop(HookCode.FAILED, f"{said.message} The answer was paid for, but it is not handed on.")
         return said
 
     async def _once(self, body: bytes, about: About) -> bytes | Stop:
@@ -65,19 +65,19 @@ class _OwnStep:
             wait_ms = error.wait_s * 1000
             if not 0 <= wait_ms <= hooks.WAIT_MS_MAX:
                 return self._failed("Later", "its wait is not from 0 to 86,400 seconds")
-            return Stop(Code.DEFERRED, words, int(wait_ms))
+            return Stop(HookCode.DEFERRED, words, int(wait_ms))
         except Misunderstood as error:
             return self._failed("Misunderstood", str(error))
         except (Overran, OSError) as error:
             self._complain("hook_unavailable", type(error).__name__, _place(error))
             message = f"{name!r} did not answer in time or could not reach what it needs ({type(error).__name__})."
-            return Stop(Code.UNAVAILABLE, message, self._rule.retry_ms)
+            return Stop(HookCode.UNAVAILABLE, message, self._rule.retry_ms)
         except Exception as error:
             return self._failed(type(error).__name__, _place(error))
 
     def _failed(self, kind: str, why: str) -> Stop:
         self._complain("hook_failed", kind, why)
-        return Stop(Code.FAILED, f"{self._rule.name!r} failed on this ({kind}): the operator's log says where.")
+        return Stop(HookCode.FAILED, f"{self._rule.name!r} failed on this ({kind}): the operator's log says where.")
 
     def _complain(self, event: str, kind: str, why: str) -> None:
         """What an error says may hold a caller's text, so the log gets only its kind and its place; and not for every item."""
@@ -156,10 +156,10 @@ class Guard:
                 # A mistake of ours that one body brings to light must not stop the worker for all others.
                 log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
                 message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
-                return Stop(Code.FAILED, message)
+                return Stop(HookCode.FAILED, message)
             if verdict is guardrails.PASS:
                 continue
-            if isinstance(verdict, guardrails.Refuse):
+            if isinstance(verdict, guardrails.GuardrailRefusal):
                 return Stop(verdict.code, verdict.message)
             if isinstance(verdict, guardrails.Transformed):
                 body = verdict.body
@@ -170,7 +170,9 @@ class Guards:
     """Every rule of the settings, and which of them bind whom. `reached_by` has every name that a call to a resource may come under: its
     model and its fallbacks. A rule for one of them binds the call from the start, because a fallback is not judged again."""
 
-    def __init__(self, rules: Sequence[Rule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self, rules: Sequence[PolicyRule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
         self._rules = tuple(rules)
         self._reached_by = {} if reached_by is None else reached_by
         self._pool = SearchPool()
@@ -205,7 +207,7 @@ class Guards:
         refuses = any(rule.streams is Streams.REFUSE for rule in judging)
         return Guard(tenant, before, after, held, refuses_streams=refuses) if before or after else None
 
-    def _steps_of(self, rule: Rule) -> tuple[list[Step], list[Step]]:
+    def _steps_of(self, rule: PolicyRule) -> tuple[list[Step], list[Step]]:
         before: list[Step] = []
         after: list[Step] = []
         rail = rule.guardrail

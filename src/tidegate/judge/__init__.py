@@ -12,9 +12,9 @@ from tidegate.core.ports import Blobs
 from tidegate.judge import rules_calls, rules_files, rules_items, rules_job, rules_lines
 from tidegate.judge.case import Allowance, Case, gather
 from tidegate.judge.records import Records, postgres_records, sqlite_records
-from tidegate.judge.report import CannotJudge, Check, Report, Rule, Verdict
+from tidegate.judge.report import CannotJudge, JudgeCheck, JudgeRule, Report, Verdict
 
-RULES: tuple[Rule[Case], ...] = (
+RULES: tuple[JudgeRule[Case], ...] = (
     *rules_job.RULES,
     *rules_files.RULES,
     *rules_lines.RULES,
@@ -27,7 +27,7 @@ __all__ = [
     "RULES",
     "Allowance",
     "CannotJudge",
-    "Check",
+    "JudgeCheck",
     "Records",
     "Report",
     "Verdict",

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from tidegate.core.errors import BlobError, BlobMissing
 from tidegate.core.ports import Blobs
-from tidegate.judge.jsonl import Line, NotJson, lines_of, pieces_of, read_json
-from tidegate.judge.lines import InputLine, ResultLine, read_input_line, read_result_line
+from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_json
+from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_result_line
 from tidegate.judge.records import Records, Row
 from tidegate.judge.report import CannotJudge, Finding
 from tidegate.judge.witness import Witness, read_witness
@@ -80,7 +80,7 @@ class Case:
     output: Content
     error: Content
     witness: Witness | None
-    input_lines: list[InputLine] = field(default_factory=list)
+    input_lines: list[JudgedInputLine] = field(default_factory=list)
     result_lines: list[ResultLine] = field(default_factory=list)
     work_ids: list[str | None] | None = None
     work_absent: str = NOT_INGESTED
@@ -221,7 +221,7 @@ async def _read_results(case: Case, content: Content, blobs: Blobs) -> None:
         case.result_lines.append(read_result_line(line, content.name, content.line_count))
 
 
-async def _read(content: Content, blobs: Blobs) -> AsyncIterator[Line]:
+async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:
     """The lines of a file, its size and hash on the way. Bytes that are gone are trouble; a store that is away ends the judging."""
     digest = hashlib.sha256()
 

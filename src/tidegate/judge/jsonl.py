@@ -24,7 +24,7 @@ class NamedTwice(dict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JsonlLine:
     """One line without its newline; `at` is its place in the file. One that no newline ended is not whole."""
 
     at: int
@@ -45,22 +45,22 @@ async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple
             at += len(piece)
 
 
-async def lines_of(pieces: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[Line]:
+async def lines_of(pieces: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[JsonlLine]:
     """Cut on 0x0A only. Where the places of two pieces do not join, a line cannot go on either."""
     rest, rest_at = b"", 0
     async for at, piece in pieces:
         if rest and (at != rest_at + len(rest) or len(rest) > LINE_BYTES_MAX):
-            yield Line(rest_at, rest, whole=False)
+            yield JsonlLine(rest_at, rest, whole=False)
             rest = b""
         if not rest:
             rest_at = at
         parts = (rest + piece).split(b"\n")
         for data in parts[:-1]:
-            yield Line(rest_at, data, whole=True)
+            yield JsonlLine(rest_at, data, whole=True)
             rest_at += len(data) + 1
         rest = parts[-1]
     if rest:
-        yield Line(rest_at, rest, whole=False)
+        yield JsonlLine(rest_at, rest, whole=False)
 
 
 def read_json(data: bytes) -> Any:

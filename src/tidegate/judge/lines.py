@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from tidegate.judge.jsonl import Line, NamedTwice, NotJson, read_json
+from tidegate.judge.jsonl import JsonlLine, NamedTwice, NotJson, read_json
 
 BOM = b"\xef\xbb\xbf"
 TOKENS_MAX = 1 << 40
@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"req_[0-9A-Za-z]{22}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class InputLine:
+class JudgedInputLine:
     """One request of an input: its 1-based line, and its custom_id as far as that can be read."""
 
     line: int
@@ -27,7 +27,7 @@ class InputLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ClaimedUsage:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -51,7 +51,7 @@ class ResultLine:
     code: str | None = None
     refusal: str = ""
     message: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: ClaimedUsage = field(default_factory=ClaimedUsage)
     cost_nano: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ def split_item_id(text: str) -> tuple[str, int] | None:
     return found[1], number
 
 
-def read_input_line(line: Line, number: int) -> InputLine | None:
+def read_input_line(line: JsonlLine, number: int) -> JudgedInputLine | None:
     """A request of an input; None for a line of white space."""
     data = line.data.removeprefix(BOM) if number == 1 else line.data
     if not data.strip(b" \t\r"):
@@ -83,12 +83,12 @@ def read_input_line(line: Line, number: int) -> InputLine | None:
     try:
         said = read_json(data)
     except NotJson:
-        return InputLine(number, None)
+        return JudgedInputLine(number, None)
     custom_id = said.get("custom_id") if isinstance(said, dict) else None
-    return InputLine(number, custom_id if isinstance(custom_id, str) else None)
+    return JudgedInputLine(number, custom_id if isinstance(custom_id, str) else None)
 
 
-def read_result_line(line: Line, name: str, number: int) -> ResultLine:
+def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
     """One finished line, with everything that is wrong with its shape."""
     read = ResultLine(name, number, line.at, line.size_bytes, crc32(line.data + b"\n" * line.whole))
     if not line.whole:
@@ -186,10 +186,10 @@ def _read_error(read: ResultLine, said: Any) -> None:
         read.faults.append("error.code and error.message must be texts")
 
 
-def read_usage(said: Any) -> Usage:
+def read_usage(said: Any) -> ClaimedUsage:
     """What an answer says it cost. Numbers that are no token counts make the whole statement worthless."""
     if not isinstance(said, dict):
-        return Usage()
+        return ClaimedUsage()
     try:
         prompt, completion = _tokens(said, "prompt_tokens"), _tokens(said, "completion_tokens")
         read, thought = _tokens(said, "input_tokens"), _tokens(said, "output_tokens")
@@ -197,13 +197,13 @@ def read_usage(said: Any) -> Usage:
         cached = _detail(said, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
         reasoning = _detail(said, ("completion_tokens_details", "output_tokens_details"), "reasoning_tokens")
     except ValueError:
-        return Usage()
+        return ClaimedUsage()
     if prompt is None:
         # Anthropic counts what it read from or wrote to its cache apart from the other input.
         prompt = (read or 0) + (from_cache or 0) + (to_cache or 0)
         cached = cached or from_cache or 0
     output = completion if completion is not None else thought or 0
-    return Usage(prompt, min(cached, prompt), output, min(reasoning, output))
+    return ClaimedUsage(prompt, min(cached, prompt), output, min(reasoning, output))
 
 
 def _tokens(said: dict[str, Any], key: str) -> int | None:

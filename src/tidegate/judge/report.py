@@ -56,7 +56,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[C]):
+class JudgeRule(Generic[C]):
     """One thing that must hold, and how to look for it."""
 
     id: str
@@ -64,13 +64,13 @@ class Rule(Generic[C]):
     sentence: str
     look: Callable[[C, Finding], None]
 
-    def judge(self, case: C) -> "Check":
+    def judge(self, case: C) -> "JudgeCheck":
         found = Finding()
         self.look(case, found)
         verdict = Verdict.NOT_APPLICABLE if found.skipped else Verdict.OK
         if found.violation_count:
             verdict = Verdict.VIOLATED
-        return Check(
+        return JudgeCheck(
             self.id,
             self.promise,
             self.sentence,
@@ -81,13 +81,13 @@ class Rule(Generic[C]):
         )
 
 
-def rule(id: str, promise: str, sentence: str) -> Callable[[Callable[[C, Finding], None]], Rule[C]]:
+def rule(id: str, promise: str, sentence: str) -> Callable[[Callable[[C, Finding], None]], JudgeRule[C]]:
     """Make a function that looks into a rule."""
-    return lambda look: Rule(id, promise, sentence, look)
+    return lambda look: JudgeRule(id, promise, sentence, look)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class JudgeCheck:
     id: str
     promise: str
     sentence: str
@@ -124,7 +124,7 @@ class Report:
 
     job_id: str
     state: str
-    checks: tuple[Check, ...]
+    checks: tuple[JudgeCheck, ...]
 
     @property
     def ok(self) -> bool:

@@ -18,7 +18,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import body_fields, models, secrets
 from tidegate.settings.allowed import Allowed
 from tidegate.settings.capacity import ModelDeployment, ModelTerms, ResourceEntry
-from tidegate.settings.check import Checker, Refused
+from tidegate.settings.check import Checker, RefusedSettings
 from tidegate.settings.groups import Settings
 from tidegate.settings.renewal import Renewal
 from tidegate.settings.rules import is_http_url
@@ -171,7 +171,7 @@ def _entry(kind: Any, fields: Mapping[str, object], resolve: Callable[[str], Sec
     problems = _Problems()
     try:
         entry = Checker(problems, lambda text, _: resolve(text)).take(inspect.type_info(kind), dict(fields), ())
-    except Refused:
+    except RefusedSettings:
         entry = None
     for path, text in models.limit_problems(("resources", "limits"), getattr(entry, "limits", ())):
         problems.add(path, text)

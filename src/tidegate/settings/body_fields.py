@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS
 from tidegate.core.body_rules.caller_fields import OTHER, FieldRules
 from tidegate.core.body_rules.media_hosts import is_host_pattern
-from tidegate.core.deployments import Deployment, Engine, Resource, fallbacks
-from tidegate.settings.capacity import Model, ModelTerms
+from tidegate.core.deployments import Deployment, EngineKind, Resource, fallbacks
+from tidegate.settings.capacity import ModelSettings, ModelTerms
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -28,9 +28,9 @@ def field_rules(
         steering = ENGINE_FIELDS[deployment.engine] | {deployment.hints.priority_field}
         for model in deployment.models:
             refused[model] = refused.get(model, frozenset()) | steering
-    terms: dict[str, Model | ModelTerms] = {**(more or {}), **settings.models}
+    terms: dict[str, ModelSettings | ModelTerms] = {**(more or {}), **settings.models}
     upstream = settings.upstream
-    other = _rules(ENGINE_FIELDS[Engine(upstream.engine)], upstream.allowed_fields, upstream.media_hosts)
+    other = _rules(ENGINE_FIELDS[EngineKind(upstream.engine)], upstream.allowed_fields, upstream.media_hosts)
     found = {}
     for model, steering in refused.items():
         said = terms.get(model) or ModelTerms()

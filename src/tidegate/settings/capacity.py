@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.core.deployments import Secret
-from tidegate.settings.declare import Entry, Group, Text, Weight, about
+from tidegate.settings.declare import DeclaredSetting, Group, Text, Weight, about
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
@@ -20,7 +20,7 @@ TotalTimeout = Annotated[float, Meta(ge=0.1, le=604_800.0)]
 LIMITS_MAX = 12
 
 
-class LimitEntry(Entry, frozen=True):
+class LimitEntry(DeclaredSetting, frozen=True):
     """At most so many requests and tokens in one period; for those who pay also so much money, and so many batches and bytes of input."""
 
     period: Literal["minute", "hour", "day", "week", "month", "lifetime"]
@@ -35,7 +35,7 @@ class LimitEntry(Entry, frozen=True):
 LimitEntries = Annotated[tuple[LimitEntry, ...], Meta(max_length=LIMITS_MAX)]
 
 
-class DeploymentTls(Entry, frozen=True):
+class DeploymentTls(DeclaredSetting, frozen=True):
     """How a deployment's certificate is checked, and which one we show."""
 
     ca_file: Text | None = None
@@ -44,7 +44,7 @@ class DeploymentTls(Entry, frozen=True):
     verify: bool = True
 
 
-class DeploymentHints(Entry, frozen=True):
+class DeploymentHints(DeclaredSetting, frozen=True):
     """What an engine or a router behind us is told about a call; an empty name tells nothing."""
 
     priority_field: Annotated[str, Meta(max_length=64, pattern=r"^$|^[a-z][a-z0-9_]*$")] = ""
@@ -56,7 +56,7 @@ class DeploymentHints(Entry, frozen=True):
     prefix_header: HeaderName = ""
 
 
-class DeploymentPrice(Entry, frozen=True):
+class DeploymentPrice(DeclaredSetting, frozen=True):
     """What a million tokens cost there; cached ones cost what others do where nothing else is said."""
 
     input: Price = 0.0
@@ -65,7 +65,7 @@ class DeploymentPrice(Entry, frozen=True):
     batch_factor: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
 
 
-class DeploymentChatBatching(Entry, frozen=True):
+class DeploymentChatBatching(DeclaredSetting, frozen=True):
     """How a deployment takes the chat items of batches; `max_in_flight` counts over all processes, 0 lifts `max_total_input_tokens`."""
 
     mode: Literal["disabled", "concurrent", "sync_microbatch"] = "concurrent"
@@ -79,7 +79,7 @@ class DeploymentChatBatching(Entry, frozen=True):
 RedisKey = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class DeploymentQueue(Entry, frozen=True):
+class DeploymentQueue(DeclaredSetting, frozen=True):
     """A queue in Redis that a deployment's batch calls are laid down in, for llm-d's async processor to take.
 
     `pool` names its two keys as llm-d does, and is the model's name where it is left out; `requests` and `results` name them otherwise.
@@ -92,7 +92,7 @@ class DeploymentQueue(Entry, frozen=True):
     timeout_s: Annotated[float, Meta(ge=1.0, le=2_592_000.0)] = 86_400.0
 
 
-class ModelDeployment(Entry, frozen=True):
+class ModelDeployment(DeclaredSetting, frozen=True):
     """One upstream endpoint that serves a model."""
 
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
@@ -134,7 +134,7 @@ AllowedFields = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)
 MediaHosts = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=1_000)]
 
 
-class ModelRetry(Entry, frozen=True):
+class ModelRetry(DeclaredSetting, frozen=True):
     """How often and how soon an item of a model is tried again; what is left out is as `retry` says for all."""
 
     attempts_max: Annotated[int, Meta(ge=1, le=100)] | None = None
@@ -143,7 +143,7 @@ class ModelRetry(Entry, frozen=True):
     backoff_ms_max: Annotated[int, Meta(ge=1, le=3_600_000)] | None = None
 
 
-class Model(Entry, frozen=True):
+class ModelSettings(DeclaredSetting, frozen=True):
     """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it.
 
     `allowed_fields` are fields of the body that callers may set though they are refused otherwise, and `media_hosts` the hosts that the
@@ -157,7 +157,7 @@ class Model(Entry, frozen=True):
     media_hosts: MediaHosts = ()
 
 
-class ModelTerms(Entry, frozen=True):
+class ModelTerms(DeclaredSetting, frozen=True):
     """What holds for a model as a whole, where its deployments were added one by one."""
 
     in_flight_max: ModelInFlight = 0
@@ -166,7 +166,7 @@ class ModelTerms(Entry, frozen=True):
     media_hosts: MediaHosts = ()
 
 
-class ResourceEntry(Entry, frozen=True):
+class ResourceEntry(DeclaredSetting, frozen=True):
     """A named route to a model with budgets of its own; `model` may be left out where the name is a model's.
 
     `fallbacks` are models or resources that take a call, in order, when the ones before can neither have done nor billed it.
@@ -178,7 +178,7 @@ class ResourceEntry(Entry, frozen=True):
     total_timeout_s: TotalTimeout | None = None
 
 
-class TenantEntry(Entry, frozen=True):
+class TenantEntry(DeclaredSetting, frozen=True):
     """What one tenant may have: its weight alone or that of its tier, its budgets, and how many calls at once; 0 lifts a cap."""
 
     weight: Weight | None = None
@@ -194,7 +194,7 @@ class TenantEntry(Entry, frozen=True):
     parallel_max_per_key: ParallelMax = 0
 
 
-class Budgets(Group, frozen=True):
+class BudgetSettings(Group, frozen=True):
     tenant: Annotated[
         LimitEntries,
         about("Limits of every tenant, such as [{period: minute, requests: 600}]; `tenants` may replace them."),

@@ -27,7 +27,7 @@ class Problems(Protocol):
         """Remember that the value at this path is wrong."""
 
 
-class Refused(Exception):
+class RefusedSettings(Exception):
     """This value cannot be used; the problem has been noted."""
 
 
@@ -95,7 +95,7 @@ class Checker:
             elif inner is not None:
                 try:
                     taken[fields[name].name] = self.take(fields[name].type, inner, (*path, name))
-                except Refused:
+                except RefusedSettings:
                     sound = False
         missing = [
             name for name, field in fields.items() if field.required and field.name not in taken and name not in value
@@ -103,7 +103,7 @@ class Checker:
         for name in missing:
             self._problems.add((*path, name), "is missing")
         if not sound or missing:
-            raise Refused
+            raise RefusedSettings
         return kind.cls(**taken)
 
     def _take_dict(self, kind: inspect.DictType, value: object, path: KeyPath) -> dict[str, object]:
@@ -128,7 +128,7 @@ class Checker:
 
     def _refuse(self, path: KeyPath, text: str) -> NoReturn:
         self._problems.add(path, text)
-        raise Refused
+        raise RefusedSettings
 
 
 def from_text(kind: inspect.Type, text: str, name: str) -> object:

@@ -30,5 +30,5 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A named set of settings: `server`, `store`, …"""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeclaredSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One value of a mapping or list that an operator fills: a deployment, a tenant, a limit."""

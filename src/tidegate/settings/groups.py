@@ -14,18 +14,25 @@ from msgspec import Meta
 from tidegate.core.deployments import HttpLimits, Secret
 from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
-from tidegate.settings.capacity import AllowedFields, Budgets, MediaHosts, Model, ResourceEntry, TenantEntry
+from tidegate.settings.capacity import (
+    AllowedFields,
+    BudgetSettings,
+    MediaHosts,
+    ModelSettings,
+    ResourceEntry,
+    TenantEntry,
+)
 from tidegate.settings.declare import DAY_S, Group, Host, Name, ShortName, Text, Weight
 from tidegate.settings.declare import about as _about
 from tidegate.settings.declare import number as _num
 from tidegate.settings.declare import whole as _int
 from tidegate.settings.guards import GuardrailEntry, HookEntry
-from tidegate.settings.scheduling import Redis, Scheduler
+from tidegate.settings.scheduling import Redis, SchedulerSettings
 
 __all__ = ["Group", "Settings"]
 
 
-class Server(Group, frozen=True):
+class ServerSettings(Group, frozen=True):
     host: Annotated[
         Host, _about("Address to listen on; without any key in the store only a loopback address may listen.")
     ] = "127.0.0.1"
@@ -55,7 +62,7 @@ class Server(Group, frozen=True):
     ] = ()
 
 
-class Store(Group, frozen=True):
+class StoreSettings(Group, frozen=True):
     url: Annotated[
         Secret | None,
         _about("Where the queue lives: sqlite:///PATH (default: in the data directory) or postgresql://…."),
@@ -83,7 +90,7 @@ class Store(Group, frozen=True):
         return self.location.startswith(("postgresql://", "postgres://"))
 
 
-class Blobs(Group, frozen=True):
+class BlobsSettings(Group, frozen=True):
     url: Annotated[
         Text, _about("Where bytes lie: file:///PATH (default: in the data directory) or s3://BUCKET/PREFIX.")
     ] = ""
@@ -145,7 +152,7 @@ class Http(Group, frozen=True):
         return HttpLimits(**{**msgspec.structs.asdict(self), "interactive_connections": kept})
 
 
-class Upstream(Group, frozen=True):
+class UpstreamSettings(Group, frozen=True):
     url: Annotated[
         Text, _about("One upstream for every model, in place of `models`, such as http://localhost:8000/v1.")
     ] = ""
@@ -184,7 +191,7 @@ class Upstream(Group, frozen=True):
     ] = ()
 
 
-class Gateway(Group, frozen=True):
+class GatewaySettings(Group, frozen=True):
     body_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Largest body of an interactive call.")] = 32 << 20
     flex_wait_s: Annotated[
         float,
@@ -195,7 +202,7 @@ class Gateway(Group, frozen=True):
     ] = 10.0
 
 
-class Worker(Group, frozen=True):
+class WorkerSettings(Group, frozen=True):
     in_flight_max: Annotated[int, _int(1, 65_536, "Calls in flight per worker process, over all models.")] = 64
     in_flight_max_global: Annotated[
         int, _int(0, 10_000_000, "Calls in flight over all worker processes and models; 0 lifts the limit.")
@@ -217,7 +224,7 @@ class Worker(Group, frozen=True):
     record_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Most bytes of finished lines in one commit.")] = 1 << 20
 
 
-class Ingest(Group, frozen=True):
+class IngestSettings(Group, frozen=True):
     slice_count_max: Annotated[int, _int(1, 10_000, "Most items in one slice.")] = 64
     slice_bytes_max: Annotated[
         int, _int(1_024, 1 << 30, "Most bytes in one slice; a longer line makes a slice alone.")
@@ -240,7 +247,7 @@ class Ingest(Group, frozen=True):
     single_model: Annotated[bool, _about("Refuse an input whose lines name different models, as OpenAI does.")] = False
 
 
-class Limits(Group, frozen=True):
+class LimitsSettings(Group, frozen=True):
     file_bytes_max: Annotated[int, _int(1, 1 << 40, "Largest file that may be uploaded.")] = 209_715_200
     line_bytes_max: Annotated[int, _int(64, 1 << 30, "Longest line of an input.")] = 1 << 20
     items_max: Annotated[int, _int(1, 10_000_000, "Most lines in one input.")] = 50_000
@@ -372,18 +379,18 @@ class Settings(Group, frozen=True):
     key is a plain value."""
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
-    server: Server = Server()
-    store: Store = Store()
-    blobs: Blobs = Blobs()
+    server: ServerSettings = ServerSettings()
+    store: StoreSettings = StoreSettings()
+    blobs: BlobsSettings = BlobsSettings()
     http: Http = Http()
-    upstream: Upstream = Upstream()
-    gateway: Gateway = Gateway()
-    worker: Worker = Worker()
-    scheduler: Scheduler = Scheduler()
+    upstream: UpstreamSettings = UpstreamSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    worker: WorkerSettings = WorkerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     redis: Redis = Redis()
-    budgets: Budgets = Budgets()
-    ingest: Ingest = Ingest()
-    limits: Limits = Limits()
+    budgets: BudgetSettings = BudgetSettings()
+    ingest: IngestSettings = IngestSettings()
+    limits: LimitsSettings = LimitsSettings()
     retry: Retry = Retry()
     retention: Retention = Retention()
     auth: Auth = Auth()
@@ -398,7 +405,7 @@ class Settings(Group, frozen=True):
     ] = ()
     failpoints: Annotated[Text, _about("For tests: where this process should fail; see failpoints.py.")] = ""
     models: Annotated[
-        dict[Annotated[str, Meta(min_length=1, max_length=255)], Model],
+        dict[Annotated[str, Meta(min_length=1, max_length=255)], ModelSettings],
         Meta(max_length=10_000, description="Deployments by the model name that callers ask for."),
     ] = msgspec.field(default_factory=dict)
     resources: Annotated[

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from tidegate.settings.declare import Entry, ImportPath, Name, Text
+from tidegate.settings.declare import DeclaredSetting, ImportPath, Name, Text
 
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Waits = Annotated[int, Meta(ge=1, le=600_000)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=10_000)]
 
 
-class Bound(Entry, frozen=True):
+class BoundSettings(DeclaredSetting, frozen=True):
     """Whom it binds; where a list is empty, everyone."""
 
     tenants: Names = ()
@@ -22,7 +22,7 @@ class Bound(Entry, frozen=True):
     retry_ms: Waits = 5_000
 
 
-class GuardrailEntry(Bound, frozen=True):
+class GuardrailEntry(BoundSettings, frozen=True):
     """Exactly one of: lengths, `patterns`, `schema`, or a function of your own (`use`)."""
 
     prompt_bytes_max: Bytes = 0
@@ -37,7 +37,7 @@ class GuardrailEntry(Bound, frozen=True):
     applies_to: Literal["requests", "answers", "both"] = "both"
 
 
-class HookEntry(Bound, frozen=True):
+class HookEntry(BoundSettings, frozen=True):
     """Functions of your own, before the call and after the answer."""
 
     before: ImportPath = ""

@@ -15,7 +15,7 @@ from msgspec import inspect
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import catalog, rules, secrets, yaml_file
-from tidegate.settings.check import Checker, Refused, from_text, nearest
+from tidegate.settings.check import Checker, RefusedSettings, from_text, nearest
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -153,7 +153,7 @@ def load(
 def _checked(layers: _Layers) -> Settings:
     try:
         settings = Checker(layers, layers.resolve_secret).take(inspect.type_info(Settings), layers.tree, ())
-    except Refused:
+    except RefusedSettings:
         raise _refusal(layers.problems) from None
     assert isinstance(settings, Settings)
     settings = rules.completed(settings)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import msgspec
 
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Deployment, Engine, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
+from tidegate.core.deployments import Deployment, EngineKind, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Price, nano_of
-from tidegate.settings.capacity import LimitEntry, Model, ModelDeployment, ModelTerms, ResourceEntry
+from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ModelTerms, ResourceEntry
 from tidegate.settings.groups import Settings
 from tidegate.settings.yaml_file import KeyPath
 
@@ -104,7 +104,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     yield from _resource_problems(settings)
 
 
-def retry_problem(settings: Settings, entry: Model | ModelTerms) -> str:
+def retry_problem(settings: Settings, entry: ModelSettings | ModelTerms) -> str:
     """What is wrong with how a model's items are tried again; empty when nothing is."""
     policy = retry_of(settings, entry)
     if policy is None or policy.backoff_ms <= policy.backoff_ms_max:
@@ -201,7 +201,7 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
         name=name,
         url=entry.url,
         models=(model,),
-        engine=Engine(entry.engine),
+        engine=EngineKind(entry.engine),
         api_key=entry.api_key,
         max_in_flight=entry.max_in_flight or MAX_IN_FLIGHT,
         is_capacity_known=entry.max_in_flight is not None or entry.queue is not None,
@@ -264,7 +264,7 @@ def retry_policies(
     return own | {one.name: own[one.model] for one in (*resources(settings), *named) if one.model in own}
 
 
-def retry_of(settings: Settings, entry: Model | ModelTerms) -> RetryPolicy | None:
+def retry_of(settings: Settings, entry: ModelSettings | ModelTerms) -> RetryPolicy | None:
     """A model's own way; None where it says nothing of it."""
     said = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
     return replace(settings.retry.policy(), **said) if said else None
@@ -275,7 +275,7 @@ def model_caps(settings: Settings, more: Mapping[str, ModelTerms] | None = None)
     return {name: one.in_flight_max for name, one in _terms(settings, more).items() if one.in_flight_max}
 
 
-def _terms(settings: Settings, more: Mapping[str, ModelTerms] | None) -> dict[str, Model | ModelTerms]:
+def _terms(settings: Settings, more: Mapping[str, ModelTerms] | None) -> dict[str, ModelSettings | ModelTerms]:
     """The settings win."""
     return {**(more or {}), **settings.models}
 
@@ -285,7 +285,7 @@ def _any_model(settings: Settings) -> Deployment:
     return Deployment(
         name=ANY_MODEL,
         url=settings.upstream.url,
-        engine=Engine(settings.upstream.engine),
+        engine=EngineKind(settings.upstream.engine),
         api_key=settings.upstream.api_key,
         max_in_flight=settings.upstream.max_in_flight or settings.worker.in_flight_max,
         is_capacity_known=settings.upstream.max_in_flight > 0,

@@ -5,14 +5,14 @@ import functools
 from collections.abc import Iterator
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.hooks import Bounds, Rule, Streams
+from tidegate.core.hooks import PolicyRule, RuleBounds, Streams
 from tidegate.core.policy.guardrails import Action, AnswerShape, Length, Patterns, Unseen
-from tidegate.core.policy.guardrails import Code as GuardrailCode
+from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.settings.groups import Settings
-from tidegate.settings.guards import Bound, GuardrailEntry, HookEntry
+from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry
 from tidegate.settings.plugins import load_hook, load_queue_order, load_rank
 from tidegate.settings.yaml_file import KeyPath
 
@@ -41,7 +41,7 @@ def schedule_policy(settings: Settings) -> Policy:
     )
 
 
-def switched(policy: Policy, switch: Switch) -> Policy:
+def switched(policy: Policy, switch: ModeOverride) -> Policy:
     """The policy as it was switched at run time. A name that this program does not know is a newer one's: the settings stand."""
     known = {mode.value: mode for mode in Mode}
     shadow = None if switch.shadow_mode == NO_SHADOW else known.get(switch.shadow_mode, policy.shadow_mode)
@@ -66,7 +66,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("scheduler", name), f"cannot be used: {str(error).removeprefix(f'scheduler.{name}: ')}"
 
 
-def call_rules(settings: Settings) -> tuple[Rule, ...]:
+def call_rules(settings: Settings) -> tuple[PolicyRule, ...]:
     """Every hook and every guardrail, in the order in which a call meets them."""
     return tuple(
         _rule(group, name, entry)
@@ -75,16 +75,16 @@ def call_rules(settings: Settings) -> tuple[Rule, ...]:
     )
 
 
-def _rule(group: str, name: str, entry: HookEntry | GuardrailEntry) -> Rule:
+def _rule(group: str, name: str, entry: HookEntry | GuardrailEntry) -> PolicyRule:
     if isinstance(entry, HookEntry):
         return _hook(f"{group}.{name}", name, entry)
     return _guardrail(f"{group}.{name}", name, entry)
 
 
-def _hook(setting: str, name: str, entry: HookEntry) -> Rule:
+def _hook(setting: str, name: str, entry: HookEntry) -> PolicyRule:
     if not entry.before and not entry.after:
         raise SettingsError("it does nothing: give it before, after or both")
-    return Rule(
+    return PolicyRule(
         name,
         _bounds(entry),
         before=load_hook(setting, entry.before) if entry.before else None,
@@ -95,7 +95,7 @@ def _hook(setting: str, name: str, entry: HookEntry) -> Rule:
     )
 
 
-def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
+def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> PolicyRule:
     lengths = (entry.prompt_bytes_max, entry.prompt_tokens_max, entry.answer_bytes_max)
     given = [
         kind
@@ -113,7 +113,7 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
             "answer_bytes_max, patterns, schema, use"
         )
     on_requests, on_answers = entry.applies_to != "answers", entry.applies_to != "requests"
-    shared = Rule(
+    shared = PolicyRule(
         name,
         _bounds(entry),
         refusal=GuardrailCode.REFUSED,
@@ -145,8 +145,8 @@ def _guardrail(setting: str, name: str, entry: GuardrailEntry) -> Rule:
     return dataclasses.replace(shared, before=own if on_requests else None, after=own if on_answers else None)
 
 
-def _bounds(entry: Bound) -> Bounds:
-    return Bounds(frozenset(entry.tenants), frozenset(entry.keys), frozenset(entry.models))
+def _bounds(entry: BoundSettings) -> RuleBounds:
+    return RuleBounds(frozenset(entry.tenants), frozenset(entry.keys), frozenset(entry.models))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ ShadowMode = Literal["none", "fifo_v1", "slice_v1", "model_capacity_v1", "fair_s
 Scope = Literal["organization", "team", "key", "user"]
 
 
-class Scheduler(Group, frozen=True):
+class SchedulerSettings(Group, frozen=True):
     mode: Annotated[
         Mode, about("Which layers choose the next slice; `tidegate scheduler set` changes it at run time.")
     ] = "smart_v1"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidegate.core.budgets.budget import Bound, Budget, Limit, budgets_of, creation_budgets, tightest
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, budgets_of, creation_budgets, tightest
 from tidegate.settings.capacity import TenantEntry
 from tidegate.settings.check import nearest
 from tidegate.settings.groups import Settings
@@ -36,7 +36,7 @@ class TenantPolicy:
         team: str | None = None,
     ) -> tuple[Budget, ...]:
         """The budgets that bind a call of this tenant, beside its deployment's and its resource's; none that limits nothing."""
-        named = (*self._named(tenant_id, team, user, key_id), (Bound.JOB, job_id, job_limits))
+        named = (*self._named(tenant_id, team, user, key_id), (LimitBound.JOB, job_id, job_limits))
         return tuple(one for bound, name, limits in named if name for one in budgets_of(bound, name, limits))
 
     def creation_budgets(
@@ -47,17 +47,17 @@ class TenantPolicy:
             one
             for bound, name, limits in self._named(tenant_id, team, user, key_id)
             if name
-            for one in creation_budgets(bound, name, tightest((*limits, *own) if bound is Bound.KEY else limits))
+            for one in creation_budgets(bound, name, tightest((*limits, *own) if bound is LimitBound.KEY else limits))
         )
 
     def _named(
         self, tenant_id: str, team: str | None, user: str | None, key_id: str | None
-    ) -> tuple[tuple[Bound, str, tuple[Limit, ...]], ...]:
+    ) -> tuple[tuple[LimitBound, str, tuple[Limit, ...]], ...]:
         return (
-            (Bound.TENANT, tenant_id, self.limits),
-            (Bound.TEAM, f"{tenant_id}/{team}" if team else "", self.team_limits),
-            (Bound.USER, f"{tenant_id}/{user}" if user else "", self.user_limits),
-            (Bound.KEY, key_id or "", self.key_limits),
+            (LimitBound.TENANT, tenant_id, self.limits),
+            (LimitBound.TEAM, f"{tenant_id}/{team}" if team else "", self.team_limits),
+            (LimitBound.USER, f"{tenant_id}/{user}" if user else "", self.user_limits),
+            (LimitBound.KEY, key_id or "", self.key_limits),
         )
 
     def parallel(

@@ -17,7 +17,7 @@ from tidegate.core.nouns import Job, Placed, Rest, Rewrite
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.states import JobState, Outcome
 from tidegate.failpoints import hit
-from tidegate.stages.steps import Steps
+from tidegate.stages.steps import StageLeases
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ class Ship:
         self._store = store
         self._blobs = blobs
         self._entropy = entropy
-        self._steps = Steps(store, entropy)
+        self._steps = StageLeases(store, entropy)
         self._scratch = scratch
         self._expires_after_ms = expires_after_ms
         self._begun_blob_ids: list[str] = []

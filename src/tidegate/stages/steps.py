@@ -9,7 +9,7 @@ from tidegate.core.states import JobState
 from tidegate.store.store import Store
 
 
-class Steps:
+class StageLeases:
     def __init__(self, store: Store, entropy: Entropy) -> None:
         self._store = store
         self._entropy = entropy

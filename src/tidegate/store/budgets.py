@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from tidegate.core.budgets.budget import Ask, Budget, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Period, Settlement
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.flights import mark_of
 from tidegate.core.budgets.ledger import Ledger
@@ -30,8 +30,8 @@ _DAY_MS = 24 * 3600 * 1000
 DISCOVERED_KEEP_MS = 7 * _DAY_MS
 
 
-class Budgets(Table):
-    async def debit_budgets(self, asks: Sequence[Ask], holder: str = "") -> list[Grant]:
+class StoredBudgets(Table):
+    async def debit_budgets(self, asks: Sequence[BudgetRequest], holder: str = "") -> list[Grant]:
         """Grant what the budgets bear now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are."""
 
         def act(ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
@@ -48,7 +48,7 @@ class Budgets(Table):
         budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
         return await self._with_ledgers(budgets, act, holder, look)
 
-    async def look_at_budgets(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def look_at_budgets(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         """What each of these would be granted now if it alone asked. Takes nothing and waits for nobody."""
 
         async def body(tx: Tx) -> list[Grant]:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import structlog
 
-from tidegate.core.budgets.budget import Kind
+from tidegate.core.budgets.budget import BudgetKind
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.store_clock import Steady
@@ -71,7 +71,7 @@ async def move_along(tx: Tx, jump_ms: int) -> None:
     await tx.all("clock_move_workers", jump_ms=jump_ms)
     moved = []
     for id, packed in await tx.all("clock_lock_budgets"):
-        kind = MoneyLedger if id.startswith(f"{Kind.MONEY}:") else Ledger
+        kind = MoneyLedger if id.startswith(f"{BudgetKind.MONEY}:") else Ledger
         ledger = kind.unpack(bytes(packed))
         if not ledger.is_damaged:
             ledger.move(jump_ms)

@@ -6,14 +6,14 @@ counts nothing, and a creation that is replayed never comes here twice.
 
 import math
 
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Bound, Budget
+from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, LimitBound
 from tidegate.core.budgets.deal import deal
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.errors import ApiProblem
 from tidegate.store.budgets import few_at_a_time
 from tidegate.store.driver import Tx
 
-_WHOSE = {Bound.TENANT: "organization"}
+_WHOSE = {LimitBound.TENANT: "organization"}
 
 
 async def count_creation(tx: Tx, budgets: tuple[Budget, ...], size_bytes: int) -> None:
@@ -35,7 +35,7 @@ async def count_creation(tx: Tx, budgets: tuple[Budget, ...], size_bytes: int) -
         for id, packed, at in await tx.all("budgets_lock", **ids):
             ledgers[id] = Ledger.unpack(bytes(packed))
             now = max(now, at)
-    [grant] = deal([Ask(budgets, 1, size_bytes)], ledgers, now)
+    [grant] = deal([BudgetRequest(budgets, 1, size_bytes)], ledgers, now)
     if not grant.requests:
         raise _reached(next(one for one in budgets if one.id == grant.spent), grant.wait_ms)
     await tx.many("budget_write", [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(ledgers)])

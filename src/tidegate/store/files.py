@@ -13,7 +13,7 @@ _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
 
 
-class Files(Table):
+class StoredFiles(Table):
     async def begin_blob(self, blob_id: str, kind: str, worker_id: str) -> None:
         """Give a blob its row, before it has bytes."""
         await self.begin_blobs([blob_id], kind, worker_id)

@@ -8,7 +8,7 @@ RATES_KEEP_MINUTES = 60
 _FIRST = ("", -1, "")
 
 
-class Flows(Table):
+class StoredFlows(Table):
     async def awake_flows(self, after: AwakeFlow | None, count_max: int) -> list[AwakeFlow]:
         """A page of awake flows for a sweep, in order of model and service, from behind the last one it saw."""
         model, served, scope = (after.model, after.served, after.scope) if after else _FIRST

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidegate.core.errors import LostRace
-from tidegate.core.input.turns import BYTES_MAX, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs
+from tidegate.core.input.turns import BYTES_MAX, IngestLane, IngestTurn, WaitingInput, WaitingTenant, choose_inputs
 from tidegate.core.nouns import IngestPlan, IngestSource, JobStart
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
@@ -26,7 +26,7 @@ class Ingests(Table):
 
     async def take_ingests(
         self,
-        lane: Lane,
+        lane: IngestLane,
         sizes: tuple[int, int],
         count_max: int,
         worker_id: str,
@@ -108,7 +108,7 @@ class Ingests(Table):
 
 
 async def _waiting_tenants(
-    tx: Tx, lane: Lane, sizes: tuple[int, int], clock: int, count_max: int, passed_over: frozenset[str]
+    tx: Tx, lane: IngestLane, sizes: tuple[int, int], clock: int, count_max: int, passed_over: frozenset[str]
 ) -> list[WaitingTenant]:
     bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1]}
     # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
@@ -121,7 +121,7 @@ async def _waiting_tenants(
     return tenants
 
 
-async def _advance(tx: Tx, lane: Lane, clock: int, turns: Sequence[Turn]) -> None:
+async def _advance(tx: Tx, lane: IngestLane, clock: int, turns: Sequence[IngestTurn]) -> None:
     if not turns:
         return
     places = {turn.tenant_id: turn.end for turn in turns}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from tidegate.core.budgets.budget import Ask, Grant, Settlement
+from tidegate.core.budgets.budget import BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
 from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
 from tidegate.store.store import Store
@@ -28,12 +28,12 @@ class StoreLimits:
     def __init__(self, store: Store, holder: Callable[[], str] = lambda: "") -> None:
         self._store = store
         self._holder = holder
-        self._asked: list[tuple[Sequence[Ask], asyncio.Future[list[Grant]]]] = []
+        self._asked: list[tuple[Sequence[BudgetRequest], asyncio.Future[list[Grant]]]] = []
         self._debiting: asyncio.Task[None] | None = None
         self._settling = asyncio.Lock()
         self._to_settle: list[Settlement] = []
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         if not asks:
             return []
         for ask in asks:
@@ -48,7 +48,7 @@ class StoreLimits:
     async def _debit_all(self) -> None:
         """One transaction after the other, each for everything that was asked meanwhile."""
         while self._asked:
-            some: list[tuple[Sequence[Ask], asyncio.Future[list[Grant]]]] = []
+            some: list[tuple[Sequence[BudgetRequest], asyncio.Future[list[Grant]]]] = []
             count = 0
             while self._asked and (not some or count + len(self._asked[0][0]) <= _ASKS_PER_DEBIT_MAX):
                 some.append(self._asked.pop(0))

@@ -13,7 +13,7 @@ from tidegate.store.driver import Tx
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedLines:
     """What one log's part of a flush added to one file: the entries that were new, their bytes and usage."""
 
     entries: list[Finished]
@@ -90,13 +90,13 @@ async def add_lines(
     entries: list[Finished],
     placed: Placed | None,
     allowed: Callable[[Finished], bool],
-) -> Added:
+) -> AddedLines:
     """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
     if not entries or placed is None:
-        return Added([], 0, Usage())
+        return AddedLines([], 0, Usage())
     lines = list(_wanted(entries, placed, allowed))
     if not lines:
-        return Added([], 0, Usage())
+        return AddedLines([], 0, Usage())
     rows, at = [], base
     for entry, _ in lines:
         rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
@@ -110,7 +110,7 @@ async def add_lines(
         logs.add_run(file_id, at, size_bytes, placed.blob_id, blob_at)
         at += size_bytes
     logs.look_through(placed, needed=bool(added))
-    return Added([entry for entry, _ in added], at - base, Usage.total(entry.usage for entry, _ in added))
+    return AddedLines([entry for entry, _ in added], at - base, Usage.total(entry.usage for entry, _ in added))
 
 
 def _wanted(

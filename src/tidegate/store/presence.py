@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tidegate.core.ports import Present, Told
+from tidegate.core.ports import FleetReport, Present
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table
 
@@ -14,21 +14,21 @@ _OTHERS_MAX = 10_000
 
 
 class Presence(Table):
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, Told]]:
+    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
 
-        async def body(tx: Tx) -> dict[str, dict[str, Told]]:
+        async def body(tx: Tx) -> dict[str, dict[str, FleetReport]]:
             rows = [
                 (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
                 for name, one in sorted(mine.items())
             ]  # fmt: skip
             await tx.many("presence_put", rows)
-            others: dict[str, dict[str, Told]] = {}
+            others: dict[str, dict[str, FleetReport]] = {}
             for name, other, workers, calls, interactive, awaiting, has_gateway, age_ms in await tx.all(
                 "presence_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
             ):
                 present = Present(workers, calls, interactive, awaiting, bool(has_gateway))
-                others.setdefault(name, {})[other] = Told(present, max(0, age_ms))
+                others.setdefault(name, {})[other] = FleetReport(present, max(0, age_ms))
             return others
 
         return await self._driver.write(body)

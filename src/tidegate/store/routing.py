@@ -31,7 +31,7 @@ class RoutingFull(LostRace):
     """There are as many entries as there may be."""
 
 
-class Routing(Table):
+class StoredRouting(Table):
     async def routing_number(self) -> int:
         """The number of the last change; 0 while there was none."""
 

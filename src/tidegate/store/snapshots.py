@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidegate.core.nouns import Pace
+from tidegate.core.nouns import ModelPace
 from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Suspects, Turn, Why
 from tidegate.store.driver import Row, Tx
@@ -22,11 +22,11 @@ MODELS_MAX = 1_000
 _WITHIN, _BETWEEN, _BEHIND = "\x1f", "\n", "\r"
 _NOBODY_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
-_NO_PACE = Pace()
+_NO_PACE = ModelPace()
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SnapshotBounds:
     """How much of the store one look may show: flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
     first. Where there are many flows or models, fewer jobs of each are looked at."""
 
@@ -47,7 +47,7 @@ class Bounds:
         return max(1, self.due_jobs_max // model_count)
 
 
-BOUNDS = Bounds()
+BOUNDS = SnapshotBounds()
 
 
 @dataclass(slots=True)
@@ -102,10 +102,10 @@ class Snapshots(Table):
 
         return await self._driver.read(body)
 
-    async def paces(self, models: list[str]) -> dict[str, Pace]:
+    async def paces(self, models: list[str]) -> dict[str, ModelPace]:
         """How each model went in the last minutes, and who shares it."""
 
-        async def body(tx: Tx) -> dict[str, Pace]:
+        async def body(tx: Tx) -> dict[str, ModelPace]:
             row = await tx.one("now")
             now = row[0] if row else 0
             return {model: await _pace(tx, model, now) for model in models}
@@ -120,9 +120,9 @@ class Snapshots(Table):
         slice_items: int,
         slices_max: int,
         closed: Mapping[str, str] | None = None,
-        paces: Mapping[str, Pace] | None = None,
+        paces: Mapping[str, ModelPace] | None = None,
         turns: Mapping[str, Turn] | None = None,
-        bounds: Bounds = BOUNDS,
+        bounds: SnapshotBounds = BOUNDS,
         models_max: int = MODELS_MAX,
         hides_suspects: bool = False,
         wants_check: bool = False,
@@ -195,7 +195,7 @@ class Snapshots(Table):
 
 
 async def _look(
-    tx: Tx, now: int, wanted: list[str], lost: tuple[int, int], flows_max: int, bounds: Bounds, models_max: int
+    tx: Tx, now: int, wanted: list[str], lost: tuple[int, int], flows_max: int, bounds: SnapshotBounds, models_max: int
 ) -> list[Row]:
     return await tx.all(
         "snapshot_models",
@@ -276,7 +276,7 @@ class _Seen:
 
 
 def _model(
-    model: str, room_items: int, closed: str | None, out: _Out, pace: Pace, turns: Mapping[str, Turn], hides: bool
+    model: str, room_items: int, closed: str | None, out: _Out, pace: ModelPace, turns: Mapping[str, Turn], hides: bool
 ) -> ModelView:
     by_why = out.by_rule(model)
     return ModelView(
@@ -294,14 +294,16 @@ def _model(
     )
 
 
-async def _pace(tx: Tx, model: str, now: int) -> Pace:
+async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
     minutes = await _minutes(tx, model)
     shared = await tx.one("flows_weight", model=model)
     flow_count, weight_milli = (shared[0], shared[1]) if shared else (0, 0)
     units, tokens = sum(one.units for one in minutes), sum(one.tokens for one in minutes)
     # The minute under way has lasted only so long, and the model may have begun within it.
     seconds = max(1.0, now / 1000 - 60 * minutes[0].minute) if minutes else 1.0
-    return Pace(units / seconds if units else None, tokens / units if units else 1.0, flow_count, weight_milli / 1000)
+    return ModelPace(
+        units / seconds if units else None, tokens / units if units else 1.0, flow_count, weight_milli / 1000
+    )
 
 
 async def _minutes(tx: Tx, model: str) -> tuple[Minute, ...]:

@@ -6,17 +6,17 @@ It knows the domain's nouns and the names of statements; it does not know which 
 from collections.abc import Mapping
 
 from tidegate.core.errors import StoreRefused
-from tidegate.store.budgets import Budgets
+from tidegate.store.budgets import StoredBudgets
 from tidegate.store.driver import Driver, Tx
-from tidegate.store.files import Files
-from tidegate.store.flows import Flows
+from tidegate.store.files import StoredFiles
+from tidegate.store.flows import StoredFlows
 from tidegate.store.ingests import Ingests
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.presence import Presence
 from tidegate.store.prospects import Prospects
-from tidegate.store.routing import Routing
+from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import edited_steps, migration_steps, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
@@ -28,16 +28,16 @@ SCHEMA_VERSION = 15
 
 
 class Store(
-    Budgets,
-    Files,
-    Flows,
+    StoredBudgets,
+    StoredFiles,
+    StoredFlows,
     Ingests,
     Jobs,
     Keys,
     Outcomes,
     Presence,
     Prospects,
-    Routing,
+    StoredRouting,
     Slices,
     Snapshots,
     Switches,

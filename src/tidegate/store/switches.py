@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table
 
@@ -10,21 +10,21 @@ _SCHEDULER = "scheduler_switch"
 
 
 class Switches(Table):
-    async def scheduler_switch(self) -> Switch:
+    async def scheduler_switch(self) -> ModeOverride:
         """How the scheduler was switched; nothing of what another version wrote can break this one."""
 
-        async def body(tx: Tx) -> Switch:
+        async def body(tx: Tx) -> ModeOverride:
             row = await tx.one("switch_get", name=_SCHEDULER)
             if row is None:
-                return Switch()
+                return ModeOverride()
             try:
-                return msgspec.json.decode(row[0], type=Switch)
+                return msgspec.json.decode(row[0], type=ModeOverride)
             except msgspec.MsgspecError:
-                return Switch()
+                return ModeOverride()
 
         return await self._driver.read(body)
 
-    async def switch_scheduler(self, switch: Switch) -> None:
+    async def switch_scheduler(self, switch: ModeOverride) -> None:
         """Every process follows with its next look; an empty switch gives back what the settings say."""
 
         async def body(tx: Tx) -> None:

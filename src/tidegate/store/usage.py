@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.prices import Cost, Spend
-from tidegate.core.usage.spending import Entry
+from tidegate.core.usage.spending import SpendEntry
 from tidegate.store.driver import Row, Tx
 from tidegate.store.table import Table
 
@@ -15,7 +15,7 @@ ENTRIES_MAX = 1_000_000
 
 
 class UsageBook(Table):
-    async def add_interactive(self, writer: str, number: int, entries: Sequence[Entry]) -> None:
+    async def add_interactive(self, writer: str, number: int, entries: Sequence[SpendEntry]) -> None:
         """Count what interactive calls used, today. `organization` is the tenant's id here. A writer's flushes are numbered from 1 on, and
         each counts once however often it is said."""
         rows = sorted(_added(entry) for entry in entries)
@@ -40,10 +40,10 @@ class UsageBook(Table):
         tenant_id: str = "",
         by_job: bool = False,
         count_max: int = ENTRIES_MAX,
-    ) -> list[Entry]:
+    ) -> list[SpendEntry]:
         """What was spent from one UTC day up to another that is not in it (days since 1970), by anyone or by one tenant."""
 
-        async def body(tx: Tx) -> list[Entry]:
+        async def body(tx: Tx) -> list[SpendEntry]:
             wanted = {"from_day": from_day, "to_day": to_day, "tenant_id": tenant_id, "count_max": count_max}
             rows = await tx.all("usage_by_job", **wanted) if by_job else await tx.all("usage_by_day", **wanted)
             return [_entry(row) for row in rows]
@@ -51,7 +51,7 @@ class UsageBook(Table):
         return await self._driver.read(body)
 
 
-def _added(entry: Entry) -> tuple[str | int, ...]:
+def _added(entry: SpendEntry) -> tuple[str | int, ...]:
     usage, paid = entry.spend.usage, entry.spend.cost
     return (
         entry.organization,
@@ -71,8 +71,8 @@ def _added(entry: Entry) -> tuple[str | int, ...]:
     )
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> SpendEntry:
     day, organization, team, user, key, job, model, deployment, calls, fresh, cached, output, reasoning, *paid = row
     spend = Spend(calls, Usage(fresh, cached, output, reasoning), Cost(*paid))
     text = datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m-%d")
-    return Entry(spend, text, organization, team, user, key, job, model, deployment)
+    return SpendEntry(spend, text, organization, team, user, key, job, model, deployment)

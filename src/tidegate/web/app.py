@@ -9,33 +9,33 @@ from starlette.responses import Response
 from tidegate.stages.accept import Reception
 from tidegate.web import problems, scrape
 from tidegate.web.auth import Authenticator
-from tidegate.web.batches import Batches
+from tidegate.web.batches import BatchRoutes
 from tidegate.web.body_room import BodyRoom
 from tidegate.web.context import WebContext
-from tidegate.web.deployments import DeploymentsDoor
-from tidegate.web.door import Door
-from tidegate.web.files import Files
-from tidegate.web.gateway import Gateway
+from tidegate.web.deployments import DeploymentRoutes
+from tidegate.web.door import RequestDoor
+from tidegate.web.files import FileRoutes
+from tidegate.web.gateway import GatewayRoutes
 from tidegate.web.health import Health
-from tidegate.web.models import Models
+from tidegate.web.models import ModelRoutes
 from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
-from tidegate.web.scheduler import SchedulerDoor
-from tidegate.web.usage import UsageDoor
+from tidegate.web.scheduler import SchedulerRoutes
+from tidegate.web.usage import UsageRoutes
 
 
 def build_app(context: WebContext) -> Starlette:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
-        *Gateway(context).routes(),
-        *Files(context, reception).routes(),
-        *Batches(context, reception).routes(),
-        *Models(context).routes(),
+        *GatewayRoutes(context).routes(),
+        *FileRoutes(context, reception).routes(),
+        *BatchRoutes(context, reception).routes(),
+        *ModelRoutes(context).routes(),
         *Operator(context).routes(),
-        *SchedulerDoor(context).routes(),
-        *DeploymentsDoor(context).routes(),
-        *UsageDoor(context).routes(),
+        *SchedulerRoutes(context).routes(),
+        *DeploymentRoutes(context).routes(),
+        *UsageRoutes(context).routes(),
     ]
     settings = context.settings
     room = BodyRoom(
@@ -43,7 +43,7 @@ def build_app(context: WebContext) -> Starlette:
     )
     app = Starlette(
         routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
-        middleware=[Middleware(Door, clock=context.clock, entropy=context.entropy, room=room)],
+        middleware=[Middleware(RequestDoor, clock=context.clock, entropy=context.entropy, room=room)],
         exception_handlers={HTTPException: _not_routed},
     )
     # A redirect would send a caller's key to wherever the Host header says.

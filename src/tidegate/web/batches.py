@@ -22,7 +22,7 @@ LIST_COUNT_MAX = 100
 FINAL_HEADER = "X-Tidegate-Final"
 
 
-class Batches:
+class BatchRoutes:
     def __init__(self, context: WebContext, reception: Reception) -> None:
         self._store = context.store
         self._blobs = context.blobs

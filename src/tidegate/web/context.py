@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
-from tidegate.interactive_book import InteractiveBook
-from tidegate.roster import Roster
+from tidegate.interactive_book import InteractiveUsageBook
+from tidegate.roster import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
 from tidegate.store.store import Store
@@ -38,8 +38,8 @@ class WebContext:
     router: Router
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
-    roster: Roster | None = None
-    book: InteractiveBook | None = None
+    roster: LiveConfig | None = None
+    book: InteractiveUsageBook | None = None
 
     def model_of(self) -> Mapping[str, str]:
         """The model behind each resource: one mapping, which follows what is added at run time."""

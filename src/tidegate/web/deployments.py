@@ -66,7 +66,7 @@ class RoutingList(msgspec.Struct, frozen=True):
     data: list[RoutingShown]
 
 
-class Clerk:
+class RoutingEditor:
     """Keeps the store's entries; `looks_up` where this process must itself be able to use what is added."""
 
     def __init__(self, store: Store, settings: Settings, *, looks_up: bool) -> None:
@@ -224,9 +224,9 @@ class Clerk:
         raise ApiProblem(404, "entry_not_found", message)
 
 
-class DeploymentsDoor:
+class DeploymentRoutes:
     def __init__(self, context: WebContext) -> None:
-        self._clerk = Clerk(context.store, context.settings, looks_up=True)
+        self._clerk = RoutingEditor(context.store, context.settings, looks_up=True)
         self._router = context.router
         self._roster = context.roster
         self._body_bytes_max = context.settings.limits.body_bytes_max

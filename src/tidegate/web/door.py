@@ -36,7 +36,7 @@ _ALWAYS = (
 )
 
 
-class Door:
+class RequestDoor:
     def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom) -> None:
         self._app = app
         self._room = room

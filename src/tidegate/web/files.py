@@ -21,7 +21,7 @@ from tidegate.web.routes import Guarded
 LIST_COUNT_MAX = 10_000
 
 
-class Files:
+class FileRoutes:
     def __init__(self, context: WebContext, reception: Reception) -> None:
         self._store = context.store
         self._blobs = context.blobs

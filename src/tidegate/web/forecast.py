@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.core.budgets.budget import Bound, Limit, with_limits
+from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
 from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
 from tidegate.core.nouns import Caller, File, Job, JobRequest
@@ -57,7 +57,7 @@ class Forecaster:
         last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
         return wire.Forecast(
             slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
-            eta=wire.Eta((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
+            eta=wire.EtaShown((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
             work_units=work_units,
         )
 
@@ -78,7 +78,7 @@ class Forecaster:
         policy = self._tenants.of(tenant)
         own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits, caller.team)
         if caller.key_id:
-            own = with_limits(own, Bound.KEY, caller.key_id, caller.limits)
+            own = with_limits(own, LimitBound.KEY, caller.key_id, caller.limits)
         servers = self._router.budgets(models[0]) if len(models) == 1 else []
         return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
 
@@ -113,7 +113,7 @@ class Forecaster:
             chance = eta.feasible(wanted.window_ms, position_of(outlook), [best[0]], self._scheduler.urgent_share)
             # Whether a call takes as long as its tokens or as long as any other is not known: both must say that it is too much.
             is_too_many = 1_000 * calls * units > wanted.window_ms * best[1] * max(1, sum(units_by_model.values()))
-            if chance is eta.Outlook.IMPOSSIBLE and is_too_many:
+            if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
                 return (
                     f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
                     f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."

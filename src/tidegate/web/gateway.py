@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core.body_rules.caller_fields import rules_for
-from tidegate.core.budgets.budget import Bound, Budget, with_limits
+from tidegate.core.budgets.budget import Budget, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem
 from tidegate.core.hooks import About
 from tidegate.core.nouns import Call, Caller
@@ -21,14 +21,14 @@ from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
-from tidegate.upstream.calls.interactive import Ask
+from tidegate.upstream.calls.interactive import InteractiveCall
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import Dialect
 from tidegate.web.guarding import guarded_answer, guarded_stream, guarded_wish
-from tidegate.web.passing import Passing
+from tidegate.web.passing import ProxyResponse
 from tidegate.web.routes import Guarded
-from tidegate.web.wishes import Wish, wish_of
+from tidegate.web.wishes import InteractiveRequest, interactive_request_of
 
 SCOPE = "inference"
 ENDPOINTS = (
@@ -45,7 +45,7 @@ TENANTS_MAX = 4_096
 _BETA = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
 
 
-class Gateway:
+class GatewayRoutes:
     def __init__(self, context: WebContext) -> None:
         self._context = context
         self._limits = context.settings.limits
@@ -61,7 +61,9 @@ class Gateway:
 
     async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
         """Answer one call. `endpoint` is that of the route, which is also the upstream's path."""
-        wish = await wish_of(request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max)
+        wish = await interactive_request_of(
+            request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
+        )
         self._check_model(wish, caller)
         await self._check_fields(wish)
         tenant = await self._tenant(caller)
@@ -89,18 +91,20 @@ class Gateway:
         )
         book = self._context.book
         heard = None if book is None else functools.partial(book.add, caller, wish.model)
-        ask = Ask(call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, heard)
+        ask = InteractiveCall(
+            call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, heard
+        )
         judged = None if guard is None else functools.partial(guarded_answer, guard, about)
         held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
-        return Passing(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged, held)
+        return ProxyResponse(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged, held)
 
     def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
         """What binds a call of this caller, with the limits that its key itself bears."""
         policy = self._tenants.of(tenant)
         budgets = policy.budgets(caller.tenant_id, caller.user, caller.key_id, team=caller.team)
-        return with_limits(budgets, Bound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets
+        return with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets
 
-    def _check_model(self, wish: Wish, caller: Caller) -> None:
+    def _check_model(self, wish: InteractiveRequest, caller: Caller) -> None:
         if not allows(caller.models, caller.resources, wish.model, self._model_of):
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
@@ -119,7 +123,7 @@ class Gateway:
             message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
         raise ApiProblem(404, "model_not_found", message, param="model")
 
-    async def _check_fields(self, wish: Wish) -> None:
+    async def _check_fields(self, wish: InteractiveRequest) -> None:
         """Refuse what the caller may not ask for. What a hook adds afterwards is the operator's own."""
         if wish.is_plain:
             return

@@ -13,13 +13,13 @@ from tidegate.core.errors import ApiProblem, BrokenAnswer
 from tidegate.core.hooks import About, Stop
 from tidegate.core.translate.sse import StreamBroken
 from tidegate.guards.guard import Guard
-from tidegate.upstream.calls.passage import Passage
+from tidegate.upstream.calls.passage import UpstreamResponse
 from tidegate.web.dialects import Dialect, Translator
 from tidegate.web.passing import read_rest
-from tidegate.web.wishes import Wish
+from tidegate.web.wishes import InteractiveRequest
 
 
-async def guarded_wish(guard: Guard, about: About, wish: Wish) -> Wish:
+async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> InteractiveRequest:
     """The wish as it may be sent."""
     if wish.is_stream and guard.refuses_streams:
         raise ApiProblem(
@@ -36,7 +36,7 @@ async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
     return _passed(await guard.after(body, lambda: about))
 
 
-async def guarded_stream(guard: Guard, about: About, passage: Passage, dialect: Dialect) -> bytes:
+async def guarded_stream(guard: Guard, about: About, passage: UpstreamResponse, dialect: Dialect) -> bytes:
     """All of a stream as it may be handed on: its own bytes, or, where a rule changed the answer, one that says what is left of it."""
     endpoint = dialect.endpoint
     whole = WholeAnswer(endpoint, passage.bytes_max)
@@ -55,7 +55,7 @@ async def guarded_stream(guard: Guard, about: About, passage: Passage, dialect: 
     return anew
 
 
-async def _collected(passage: Passage, translator: Translator | None, whole: WholeAnswer) -> bytes:
+async def _collected(passage: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
     """The stream as its client would have it, up to its end; `whole` has heard all of it."""
     pieces = []
     size = 0

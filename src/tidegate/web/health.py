@@ -21,8 +21,8 @@ BELIEVED_MS = 1_000
 class Health:
     def __init__(self, context: WebContext) -> None:
         self._context = context
-        self._store = Check("the store", self._ask_store, context.clock)
-        self._blobs = Check("the blob store", self._ask_blobs, context.clock)
+        self._store = HealthCheck("the store", self._ask_store, context.clock)
+        self._blobs = HealthCheck("the blob store", self._ask_blobs, context.clock)
 
     def routes(self) -> list[Route]:
         return [Route("/healthz", self.alive), Route("/readyz", self.ready)]
@@ -50,7 +50,7 @@ class Health:
         return {"store": store, "blobs": blobs}
 
 
-class Check:
+class HealthCheck:
     """One part of the process, asked at most once at a time and once a second: asking costs a write to the disk, and anyone may ask.
 
     A part that is frozen is not waited for: the answer says so, and the question stays open for the next one that asks."""

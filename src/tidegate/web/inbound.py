@@ -57,7 +57,7 @@ class Fares(NamedTuple):
 
 
 @dataclass(slots=True)
-class Connection:
+class InboundConnection:
     """What is remembered of one connection between two looks; `slow_since_s` is when its client began not to keep up."""
 
     peer: Peer
@@ -99,7 +99,7 @@ class InboundConnections:
         # One connection has one request at a time.
         self._busy: set[Peer] = set()
         # By inode, so that no descriptor has to be kept open; None is a socket of another kind.
-        self._known: dict[int, Connection | None] = {}
+        self._known: dict[int, InboundConnection | None] = {}
         self._count = 0
 
     def counted(self, app: ASGIApp) -> ASGIApp:
@@ -129,7 +129,7 @@ class InboundConnections:
     def look(self, now_s: float) -> None:
         """Close the connections that hold the process up."""
         descriptors = _socket_descriptors()
-        known: dict[int, Connection | None] = {}
+        known: dict[int, InboundConnection | None] = {}
         idle: list[tuple[float, int]] = []
         slow_count = 0
         for inode, fd in descriptors.items():
@@ -181,7 +181,7 @@ class InboundConnections:
                     count += 1
         return count
 
-    def _met(self, inode: int, fd: int, now_s: float) -> Connection | None:
+    def _met(self, inode: int, fd: int, now_s: float) -> InboundConnection | None:
         """Return a connection that is seen for the first time; None for a socket that is not a client's connection to our port."""
         found = _opened(inode, fd)
         if found is None:
@@ -191,7 +191,7 @@ class InboundConnections:
                 return None
             is_listener = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if not is_listener and found.getsockname()[1] == self._port:
-                return Connection(_peer(*found.getpeername()[:2]), now_s)
+                return InboundConnection(_peer(*found.getpeername()[:2]), now_s)
         return None
 
     @staticmethod

@@ -39,7 +39,7 @@ OPENAI_LIST = ("client_version",)
 Place = tuple[str, str]
 
 
-class Models:
+class ModelRoutes:
     def __init__(self, context: WebContext) -> None:
         settings = context.settings
         self._router = context.router
@@ -66,7 +66,7 @@ class Models:
             data = [self._anthropic(name, said) for name, said in found.items()]
             first, last = (data[0].id, data[-1].id) if data else (None, None)
             return wire.json_answer(wire.AnthropicModels(data, first, last, has_more=False))
-        return wire.json_answer(wire.Models("list", [self._model(name, said) for name, said in found.items()]))
+        return wire.json_answer(wire.ModelList("list", [self._model(name, said) for name, said in found.items()]))
 
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
@@ -78,9 +78,9 @@ class Models:
         shown = self._anthropic if _is_anthropic(request) else self._model
         return wire.json_answer(shown(name, found[name]))
 
-    def _model(self, name: str, said: Listed) -> wire.Model:
+    def _model(self, name: str, said: Listed) -> wire.ModelObject:
         created_s = said.created_s or self._created_s
-        return wire.Model(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
+        return wire.ModelObject(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
 
     def _anthropic(self, name: str, said: Listed) -> wire.AnthropicModel:
         created = datetime.fromtimestamp(said.created_s or self._created_s, UTC)

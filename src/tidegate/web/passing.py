@@ -18,7 +18,7 @@ from tidegate import metrics
 from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.passage import Passage
+from tidegate.upstream.calls.passage import UpstreamResponse
 from tidegate.web.dialects import Dialect
 from tidegate.web.open_calls import KeyCut, OpenCall
 from tidegate.web.open_calls import refusal as key_refusal
@@ -40,18 +40,18 @@ class StreamCut(Exception):
     """The upstream's stream broke in the middle of an event, and so does the client's."""
 
 
-class Passing(Response):
+class ProxyResponse(Response):
     """Opens the call when it is answered, so that one task, and one look-out for the client's leaving, cover it all."""
 
     def __init__(
         self,
-        opened: Callable[[], Awaitable[Passage]],
+        opened: Callable[[], Awaitable[UpstreamResponse]],
         dialect: Dialect,
         clock: Clock,
         model: str,
         request_id: str,
         judged: Callable[[bytes], Awaitable[bytes]] | None = None,
-        held: Callable[[Passage, Dialect], Awaitable[bytes]] | None = None,
+        held: Callable[[UpstreamResponse, Dialect], Awaitable[bytes]] | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -75,7 +75,7 @@ class Passing(Response):
             if open_call.is_cut:
                 raise key_refusal()
         watch = asyncio.create_task(self._watch(receive, task))
-        passage: Passage | None = None
+        passage: UpstreamResponse | None = None
         outcome = "failed"
         refusal: Response | None = None
         try:
@@ -142,7 +142,7 @@ class Passing(Response):
         self._has_left = True
         task.cancel()
 
-    async def _pass_on(self, passage: Passage, send: Send) -> str:
+    async def _pass_on(self, passage: UpstreamResponse, send: Send) -> str:
         dialect = self._dialect
         headers = []
         if dialect.left_out:
@@ -168,7 +168,7 @@ class Passing(Response):
         await send({"type": "http.response.start", "status": passage.status, "headers": headers})
         return await self._pass_stream(passage, send)
 
-    async def _pass_stream(self, passage: Passage, send: Send) -> str:
+    async def _pass_stream(self, passage: UpstreamResponse, send: Send) -> str:
         translator = self._dialect.translator()
         escaper = StreamEscaper()
         end = b""
@@ -205,7 +205,7 @@ class Passing(Response):
         return "answered"
 
 
-async def read_rest(passage: Passage) -> None:
+async def read_rest(passage: UpstreamResponse) -> None:
     """What comes after the last event says nothing, and nobody waits for it; a stream that really ends leaves its connection to others."""
     try:
         async with asyncio.timeout(REST_S):

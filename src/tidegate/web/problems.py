@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError, StoreFull
-from tidegate.core.hooks import Code as HookCode
+from tidegate.core.hooks import HookCode as HookCode
 from tidegate.core.translate import error_to_anthropic
 
 log = structlog.get_logger()

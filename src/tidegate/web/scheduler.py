@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tidegate import metrics
 from tidegate.core.nouns import Caller
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
@@ -47,7 +47,7 @@ class SchedulerStatus(msgspec.Struct, frozen=True):
     skips: dict[str, int] = {}
 
 
-def status_of(settings: Settings, switch: Switch) -> SchedulerStatus:
+def status_of(settings: Settings, switch: ModeOverride) -> SchedulerStatus:
     """The modes in force under this switch."""
     policy = switched(schedule_policy(settings), switch)
     return SchedulerStatus(
@@ -58,10 +58,10 @@ def status_of(settings: Settings, switch: Switch) -> SchedulerStatus:
     )
 
 
-async def switch_to(store: Store, wish: SchedulerWish) -> Switch:
+async def switch_to(store: Store, wish: SchedulerWish) -> ModeOverride:
     """Switch what was asked for; asking twice is fine."""
     before = await store.scheduler_switch()
-    after = Switch(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
+    after = ModeOverride(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
     await store.switch_scheduler(after)
     return after
 
@@ -70,7 +70,7 @@ def _chosen(wanted: str | None, before: str) -> str:
     return before if wanted is None else "" if wanted == CONFIGURED else wanted
 
 
-class SchedulerDoor:
+class SchedulerRoutes:
     def __init__(self, context: WebContext) -> None:
         self._store = context.store
         self._settings = context.settings
@@ -90,7 +90,7 @@ class SchedulerDoor:
         wish = await asks.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
         return wire.json_answer(self._counted(await switch_to(self._store, wish)))
 
-    def _counted(self, switch: Switch) -> SchedulerStatus:
+    def _counted(self, switch: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(
             status_of(self._settings, switch),
             shadow_decisions=sum(metrics.counted(metrics.scheduler_shadow_decisions).values()),

@@ -20,7 +20,7 @@ DAYS_SHOWN = 31
 _EPOCH = date(1970, 1, 1)
 
 
-class UsageDoor:
+class UsageRoutes:
     def __init__(self, context: WebContext) -> None:
         self._store = context.store
         self._clock = context.clock

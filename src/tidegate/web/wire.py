@@ -79,7 +79,7 @@ class BatchLimit(msgspec.Struct):
     cost: str | None
 
 
-class Eta(msgspec.Struct):
+class EtaShown(msgspec.Struct):
     """When the batch is expected to be done: as likely before as after, and in 19 of 20 cases before. Unix seconds."""
 
     p50: int | None
@@ -104,7 +104,7 @@ class Extras(msgspec.Struct):
     begin_by: int | None
     limits: list[BatchLimit]
     slack_seconds: int | None
-    eta: Eta | None
+    eta: EtaShown | None
     warnings: list[str]
     cost: str
     work_units: int | None
@@ -137,7 +137,7 @@ class Batch(msgspec.Struct):
     tidegate: Extras
 
 
-class Model(msgspec.Struct, omit_defaults=True):
+class ModelObject(msgspec.Struct, omit_defaults=True):
     """`max_model_len` is the longest context that every server of it bears, as vLLM and SGLang say it; left out where nobody does."""
 
     id: str
@@ -169,9 +169,9 @@ class Page(msgspec.Struct, Generic[T]):
     has_more: bool
 
 
-class Models(msgspec.Struct):
+class ModelList(msgspec.Struct):
     object: str
-    data: list[Model]
+    data: list[ModelObject]
 
 
 def json_answer(body: msgspec.Struct, status: int = 200) -> Response:
@@ -197,7 +197,7 @@ class Forecast:
     """What can be said of a batch's size and its end, where something can."""
 
     slack_seconds: int | None = None
-    eta: Eta | None = None
+    eta: EtaShown | None = None
     warnings: tuple[str, ...] = ()
     work_units: int | None = None
 

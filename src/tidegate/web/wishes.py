@@ -31,7 +31,7 @@ class _Body(msgspec.Struct):
     background: object = None
 
 
-class Wish(NamedTuple):
+class InteractiveRequest(NamedTuple):
     """One that `is_plain` can say nothing that its caller may not."""
 
     model: str
@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-async def wish_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> Wish:
+async def interactive_request_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> InteractiveRequest:
     """The wish in this request, or a 4xx that says what is wrong with it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -68,11 +68,11 @@ async def wish_of(request: Request, endpoint: str, bytes_max: int, depth_max: in
     body = await intake.whole(bytes_max, over)
     if len(body) > READ_HERE_BYTES_MAX:
         # Nobody else waits while a large body is looked through.
-        return await asyncio.to_thread(read_wish, body, endpoint, depth_max)
-    return read_wish(body, endpoint, depth_max)
+        return await asyncio.to_thread(read_interactive_request, body, endpoint, depth_max)
+    return read_interactive_request(body, endpoint, depth_max)
 
 
-def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
+def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> InteractiveRequest:
     if not is_utf8(body):
         raise _not_json("it is not UTF-8")
     try:
@@ -102,7 +102,7 @@ def read_wish(body: bytes, endpoint: str, depth_max: int) -> Wish:
     is_flex = said.service_tier == FLEX
     names_model = said.model is not msgspec.UNSET
     sent = _without_tier(body) if is_flex else body
-    return Wish(model, bool(said.stream), is_flex, sent, names_model, plain is not None)
+    return InteractiveRequest(model, bool(said.stream), is_flex, sent, names_model, plain is not None)
 
 
 def _without_tier(body: bytes) -> bytes:

@@ -11,11 +11,11 @@ import structlog
 
 from tidegate import metrics
 from tidegate.core import schedule
-from tidegate.core.nouns import Pace
+from tidegate.core.nouns import ModelPace
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import deadline, fair
-from tidegate.core.schedule.switch import Switch
-from tidegate.store.snapshots import Bounds
+from tidegate.core.schedule.switch import ModeOverride
+from tidegate.store.snapshots import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.worker.trial import Trial
 
@@ -75,27 +75,27 @@ def _tell_gaps(snapshot: schedule.Snapshot) -> None:
             metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
 
 
-class Chooser:
+class Scheduler:
     """`policy_of` gives the policy for the mode as an operator switched it at run time; `caps` are those of tenants by name."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        policy_of: Callable[[Switch], schedule.Policy],
+        policy_of: Callable[[ModeOverride], schedule.Policy],
         slice_items: int,
         caps: Mapping[str, int] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._policy_of = policy_of
-        self._policy = policy_of(Switch())
-        self._switch = Switch()
+        self._policy = policy_of(ModeOverride())
+        self._switch = ModeOverride()
         self._slice_items = slice_items
         self._caps = caps or {}
         self._caps_at_ms = 0.0
         self._turns: dict[str, schedule.Turn] = {}
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, ModelPace] = {}
         self._paced_at_ms: dict[str, float] = {}
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
@@ -163,7 +163,7 @@ class Chooser:
             closed={model: reason for model, (_, reason) in rooms.items() if reason},
             paces=self._paces,
             turns=self._turns,
-            bounds=Bounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
+            bounds=SnapshotBounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
             models_max=MODELS_MAX,
             hides_suspects=trial is not None and trial.hides_suspects,
             wants_check=trial is not None and trial.wants_check,

@@ -17,9 +17,9 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Upstream
 from tidegate.core.schedule import Reason
 from tidegate.stages import lease
 from tidegate.store.store import Store
-from tidegate.worker.choose import Chooser
-from tidegate.worker.hand import SHORT_WAIT_MS, Hand, Held
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.choose import Scheduler
+from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.key_state import KeyStates
 from tidegate.worker.trial import Trial
 
@@ -34,7 +34,7 @@ class FillLimits:
     slice_count_max: int
 
 
-class Filler:
+class Leaser:
     def __init__(
         self,
         store: Store,
@@ -42,14 +42,14 @@ class Filler:
         upstream: Upstream,
         clock: Clock,
         entropy: Entropy,
-        hand: Hand,
-        chooser: Chooser,
-        me: Incarnation,
+        hand: LeasedWork,
+        chooser: Scheduler,
+        me: Registration,
         limits: FillLimits,
         budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]],
         keys: KeyStates,
         may_take: Callable[[], bool],
-        settle: Callable[[Held], None],
+        settle: Callable[[LeasedSliceState], None],
         trial: Trial,
     ) -> None:
         self._store = store
@@ -102,7 +102,7 @@ class Filler:
                 keeps_rest=choice.suspects.is_searching and not self._trial.wants_check,
             )
             taken = await lease.take(self._store, self._clock, worker_id, picks, bounds)
-            leased = [Held(piece, until_ms) for piece, until_ms in taken]
+            leased = [LeasedSliceState(piece, until_ms) for piece, until_ms in taken]
             if worker_id != self._me.id:
                 return False
             for held in leased:
@@ -119,7 +119,7 @@ class Filler:
                 raise result
         return any(begun)
 
-    async def _learn_keys(self, leased: list[Held]) -> None:
+    async def _learn_keys(self, leased: list[LeasedSliceState]) -> None:
         """Ask about keys that came only now; while nobody can say how they stand, their items wait."""
         if not all(self._keys.knows(held.slice.key_id) for held in leased):
             try:
@@ -127,7 +127,7 @@ class Filler:
             except StoreUnavailable as error:
                 log.warning("keys_unknown", error=str(error))
 
-    async def _begin_slice(self, held: Held) -> bool:
+    async def _begin_slice(self, held: LeasedSliceState) -> bool:
         """Read a slice's items into the hand; False when they cannot be had."""
         piece = held.slice
         try:
@@ -156,7 +156,7 @@ class Filler:
         """Whether items of this model would be taken now."""
         return self._may_take() and self._room(model)[0] > 0
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: LeasedSliceState) -> None:
         self._hand.forget(held)
         self._trial.end_slice(held)
 

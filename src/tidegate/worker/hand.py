@@ -22,7 +22,7 @@ AHEAD_MS = 200
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class LeasedSliceState:
     """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
     `answered_number` is the last of its items that a model server answered."""
 
@@ -62,7 +62,7 @@ class _Stock:
     __slots__ = ("_since_ms", "in_flight", "queue", "went", "went_before")
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Held, Item]] = deque()
+        self.queue: deque[tuple[LeasedSliceState, Item]] = deque()
         self.in_flight = 0
         self._since_ms = -math.inf
         self.went = self.went_before = 0
@@ -84,17 +84,17 @@ class _Stock:
         return not self.queue and not self.in_flight and now_ms - self._since_ms >= 2 * AHEAD_MS
 
 
-class Hand:
+class LeasedWork:
     def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
         self._upstream = upstream
         self._clock = clock
         self._may_send_at_all = may_send
         self._stocks: dict[str, _Stock] = {}
-        self._held: dict[tuple[str, int, str], Held] = {}
+        self._held: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
         self._is_inviting = False
         self._is_shut = False
-        self.admitted: tuple[Held, Item] | None = None
+        self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
 
@@ -133,7 +133,7 @@ class Hand:
         """Whether anything here was asked for under a key."""
         return any(held.slice.key_id is not None for held in self._held.values())
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[LeasedSliceState]:
         return list(self._held.values())
 
     def extend_lease(self, until_ms: float) -> None:
@@ -147,18 +147,18 @@ class Hand:
         for held in self.held():
             self.drop(held)
 
-    def expect(self, held: Held) -> None:
+    def expect(self, held: LeasedSliceState) -> None:
         """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
         piece = held.slice
         held.reading = True
         self._held[piece.job_id, piece.first, piece.token] = held
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: LeasedSliceState) -> None:
         """A slice that could not be read is not held after all."""
         piece = held.slice
         self._held.pop((piece.job_id, piece.first, piece.token), None)
 
-    def add(self, held: Held, items: Iterable[Item]) -> None:
+    def add(self, held: LeasedSliceState, items: Iterable[Item]) -> None:
         """Take a freshly leased slice with the items of it that have no outcome yet."""
         piece = held.slice
         held.reading = False
@@ -174,7 +174,7 @@ class Hand:
                 queue.append((held, item))
         self.wake()
 
-    def take(self) -> tuple[Held, Item] | None:
+    def take(self) -> tuple[LeasedSliceState, Item] | None:
         """The next item that may be sent now."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self._may_send_at_all():
@@ -196,7 +196,7 @@ class Hand:
                 return held, item
         return None
 
-    def _goes(self, stock: _Stock, held: Held, item: Item, now_ms: float) -> None:
+    def _goes(self, stock: _Stock, held: LeasedSliceState, item: Item, now_ms: float) -> None:
         held.in_flight += 1
         if item.number >= held.sent_to:
             held.sent_to = item.number + 1
@@ -214,17 +214,17 @@ class Hand:
         self.admitted = None
         self.wake()
 
-    def admit(self, entry: tuple[Held, Item] | None) -> None:
+    def admit(self, entry: tuple[LeasedSliceState, Item] | None) -> None:
         """Let this one item go out while nothing else may; None takes that back."""
         self.admitted = entry
         if entry is not None:
             self.wake_one()
 
-    def queued(self) -> list[tuple[Held, Item]]:
+    def queued(self) -> list[tuple[LeasedSliceState, Item]]:
         """Every item that waits here to be sent, of slices that are not dropped."""
         return [entry for stock in self._stocks.values() for entry in stock.queue if not entry[0].dropped]
 
-    def _take_admitted(self, now_ms: float) -> tuple[Held, Item] | None:
+    def _take_admitted(self, now_ms: float) -> tuple[LeasedSliceState, Item] | None:
         entry = self.admitted
         if entry is None or self.in_flight or entry[0].dropped or now_ms >= entry[0].deadline_ms:
             return None
@@ -248,7 +248,7 @@ class Hand:
             return True
         return self._upstream.free_slots(model) > 0
 
-    async def next(self) -> tuple[Held, Item]:
+    async def next(self) -> tuple[LeasedSliceState, Item]:
         """Wait for an item that may be sent."""
         taken = self.take()
         if taken is not None:
@@ -293,40 +293,40 @@ class Hand:
                 future.set_result(None)
                 return
 
-    def landed(self, held: Held) -> None:
+    def landed(self, held: LeasedSliceState) -> None:
         """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
         held.in_flight -= 1
         self.in_flight -= 1
         self._stocks[held.slice.model].in_flight -= 1
 
-    def put_back(self, held: Held, item: Item, wait_ms: float) -> None:
+    def put_back(self, held: LeasedSliceState, item: Item, wait_ms: float) -> None:
         """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
         held.deferred_until_ms = max(held.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
         asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, held, item)
 
-    def _return(self, held: Held, item: Item) -> None:
+    def _return(self, held: LeasedSliceState, item: Item) -> None:
         if not held.dropped:
             self._stock(held.slice.model).queue.appendleft((held, item))
             self.wake_one()
 
-    def defer(self, held: Held, wait_ms: float) -> None:
+    def defer(self, held: LeasedSliceState, wait_ms: float) -> None:
         """This item waits longer than a worker should hold it: it goes back with its slice."""
         self._defer(held, self._clock.monotonic_ms() + wait_ms)
 
-    def defer_for_budget(self, held: Held, wait_ms: float) -> None:
+    def defer_for_budget(self, held: LeasedSliceState, wait_ms: float) -> None:
         """The same for an item that waits for a budget: nobody asked for that rest, so the first of a slice to be worth a try wakes it."""
         held.deferred += 1
         held.worth_at_ms = min(held.worth_at_ms, self._clock.monotonic_ms() + wait_ms)
 
-    def _defer(self, held: Held, until_ms: float) -> None:
+    def _defer(self, held: LeasedSliceState, until_ms: float) -> None:
         held.deferred += 1
         held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: LeasedSliceState) -> None:
         """Send nothing more of this slice; its calls in flight go on."""
         held.dropped = True
 
-    def cut(self, held: Held) -> int:
+    def cut(self, held: LeasedSliceState) -> int:
         """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
         piece = held.slice
         return sum(number not in piece.done for number in range(held.sent_to, piece.first + piece.count))
@@ -352,7 +352,7 @@ class Hand:
                 dropped.add((held.slice.job_id, held.slice.model))
         return dropped
 
-    def settle(self, held: Held) -> bool:
+    def settle(self, held: LeasedSliceState) -> bool:
         """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
         if held.settled or held.reading or held.in_flight or not (held.dropped or held.left == held.deferred):
             return False
@@ -360,7 +360,7 @@ class Hand:
         self.forget(held)
         return True
 
-    def release_wait_ms(self, held: Held) -> int:
+    def release_wait_ms(self, held: LeasedSliceState) -> int:
         """How long a slice that is given back should rest."""
         until_ms = held.deferred_until_ms
         if held.worth_at_ms < math.inf:
@@ -379,7 +379,7 @@ class Hand:
     def keys(self) -> set[tuple[str, int, str]]:
         return set(self._held)
 
-    def close_job(self, job_id: str) -> list[Held]:
+    def close_job(self, job_id: str) -> list[LeasedSliceState]:
         """The job closes: send nothing more of it."""
         mine = [held for held in self.held() if held.slice.job_id == job_id]
         for held in mine:

@@ -13,7 +13,7 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 
-class Incarnation:
+class Registration:
     """One life of a process. Declared gone, it begins another one under another id."""
 
     def __init__(self, store: Store, clock: Clock, entropy: Entropy, *, host: str, version: str, lease_ms: int) -> None:
@@ -55,7 +55,7 @@ class Incarnation:
         return asked_ms + self._lease_ms * 5 / 6
 
 
-async def beat_until(stop: asyncio.Event, me: Incarnation, heartbeat_ms: int) -> None:
+async def beat_until(stop: asyncio.Event, me: Registration, heartbeat_ms: int) -> None:
     """A process without a worker still owns the blobs that it receives."""
     while not stop.is_set():
         try:

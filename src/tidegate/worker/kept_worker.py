@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from tidegate.core.errors import StoreUnavailable, WorkerBroken
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ class RunsItems(Protocol):
 
 
 class KeptWorker:
-    def __init__(self, make: Callable[[], RunsItems], me: Incarnation, heartbeat_ms: int) -> None:
+    def __init__(self, make: Callable[[], RunsItems], me: Registration, heartbeat_ms: int) -> None:
         self._make = make
         self._me = me
         self._heartbeat_s = heartbeat_ms / 1000

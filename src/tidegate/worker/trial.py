@@ -25,8 +25,8 @@ from tidegate.core.schedule.snapshot import Suspects
 from tidegate.stages.record import Recorder
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
 from tidegate.store.store import Store
-from tidegate.worker.hand import SHORT_WAIT_MS, Hand, Held
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.incarnation import Registration
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class _Stage(IntEnum):
 
 class Trial:
     def __init__(
-        self, store: Store, hand: Hand, recorder: Recorder, me: Incarnation, look_again: Callable[[], None]
+        self, store: Store, hand: LeasedWork, recorder: Recorder, me: Registration, look_again: Callable[[], None]
     ) -> None:
         """`look_again` has the worker lease what it can now."""
         self._store = store
@@ -55,9 +55,9 @@ class Trial:
         self._look_again = look_again
         self._stage = _Stage.HALF
         self._level = 0
-        self._group: set[Held] = set()
+        self._group: set[LeasedSliceState] = set()
         self._has_sent = False
-        self._alone: Held | None = None
+        self._alone: LeasedSliceState | None = None
         self.wants_check = False
         self._alone_wanted = asyncio.Event()
 
@@ -96,7 +96,7 @@ class Trial:
         bound = bounds[self._stage]
         return min(bound, kept) if seen.out_level == seen.level else bound
 
-    def begin_group(self, leased: list[Held]) -> None:
+    def begin_group(self, leased: list[LeasedSliceState]) -> None:
         """These slices were leased and nothing of them was sent yet. A single suspect that lost many owners goes alone."""
         self._group.update(held for held in leased if held.slice.lost_count >= SUSPECT_AFTER)
         if self.hides_suspects and len(self._group) == 1 and self._alone is None:
@@ -106,7 +106,7 @@ class Trial:
                 self._hand.shut()
                 self._alone_wanted.set()
 
-    def end_slice(self, held: Held) -> bool:
+    def end_slice(self, held: LeasedSliceState) -> bool:
         """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
         if held not in self._group:
             return False
@@ -130,7 +130,7 @@ class Trial:
                 self._alone = None
                 self._hand.reopen()
 
-    async def _run_alone(self, held: Held) -> None:
+    async def _run_alone(self, held: LeasedSliceState) -> None:
         await _until(lambda: not self._hand.in_flight and not any(one.reading for one in self._hand.held()))
         entry = next((entry for entry in self._hand.queued() if entry[0] is held), None)
         if entry is None:
@@ -141,7 +141,7 @@ class Trial:
             await self._flies(entry)
         await self._say(None)
 
-    async def _check(self, suspect: Held) -> bool:
+    async def _check(self, suspect: LeasedSliceState) -> bool:
         """Run another item alone first, the least suspected one. True when a model server answered it and the worker survived that; False
         when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
         others = await self._others(suspect)
@@ -151,7 +151,7 @@ class Trial:
         entry = min(others, key=lambda entry: entry[0].slice.lost_count)
         return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
 
-    async def _others(self, suspect: Held) -> list[tuple[Held, Item]]:
+    async def _others(self, suspect: LeasedSliceState) -> list[tuple[LeasedSliceState, Item]]:
         """What waits here besides the suspect; with nothing else at hand, one more slice may be leased for it."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _CHECK_WAIT_S
@@ -166,7 +166,7 @@ class Trial:
         finally:
             self.wants_check = False
 
-    async def _flies(self, entry: tuple[Held, Item]) -> bool:
+    async def _flies(self, entry: tuple[LeasedSliceState, Item]) -> bool:
         """Send this item alone, and wait until it has landed and what became of it is committed. False when it could not be sent soon."""
         held, _ = entry
         self._hand.admit(entry)
@@ -184,7 +184,7 @@ class Trial:
         await _until(lambda: not self._recorder.is_settling(piece.job_id, piece.first, piece.token))
         return True
 
-    async def _say(self, entry: tuple[Held, Item] | None, *, is_checked: bool = False) -> bool:
+    async def _say(self, entry: tuple[LeasedSliceState, Item] | None, *, is_checked: bool = False) -> bool:
         """Tell the store what runs alone now. False when this incarnation is over."""
         item = (entry[0].slice.job_id, entry[1].number) if entry else None
         worker_id = self._me.id
@@ -197,11 +197,11 @@ class Trial:
         return False
 
 
-def _alone_losses(held: Held) -> int:
+def _alone_losses(held: LeasedSliceState) -> int:
     return max((attempts.alone_losses for attempts in held.slice.attempts.values()), default=0)
 
 
-def _goes_alone(held: Held) -> bool:
+def _goes_alone(held: LeasedSliceState) -> bool:
     """Whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
     piece = held.slice
     return piece.count == 1 and piece.lost_count >= ALONE_AFTER and _alone_losses(held) < ALONE_LOSSES_MAX

@@ -23,7 +23,7 @@ import structlog
 from tidegate import metrics
 from tidegate.core.answers.results import with_cost
 from tidegate.core.body_rules.caller_fields import rules_for
-from tidegate.core.budgets.budget import Bound, Budget, with_limits
+from tidegate.core.budgets.budget import Budget, LimitBound, with_limits
 from tidegate.core.errors import BlobError, LostRace, StoreError, StoreUnavailable, Withheld, WorkerBroken
 from tidegate.core.input.lines import LineRules
 from tidegate.core.nouns import Attempts, Holding, Item, Job, LeasedSlice, Recorded
@@ -31,18 +31,18 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
 from tidegate.core.usage.prices import cost
 from tidegate.failpoints import hit
 from tidegate.guards.guard import Guards
-from tidegate.stages.ingest.ingest import Ingest, RunPass
+from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.perform import Again, Answered, Failed, perform
 from tidegate.stages.record import Recorder
 from tidegate.stages.ship import Ship
 from tidegate.stages.tend import crowded_files, deadlines, lost_workers, retention
-from tidegate.stages.tend.flows import Flows
+from tidegate.stages.tend.flows import FlowUpkeep
 from tidegate.stages.tend.garbage import Garbage
 from tidegate.store.store import Store
-from tidegate.worker.choose import Chooser
-from tidegate.worker.fill import Filler, FillLimits
-from tidegate.worker.hand import SHORT_WAIT_MS, Hand, Held
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.choose import Scheduler
+from tidegate.worker.fill import FillLimits, Leaser
+from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.kept_worker import until_any
 from tidegate.worker.key_state import ASKED_EVERY_MS, KeyStates
 from tidegate.worker.trial import Trial
@@ -67,7 +67,7 @@ class Worker:
         clock: Clock,
         entropy: Entropy,
         wake: Wake,
-        incarnation: Incarnation,
+        incarnation: Registration,
         options: WorkerOptions,
         rules_for: Callable[[Job], LineRules],
         run_pass: RunPass,
@@ -86,18 +86,18 @@ class Worker:
             return await new_blob(kind, self._me.id)
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded, upstream.recorded)
-        self._hand = Hand(upstream, clock, lambda: not self._stopping and not self._recorder.full)
+        self._hand = LeasedWork(upstream, clock, lambda: not self._stopping and not self._recorder.full)
         self._lease_ear = wake.listen()
         self._trial = Trial(store, self._hand, self._recorder, incarnation, self._lease_ear.hear)
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.reached_by)
         reading = (options.scratch, rules_for, run_pass, options.weight_of, options.model_of, options.ingest)
-        self._ingest = Ingest(store, blobs, entropy, *reading)
+        self._ingest = IngestStage(store, blobs, entropy, *reading)
         self._ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
-        self._flows = Flows(store, options.weight_of)
-        chooser = Chooser(store, clock, options.policy_of, options.slice_items, options.in_flight_caps)
-        self._filler = Filler(
+        self._flows = FlowUpkeep(store, options.weight_of)
+        chooser = Scheduler(store, clock, options.policy_of, options.slice_items, options.in_flight_caps)
+        self._filler = Leaser(
             store,
             blobs,
             upstream,
@@ -308,15 +308,19 @@ class Worker:
         """Until when a call of this slice may begin without anybody being asked again."""
         return min(self._hand.lease_until_ms, self._keys.believed_until_ms(piece))
 
-    def _budgets(self, held: Held) -> tuple[Budget, ...]:
+    def _budgets(self, held: LeasedSliceState) -> tuple[Budget, ...]:
         """What binds a call of this slice, with the limits that its key bears now."""
         limits = self._keys.limits(held.slice)
         if limits != held.key_limits:
             held.key_limits = limits
-            held.budgets = with_limits(self._options.budgets_of(held.slice), Bound.KEY, held.slice.key_id or "", limits)
+            held.budgets = with_limits(
+                self._options.budgets_of(held.slice), LimitBound.KEY, held.slice.key_id or "", limits
+            )
         return held.budgets
 
-    def _note(self, held: Held, item: Item, verdict: Answered | Failed | Again | None, took_ms: int) -> None:
+    def _note(
+        self, held: LeasedSliceState, item: Item, verdict: Answered | Failed | Again | None, took_ms: int
+    ) -> None:
         piece = held.slice
         if isinstance(verdict, (Answered, Failed)):
             paid = self._cost_nano(verdict)
@@ -368,7 +372,7 @@ class Worker:
         paid = cost(answered.usage, price, batch=True)
         return paid.input_nano, paid.cached_nano, paid.output_nano
 
-    def _settle(self, held: Held) -> None:
+    def _settle(self, held: LeasedSliceState) -> None:
         """Say so when a slice has nothing more to do here: it is done, or it goes back."""
         if not self._hand.settle(held):
             return

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.budgets.budget import Budget
-from tidegate.core.hooks import Rule
+from tidegate.core.hooks import PolicyRule
 from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import LeasedSlice
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import FlushLimits
 
@@ -32,7 +32,7 @@ class WorkerOptions:
     result_expires_after_ms: int | None
     job_keep_ms: int
     garbage_safety_ms: int
-    policy_of: Callable[[Switch], Policy] = lambda switch: Policy()
+    policy_of: Callable[[ModeOverride], Policy] = lambda switch: Policy()
     weight_of: Callable[[str], float] = lambda tenant: 1.0
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
     budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
@@ -41,5 +41,5 @@ class WorkerOptions:
     fields_of: Mapping[str, FieldRules] = field(default_factory=dict)
     price_of: Callable[[str], Price | None] = lambda deployment: None
     parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PolicyRule, ...] = ()
     ingest: IngestLimits = field(default_factory=IngestLimits)

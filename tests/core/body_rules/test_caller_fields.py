@@ -13,7 +13,7 @@ from tidegate.core.body_rules import media_hosts
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS, PROVIDER_FIELDS
 from tidegate.core.body_rules.caller_fields import NAMES_MAX, STRICT, FieldRules, fault_in, field_fault
 from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 
 URL = "https://images.example.com/cat.png"
 LOOSE = FieldRules(refused=STRICT.refused, allowed=KNOWN_FIELDS, media_hosts=frozenset({"images.example.com"}))
@@ -264,7 +264,7 @@ def test_each_engine_has_fields_of_its_own() -> None:
             refused = fault_in(written(asks(**{name: "x"})), rules) is not None
             assert refused == (name in names), (engine, name)
     for name in ("priority", "chat_template", "kv_transfer_params", "prompt_embeds"):
-        assert all(name in ENGINE_FIELDS[one] for one in (Engine.VLLM, Engine.SGLANG, Engine.GENERIC))
+        assert all(name in ENGINE_FIELDS[one] for one in (EngineKind.VLLM, EngineKind.SGLANG, EngineKind.GENERIC))
 
 
 def test_one_allowed_field_allows_no_other() -> None:

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, Ask, Bound, Budget, Limit, Period, Settlement
+from tidegate.core.budgets.budget import (
+    GRANT_MS,
+    NEVER_MS,
+    Budget,
+    BudgetRequest,
+    Limit,
+    LimitBound,
+    Period,
+    Settlement,
+)
 from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
@@ -285,7 +294,7 @@ def test_a_busy_ledger_stays_small() -> None:
     assert len(ledger.pack()) < 8_000
 
 
-def budget(name: str, *limits: Limit, bound: Bound = Bound.DEPLOYMENT) -> Budget:
+def budget(name: str, *limits: Limit, bound: LimitBound = LimitBound.DEPLOYMENT) -> Budget:
     return Budget(bound, name, limits)
 
 
@@ -294,11 +303,13 @@ def minute(requests: int | None = None, tokens: int | None = None) -> Limit:
 
 
 def test_every_budget_of_an_ask_gives_or_none_does() -> None:
-    wide, tight = budget("wide", minute(100)), budget("tight", minute(3), bound=Bound.TENANT)
-    closed = budget("closed", minute(0), bound=Bound.JOB)
+    wide, tight = budget("wide", minute(100)), budget("tight", minute(3), bound=LimitBound.TENANT)
+    closed = budget("closed", minute(0), bound=LimitBound.JOB)
     ledgers = {one.id: Ledger() for one in (wide, tight, closed)}
     first, second, third = deal(
-        [Ask((wide, tight), 5, 50), Ask((wide, closed), 5, 50), Ask((wide,), 200, 200)], ledgers, START_MS
+        [BudgetRequest((wide, tight), 5, 50), BudgetRequest((wide, closed), 5, 50), BudgetRequest((wide,), 200, 200)],
+        ledgers,
+        START_MS,
     )
     assert (first.requests, first.tokens, first.spent) == (3, 30, "tenant:tight")
     assert 60_000 < first.wait_ms <= 60_500
@@ -309,9 +320,11 @@ def test_every_budget_of_an_ask_gives_or_none_does() -> None:
 def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
     shared, other = budget("shared", minute(tokens=100)), budget("other", minute(tokens=100))
     ledgers = {one.id: Ledger() for one in (shared, other)}
-    deal([Ask((shared,), 1, 50)], ledgers, START_MS)
+    deal([BudgetRequest((shared,), 1, 50)], ledgers, START_MS)
     large, small, elsewhere = deal(
-        [Ask((shared,), 1, 80), Ask((shared,), 1, 10), Ask((other,), 1, 10)], ledgers, START_MS
+        [BudgetRequest((shared,), 1, 80), BudgetRequest((shared,), 1, 10), BudgetRequest((other,), 1, 10)],
+        ledgers,
+        START_MS,
     )
     assert (large.requests, small.requests, elsewhere.requests) == (0, 0, 1)
     assert small.wait_ms == large.wait_ms > 0
@@ -319,7 +332,7 @@ def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
 
 def test_limits_that_are_switched_off_bind_nobody() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
-    [grant] = deal([Ask((off,), 9, 9)], {off.id: Ledger()}, START_MS)
+    [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)
     assert (grant.requests, grant.wait_ms, grant.spent) == (9, 0, "")
 
 
@@ -327,16 +340,16 @@ def test_limits_that_are_switched_off_bind_nobody() -> None:
 def test_an_ask_that_cannot_be_meant_is_refused(requests: int, tokens: int) -> None:
     one = budget("one", minute(10))
     with pytest.raises(ValueError, match="cannot be meant"):
-        deal([Ask((one,), requests, tokens)], {one.id: Ledger()}, START_MS)
+        deal([BudgetRequest((one,), requests, tokens)], {one.id: Ledger()}, START_MS)
 
 
 def test_settling_gives_back_what_was_not_used() -> None:
     one = budget("one", minute(10, 100))
     ledgers = {one.id: Ledger()}
-    [grant] = deal([Ask((one,), 10, 100)], ledgers, START_MS)
+    [grant] = deal([BudgetRequest((one,), 10, 100)], ledgers, START_MS)
     settle([Settlement(grant.id, (one,), unsent_requests=4, reserved_tokens=40, used_tokens=0)], ledgers, START_MS)
     settle([Settlement(grant.id, (one,), 0, reserved_tokens=60, used_tokens=10)], ledgers, START_MS + 9_000)
-    [more] = deal([Ask((one,), 20, 20)], ledgers, START_MS + 10_000)
+    [more] = deal([BudgetRequest((one,), 20, 20)], ledgers, START_MS + 10_000)
     assert more.requests == 4
     [tokens_left] = [ledgers[one.id].fits(minute(None, 100), START_MS + 10_000, 999, 1)]
     assert tokens_left == 100 - 10 - 4
@@ -346,7 +359,7 @@ def test_settling_gives_back_what_was_not_used() -> None:
 def test_a_settlement_of_an_unknown_grant_gives_nothing_back(grant_id: str) -> None:
     one = budget("one", minute(10, 100))
     ledgers = {one.id: Ledger()}
-    deal([Ask((one,), 10, 100)], ledgers, START_MS)
+    deal([BudgetRequest((one,), 10, 100)], ledgers, START_MS)
     settle([Settlement(grant_id, (one,), 10, 100, 0)], ledgers, START_MS)
-    [grant] = deal([Ask((one,), 1, 1)], ledgers, START_MS)
+    [grant] = deal([BudgetRequest((one,), 1, 1)], ledgers, START_MS)
     assert grant.requests == 0

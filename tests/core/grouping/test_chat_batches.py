@@ -15,7 +15,7 @@ from tidegate.core.grouping.chat_batches import (
     ChatBatching,
     ChatMode,
     ChatPart,
-    Route,
+    ChatRoute,
     Singly,
     build,
     plan,
@@ -25,12 +25,12 @@ from tidegate.core.grouping.chat_batches import (
 from tidegate.core.nouns import Usage
 from tidegate.core.retry import GiveUp
 
-ROUTE = Route("d1", "example", "http://h/v1", "public", "inner", ("d2",))
+ROUTE = ChatRoute("d1", "example", "http://h/v1", "public", "inner", ("d2",))
 GROUPS = ChatBatching(ChatMode.SYNC_MICROBATCH, upstream_max_batch_size=4, max_total_input_tokens=1000)
 HI = [{"role": "user", "content": "hi"}]
 
 
-def item(route: Route = ROUTE, **fields: Any) -> ChatPart | Singly:
+def item(route: ChatRoute = ROUTE, **fields: Any) -> ChatPart | Singly:
     return read(ENDPOINT, json.dumps({"model": "m", "messages": HI, **fields}).encode(), route, GROUPS)
 
 
@@ -83,11 +83,11 @@ def test_mode_size_executor_and_endpoint_decide_first() -> None:
 def test_every_part_of_the_route_and_every_parameter_must_agree() -> None:
     base = part()
     for name in ("deployment", "provider", "api_base", "public_model", "deployment_model"):
-        other = Route(**{**{field: getattr(ROUTE, field) for field in ROUTE.__struct_fields__}, name: "else"})
+        other = ChatRoute(**{**{field: getattr(ROUTE, field) for field in ROUTE.__struct_fields__}, name: "else"})
         found = item(other)
         assert isinstance(found, ChatPart)
         assert found.key != base.key
-    alone = item(Route("d1", "example", "http://h/v1", "public", "inner"))
+    alone = item(ChatRoute("d1", "example", "http://h/v1", "public", "inner"))
     assert isinstance(alone, ChatPart)
     assert alone.key != base.key
     assert part(temperature=0.5).key != base.key

@@ -7,7 +7,15 @@ from collections import Counter
 
 import pytest
 
-from tidegate.core.input.turns import IngestLimits, Lane, Turn, WaitingInput, WaitingTenant, choose_inputs, ingest_bytes
+from tidegate.core.input.turns import (
+    IngestLane,
+    IngestLimits,
+    IngestTurn,
+    WaitingInput,
+    WaitingTenant,
+    choose_inputs,
+    ingest_bytes,
+)
 
 
 class Queue:
@@ -22,7 +30,7 @@ class Queue:
     def input(name: str, number: int, size: int) -> WaitingInput:
         return WaitingInput(f"{name}{number}", size, size)
 
-    def next(self, count_max: int = 1) -> list[Turn]:
+    def next(self, count_max: int = 1) -> list[IngestTurn]:
         waiting = [
             WaitingTenant(name, self.places.get(name, 0), sorted(own, key=lambda one: one.rank))
             for name, own in self.inputs.items()
@@ -80,5 +88,5 @@ def test_short_lines_cost_more_than_their_bytes_and_nothing_is_free() -> None:
     assert ingest_bytes(0, 0) == 1
     assert ingest_bytes(1_000, 1) == 1_512
     limits = IngestLimits(small_bytes_max=1_000, passes_max=3)
-    assert (limits.sizes(Lane.SMALL)[1] + 1, limits.tenant_passes_max) == (limits.sizes(Lane.LARGE)[0], 2)
+    assert (limits.sizes(IngestLane.SMALL)[1] + 1, limits.tenant_passes_max) == (limits.sizes(IngestLane.LARGE)[0], 2)
     assert IngestLimits(passes_max=1).tenant_passes_max == 1

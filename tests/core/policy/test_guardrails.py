@@ -15,9 +15,9 @@ from tidegate.core.policy.guardrails import (
     Action,
     AnswerShape,
     Guardrail,
+    GuardrailRefusal,
     Length,
     Patterns,
-    Refuse,
     Transformed,
     Unseen,
     answer_texts,
@@ -38,10 +38,10 @@ def test_length_counts_bytes_and_tokens() -> None:
     assert rail.check_prompt(b"x" * 80) is PASS
     for body in (b"x" * 81, b"x" * 101):
         verdict = rail.check_prompt(body)
-        assert isinstance(verdict, Refuse)
+        assert isinstance(verdict, GuardrailRefusal)
         assert verdict.code == "guardrail_length"
     assert rail.check_answer(b"x" * 10) is PASS
-    assert isinstance(rail.check_answer(b"x" * 11), Refuse)
+    assert isinstance(rail.check_answer(b"x" * 11), GuardrailRefusal)
     assert Length().check_prompt(b"x" * 10**6) is PASS
     with pytest.raises(SettingsError):
         Length(prompt_bytes_max=-1)
@@ -63,7 +63,7 @@ def test_a_denied_word_is_found_wherever_a_text_can_stand() -> None:
         b'"secret"',
     ):
         verdict = rail.check_prompt(body)
-        assert isinstance(verdict, Refuse)
+        assert isinstance(verdict, GuardrailRefusal)
         assert verdict.code == "guardrail_pattern"
         assert "secret" not in verdict.message.lower()
 
@@ -80,7 +80,7 @@ def test_words_of_the_api_are_no_texts() -> None:
     answer = {"id": "stop-1", "choices": [{"finish_reason": "stop", "message": {"role": "assistant"}}]}
     assert rail.check_answer(packed(answer)) is PASS
     for hidden in ({"role": "user text"}, {"type": "assistant!"}, {"nonstop": 1}, {"finish_reason": "stop it"}):
-        assert isinstance(rail.check_prompt(packed({**hidden})), Refuse)
+        assert isinstance(rail.check_prompt(packed({**hidden})), GuardrailRefusal)
 
 
 KEY = "AKIA" + "Q" * 16
@@ -151,7 +151,7 @@ def test_nothing_passes_by_in_another_place_or_shape(body: Any, unseen: Unseen) 
                 assert action is Action.REDACT
                 assert check(verdict.body) is PASS
             else:
-                assert isinstance(verdict, Refuse)
+                assert isinstance(verdict, GuardrailRefusal)
                 assert verdict.code == "guardrail_pattern"
 
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_looked_at_is_refused_unless_the_operator_lets_it_pass(bo
     said = packed({"model": "m", **body})
     for action in Action:
         verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"], action).check_prompt(said)
-        assert isinstance(verdict, Refuse)
+        assert isinstance(verdict, GuardrailRefusal)
         assert verdict.code == "guardrail_unseen"
         assert Patterns("keys", ["AKIA[0-9A-Z]{16}"], action, unseen=Unseen.PASS).check_prompt(said) is PASS
 
@@ -188,23 +188,25 @@ def test_a_field_named_twice_hides_nothing() -> None:
     body = b'{"messages":[{"content":"%b","content":"x"}]}'
     rail = Patterns("keys", ["AKIA[0-9A-Z]{16}"], unseen=Unseen.PASS)
     verdict = rail.check_prompt(body % KEY.encode())
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, GuardrailRefusal)
     assert verdict.code == "guardrail_pattern"
     verdict = Patterns("keys", ["AKIA[0-9A-Z]{16}"]).check_prompt(body % b"y")
-    assert isinstance(verdict, Refuse)
+    assert isinstance(verdict, GuardrailRefusal)
     assert verdict.code == "guardrail_unseen"
 
 
 def test_long_numbers_are_texts_and_settings_are_not() -> None:
     rail = Patterns("cards", [r"\b\d{10,16}\b"])
-    assert isinstance(rail.check_prompt(packed({"messages": [{"content": {"card": 4111111111111111}}]})), Refuse)
-    assert isinstance(rail.check_prompt(b'{"messages":[{"content":4111111111111111}]}'), Refuse)
+    assert isinstance(
+        rail.check_prompt(packed({"messages": [{"content": {"card": 4111111111111111}}]})), GuardrailRefusal
+    )
+    assert isinstance(rail.check_prompt(b'{"messages":[{"content":4111111111111111}]}'), GuardrailRefusal)
     call = {"type": "tool_use", "input": {"seed": 4111111111111111, "embedding": [4111111111111111]}}
-    assert isinstance(rail.check_prompt(packed({"messages": [{"content": [call]}]})), Refuse)
-    assert isinstance(rail.check_answer(packed({"content": [call]})), Refuse)
+    assert isinstance(rail.check_prompt(packed({"messages": [{"content": [call]}]})), GuardrailRefusal)
+    assert isinstance(rail.check_answer(packed({"content": [call]})), GuardrailRefusal)
     assert rail.check_prompt(packed({"seed": 4111111111111111, "max_tokens": 100})) is PASS
     long = Patterns("long", ["123456789012345678901234567890"])
-    assert isinstance(long.check_prompt(b'{"messages":[{"content":123456789012345678901234567890}]}'), Refuse)
+    assert isinstance(long.check_prompt(b'{"messages":[{"content":123456789012345678901234567890}]}'), GuardrailRefusal)
     assert rail.check_answer(packed({"created": 1731700000, "choices": [{"index": 0, "message": {}}]})) is PASS
 
 
@@ -236,7 +238,7 @@ def test_a_word_that_comes_in_tokens_is_found() -> None:
     tokens = [{"token": "sec", "logprob": -0.1}, {"token": "ret", "logprob": -0.2}]
     answer = {"choices": [{"message": {"content": "a secret"}, "logprobs": {"content": tokens}}]}
     verdict = rail.check_answer(packed(answer))
-    assert isinstance(verdict, Refuse), "the text could be replaced, but its tokens would tell it"
+    assert isinstance(verdict, GuardrailRefusal), "the text could be replaced, but its tokens would tell it"
 
 
 def test_redaction_changes_the_text_and_not_a_byte_around_it() -> None:
@@ -255,7 +257,7 @@ def test_a_text_too_long_to_look_at_is_refused_and_not_left_unseen() -> None:
     for action in Action:
         rail = Patterns("words", ["x"], action, text_chars_max=100)
         verdict = rail.check_prompt(chat("y" * 101))
-        assert isinstance(verdict, Refuse)
+        assert isinstance(verdict, GuardrailRefusal)
         assert verdict.code == "guardrail_length"
         assert rail.check_prompt(chat("y" * 100)) is PASS
 
@@ -267,7 +269,7 @@ def test_a_redacted_text_is_what_the_pattern_says(text: str, pattern: str) -> No
     verdict = rail.check_prompt(body)
     plain = text.encode("utf-8", "replace").decode()
     want = re.sub(pattern, "#", plain)
-    if isinstance(verdict, Refuse):
+    if isinstance(verdict, GuardrailRefusal):
         # It is still there when the text is read in another way.
         assert "\\" in text or not text.isascii()
         return
@@ -276,7 +278,7 @@ def test_a_redacted_text_is_what_the_pattern_says(text: str, pattern: str) -> No
 
 
 def test_half_a_character_hides_nothing() -> None:
-    assert isinstance(Patterns("p", ["secret"]).check_prompt(b'{"input":"\\ud800 secret"}'), Refuse)
+    assert isinstance(Patterns("p", ["secret"]).check_prompt(b'{"input":"\\ud800 secret"}'), GuardrailRefusal)
     got = Patterns("p", ["secret"], Action.REDACT).check_prompt(b'{"input":"\\ud800 secret"}')
     assert isinstance(got, Transformed)
     assert "secret" not in json.loads(got.body)["input"]
@@ -327,7 +329,7 @@ SHAPE = AnswerShape("person", {"type": "object", "required": ["name"]})
 def test_the_text_of_an_answer_fits_its_schema(answer: dict[str, Any], passes: bool) -> None:
     verdict = SHAPE.check_answer(packed(answer))
     assert (verdict is PASS) is passes
-    if isinstance(verdict, Refuse):
+    if isinstance(verdict, GuardrailRefusal):
         assert verdict.code == "guardrail_schema"
     assert SHAPE.check_prompt(packed(answer)) is PASS
 
@@ -338,7 +340,7 @@ def test_the_text_of_an_answer_fits_its_schema(answer: dict[str, Any], passes: b
 )
 def test_what_is_no_answer_has_no_texts(nothing: Any) -> None:
     assert [text for text in answer_texts(nothing) if text] == []
-    assert isinstance(SHAPE.check_answer(b"{"), Refuse)
+    assert isinstance(SHAPE.check_answer(b"{"), GuardrailRefusal)
 
 
 def test_one_after_the_other_until_one_refuses() -> None:
@@ -347,6 +349,6 @@ def test_one_after_the_other_until_one_refuses() -> None:
     rails: list[Guardrail] = [redact, deny]
     verdict = run([rail.check_prompt for rail in rails], chat("a secret"))
     assert verdict == Transformed(chat("a public"))
-    assert isinstance(run([rail.check_prompt for rail in reversed(rails)], chat("a secret")), Refuse)
+    assert isinstance(run([rail.check_prompt for rail in reversed(rails)], chat("a secret")), GuardrailRefusal)
     assert run([rail.check_prompt for rail in rails], chat("fine")) is PASS
     assert run([], b"") is PASS

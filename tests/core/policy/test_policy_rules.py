@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.core.policy.policy_rules import STATUSES, Code, KeyState, judge, names_allowed
+from tidegate.core.policy.policy_rules import STATUSES, DenialCode, KeyState, judge, names_allowed
 
 NOW = 1_000_000
 
@@ -10,14 +10,14 @@ NOW = 1_000_000
 @pytest.mark.parametrize(
     ("key", "code", "retryable"),
     [
-        (KeyState("k", deleted=True), Code.KEY_DELETED, False),
-        (KeyState("k", revoked=True), Code.KEY_REVOKED, False),
-        (KeyState("k", expires_at_ms=NOW), Code.KEY_EXPIRED, False),
-        (KeyState("k", models=frozenset({"other"})), Code.MODEL_NOT_ALLOWED, False),
-        (KeyState("k", resources=frozenset({"other"})), Code.RESOURCE_NOT_ALLOWED, False),
+        (KeyState("k", deleted=True), DenialCode.KEY_DELETED, False),
+        (KeyState("k", revoked=True), DenialCode.KEY_REVOKED, False),
+        (KeyState("k", expires_at_ms=NOW), DenialCode.KEY_EXPIRED, False),
+        (KeyState("k", models=frozenset({"other"})), DenialCode.MODEL_NOT_ALLOWED, False),
+        (KeyState("k", resources=frozenset({"other"})), DenialCode.RESOURCE_NOT_ALLOWED, False),
     ],
 )
-def test_what_is_denied_and_whether_for_good(key: KeyState, code: Code, retryable: bool) -> None:
+def test_what_is_denied_and_whether_for_good(key: KeyState, code: DenialCode, retryable: bool) -> None:
     denied = judge(key, "m", "r", NOW)
     assert denied is not None
     assert (denied.code, denied.retryable) == (code, retryable)
@@ -36,7 +36,7 @@ def test_what_is_allowed() -> None:
 
 
 def test_every_code_has_a_status() -> None:
-    assert set(STATUSES) == set(Code)
+    assert set(STATUSES) == set(DenialCode)
 
 
 def test_what_a_request_may_name_under_two_allowlists() -> None:

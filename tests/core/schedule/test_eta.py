@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from tests.core.schedule import looks
 from tests.core.schedule.world import World, job
 from tidegate.core.budgets.ahead import calls_take_ms
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.eta import (
     Eta,
-    Outlook,
+    JobOutlook,
     Position,
     best_rates,
     busy_rates,
@@ -42,7 +42,7 @@ def test_without_a_rate_nobody_knows() -> None:
     assert eta(Position(100), []) is None
     assert eta(Position(100), [0.0, 0.0]) is None
     assert slack_ms(1_000, 100, None) is None
-    assert feasible(1_000, Position(100), [], 0.5) is Outlook.UNKNOWN
+    assert feasible(1_000, Position(100), [], 0.5) is JobOutlook.UNKNOWN
 
 
 def test_a_default_rate_stands_in_for_a_measured_one() -> None:
@@ -75,7 +75,7 @@ def test_a_forecast_is_ordered_and_grows_with_what_is_ahead(position: Position, 
 @given(positions, rates, st.floats(0, 1))
 @looks.tried
 def test_more_time_never_makes_an_outlook_worse(position: Position, measured: list[float], share: float) -> None:
-    order = [Outlook.IMPOSSIBLE, Outlook.AT_RISK, Outlook.LIKELY]
+    order = [JobOutlook.IMPOSSIBLE, JobOutlook.AT_RISK, JobOutlook.LIKELY]
     told = [order.index(feasible(10**power, position, measured, share)) for power in range(16)]
     assert told == sorted(told)
     assert told[-1] == 2
@@ -84,10 +84,10 @@ def test_more_time_never_makes_an_outlook_worse(position: Position, measured: li
 def test_an_outlook_knows_what_urgency_can_do() -> None:
     crowded = Position(1_000, others=[(1.0, None)] * 9)
     steady = [100.0] * 15
-    assert feasible(100_000, crowded, steady, 0.5) is Outlook.LIKELY
-    assert feasible(50_000, crowded, steady, 0.5) is Outlook.AT_RISK
-    assert feasible(15_000, crowded, steady, 0.5) is Outlook.IMPOSSIBLE
-    assert feasible(50_000, crowded, steady, 0.0) is Outlook.IMPOSSIBLE
+    assert feasible(100_000, crowded, steady, 0.5) is JobOutlook.LIKELY
+    assert feasible(50_000, crowded, steady, 0.5) is JobOutlook.AT_RISK
+    assert feasible(15_000, crowded, steady, 0.5) is JobOutlook.IMPOSSIBLE
+    assert feasible(50_000, crowded, steady, 0.0) is JobOutlook.IMPOSSIBLE
 
 
 def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
@@ -102,7 +102,7 @@ def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
 
 
 def budget(name: str, *limits: Limit) -> tuple[Budget, ...]:
-    return (Budget(Bound.DEPLOYMENT, name, limits),)
+    return (Budget(LimitBound.DEPLOYMENT, name, limits),)
 
 
 def minutes_of(calls: int, *ways: tuple[Budget, ...], now: int = NOON) -> int | None:

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from tests.core.schedule.world import World, job
-from tidegate.core.schedule import Policy, Prospect, Reason, Why, choose, prospect_not_ready, prospects
+from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, prospect_not_ready, prospects
 from tidegate.core.schedule import explain as reasons
 from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.window import DAY_MS
 
 
-def told(world: World, job_id: str) -> Prospect:
+def told(world: World, job_id: str) -> FlowForecast:
     look = world.look(world.workers[0])
     [prospect] = prospects(look, choose(look, world.policy), world.policy, job_id)
     return prospect
 
 
-def said(prospect: Prospect) -> str:
+def said(prospect: FlowForecast) -> str:
     return "\n".join(reasons._foreseen(prospect))
 
 

@@ -12,7 +12,7 @@ from bench.harvest_traces import TRACES, batch
 from bench.harvest_world import CALIBRATED, HAND_BACKS_MAX, Apart, Costs, Sight, World
 from tidegate.core.tide.controller import Tide
 from tidegate.simulate.engine.cost import step_ms
-from tidegate.simulate.engine.model import Request, Sequence
+from tidegate.simulate.engine.model import ModelledRequest, Sequence
 
 SECONDS = 30.0
 
@@ -90,7 +90,7 @@ def test_no_item_is_handed_back_more_than_twice() -> None:
     submitted: Counter[bytes] = Counter()
     submit = world.engine.submit
 
-    def counted(request: Request) -> Sequence:
+    def counted(request: ModelledRequest) -> Sequence:
         submitted[request.prompt[:8]] += 1
         return submit(request)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.prices import FACTOR_ONE, Cost, Price, Spend, bound, cost, units_text
-from tidegate.core.usage.spending import DIMENSIONS, Entry, csv_lines, json_lines, row, sum_by
+from tidegate.core.usage.spending import DIMENSIONS, SpendEntry, csv_lines, json_lines, row, sum_by
 
 USAGES = st.builds(
     lambda cached, fresh, output: Usage(cached + fresh, cached, output),
@@ -95,7 +95,7 @@ def test_a_price_that_is_none_is_refused_by_name(value: object) -> None:
 
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        SpendEntry,
         st.builds(Spend, st.just(1), USAGES, st.builds(Cost, *[st.integers(0, 10**12)] * 3)),
         **{name: st.sampled_from(["", "a", "b"]) for name in DIMENSIONS},
     ),
@@ -104,7 +104,7 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.lists(st.sampled_from(DIMENSIONS), unique=True))
-def test_sums_are_the_same_however_they_are_grouped(entries: list[Entry], by: list[str]) -> None:
+def test_sums_are_the_same_however_they_are_grouped(entries: list[SpendEntry], by: list[str]) -> None:
     summed = sum_by(entries, by)
     assert Spend.total(entry.spend for entry in summed) == Spend.total(entry.spend for entry in entries)
     assert sum_by(summed, by) == summed
@@ -112,7 +112,7 @@ def test_sums_are_the_same_however_they_are_grouped(entries: list[Entry], by: li
 
 
 @given(ENTRIES)
-def test_both_exports_say_the_same(entries: list[Entry]) -> None:
+def test_both_exports_say_the_same(entries: list[SpendEntry]) -> None:
     read_json = [json.loads(line) for line in json_lines(entries)]
     read_csv = list(csv.DictReader(io.StringIO(b"".join(csv_lines(entries)).decode(), newline="")))
     assert [{name: str(value) for name, value in one.items()} for one in read_json] == read_csv
@@ -122,7 +122,7 @@ def test_both_exports_say_the_same(entries: list[Entry]) -> None:
 
 
 def test_names_with_commas_lines_and_formulas_stay_names() -> None:
-    entry = Entry(Spend(), user='=HYPERLINK("x")', team='a,"b"\nc')
+    entry = SpendEntry(Spend(), user='=HYPERLINK("x")', team='a,"b"\nc')
     lines = b"".join(csv_lines([entry], ("user", "team"))).decode()
     assert list(csv.reader(io.StringIO(lines, newline="")))[1][:2] == ['\'=HYPERLINK("x")', 'a,"b"\nc']
     assert row(entry)["user"] == '=HYPERLINK("x")'

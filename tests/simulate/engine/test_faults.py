@@ -10,7 +10,7 @@ from tidegate.simulate.engine.faults import (
     KINDS,
     BadBehaviour,
     Chance,
-    Step,
+    FaultStep,
     behaviour_from,
     rate_from_option,
     rates_from,
@@ -20,20 +20,20 @@ from tidegate.simulate.engine.faults import (
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        ("429", Step("429")),
-        ("429:ra=2", Step("429", retry_after="2")),
-        ("429:ra=-1", Step("429", retry_after="-1")),
-        ("429:ra=date", Step("429", retry_after="date")),
-        ("500x3", Step("500", times=3)),
-        ("503:ra=1x2", Step("503", retry_after="1", times=2)),
-        ("hangx1", Step("hang", times=1)),
-        ("huge=1000", Step("huge", value=1000)),
-        ("error200", Step("error200")),
-        ("error200x2", Step("error200", times=2)),
-        ("reset_before", Step("reset_before")),
+        ("429", FaultStep("429")),
+        ("429:ra=2", FaultStep("429", retry_after="2")),
+        ("429:ra=-1", FaultStep("429", retry_after="-1")),
+        ("429:ra=date", FaultStep("429", retry_after="date")),
+        ("500x3", FaultStep("500", times=3)),
+        ("503:ra=1x2", FaultStep("503", retry_after="1", times=2)),
+        ("hangx1", FaultStep("hang", times=1)),
+        ("huge=1000", FaultStep("huge", value=1000)),
+        ("error200", FaultStep("error200")),
+        ("error200x2", FaultStep("error200", times=2)),
+        ("reset_before", FaultStep("reset_before")),
     ],
 )
-def test_a_fault_is_read(text: str, step: Step) -> None:
+def test_a_fault_is_read(text: str, step: FaultStep) -> None:
     behaviour = behaviour_from(text)
     assert (behaviour.fault, behaviour.delays) == (step, ())
 
@@ -41,7 +41,7 @@ def test_a_fault_is_read(text: str, step: Step) -> None:
 def test_delays_stand_beside_a_fault() -> None:
     behaviour = behaviour_from("slow=200, latency=10, 500x1")
     assert [step.kind for step in behaviour.delays] == ["slow", "latency"]
-    assert behaviour.fault == Step("500", times=1)
+    assert behaviour.fault == FaultStep("500", times=1)
 
 
 @pytest.mark.parametrize("text", ["", "200", "600", "explode", "429:ra=", "500x", "hang,half", "slow=x"])

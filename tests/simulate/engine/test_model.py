@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.kv_cache import BLOCK_BYTES, KvCache, block_hashes
-from tidegate.simulate.engine.model import Engine, EngineLimits, Event, Request, RequestTooLong
+from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledEvent, ModelledRequest, RequestTooLong
 
 # sequences, prefill tokens, context, measured ms: the calibration's table.
 MEASURED = [
@@ -50,8 +50,8 @@ def prompt(seed: str, blocks: int) -> bytes:
     return (seed.encode() * BLOCK_BYTES)[:BLOCK_BYTES] * blocks
 
 
-def drain(engine: Engine) -> list[Event]:
-    events: list[Event] = []
+def drain(engine: ModelledEngine) -> list[ModelledEvent]:
+    events: list[ModelledEvent] = []
     while (step := engine.step()) is not None:
         events += step.events
     return events
@@ -66,8 +66,8 @@ def test_cost_follows_the_measured_table() -> None:
 
 
 def test_a_request_emits_its_tokens_in_order_and_ends_once() -> None:
-    engine = Engine(EngineLimits())
-    engine.submit(Request(prompt("a", 3), 5, tag="a"))
+    engine = ModelledEngine(EngineLimits())
+    engine.submit(ModelledRequest(prompt("a", 3), 5, tag="a"))
     events = drain(engine)
     assert [(event.sequence.tag, event.ordinal, event.finished) for event in events] == [
         ("a", 1, False),
@@ -80,16 +80,16 @@ def test_a_request_emits_its_tokens_in_order_and_ends_once() -> None:
 
 
 def test_a_request_without_output_ends_with_its_prefill() -> None:
-    engine = Engine(EngineLimits(prefill_chunk_tokens=32))
-    engine.submit(Request(prompt("a", 4), 0))
+    engine = ModelledEngine(EngineLimits(prefill_chunk_tokens=32))
+    engine.submit(ModelledRequest(prompt("a", 4), 0))
     assert engine.step().events == []  # type: ignore[union-attr]
     (event,) = drain(engine)
     assert (event.ordinal, event.finished) == (0, True)
 
 
 def test_a_step_costs_what_it_carries() -> None:
-    engine = Engine(EngineLimits(prefill_chunk_tokens=512))
-    engine.submit(Request(prompt("a", 32), 2))
+    engine = ModelledEngine(EngineLimits(prefill_chunk_tokens=512))
+    engine.submit(ModelledRequest(prompt("a", 32), 2))
     first = engine.step()
     assert first is not None
     assert (first.decoding, first.prefill_tokens) == (0, 512)
@@ -101,9 +101,9 @@ def test_a_step_costs_what_it_carries() -> None:
 
 
 def test_no_more_sequences_run_than_the_limit() -> None:
-    engine = Engine(EngineLimits(max_num_seqs=4))
+    engine = ModelledEngine(EngineLimits(max_num_seqs=4))
     for number in range(10):
-        engine.submit(Request(prompt(f"p{number}", 1), 3, tag=number))
+        engine.submit(ModelledRequest(prompt(f"p{number}", 1), 3, tag=number))
     finished: list[object] = []
     while (step := engine.step()) is not None:
         assert len(engine.running) <= 4
@@ -113,10 +113,10 @@ def test_no_more_sequences_run_than_the_limit() -> None:
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding() -> None:
-    engine = Engine(EngineLimits(prefill_chunk_tokens=64))
-    engine.submit(Request(prompt("short", 1), 20, tag="short"))
+    engine = ModelledEngine(EngineLimits(prefill_chunk_tokens=64))
+    engine.submit(ModelledRequest(prompt("short", 1), 20, tag="short"))
     engine.step()
-    engine.submit(Request(prompt("long", 16), 1, tag="long"))
+    engine.submit(ModelledRequest(prompt("long", 16), 1, tag="long"))
     chunks = []
     while (step := engine.step()) is not None:
         if step.prefill_tokens:
@@ -127,11 +127,11 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding() -> None:
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    engine = Engine(EngineLimits())
+    engine = ModelledEngine(EngineLimits())
     shared = prompt("system", 8)
-    engine.submit(Request(shared + prompt("one", 2), 1))
+    engine.submit(ModelledRequest(shared + prompt("one", 2), 1))
     drain(engine)
-    second = engine.submit(Request(shared + prompt("two", 2), 1))
+    second = engine.submit(ModelledRequest(shared + prompt("two", 2), 1))
     step = engine.step()
     assert step is not None
     assert second.cached_tokens == 8 * 16
@@ -139,28 +139,28 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 
 def test_requests_of_one_step_share_too() -> None:
-    engine = Engine(EngineLimits())
+    engine = ModelledEngine(EngineLimits())
     shared = prompt("system", 8)
-    sequences = [engine.submit(Request(shared + prompt(name, 1), 1)) for name in "abc"]
+    sequences = [engine.submit(ModelledRequest(shared + prompt(name, 1), 1)) for name in "abc"]
     drain(engine)
     assert [sequence.cached_tokens for sequence in sequences] == [0, 128, 128]
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    engine = Engine(EngineLimits())
-    engine.submit(Request(prompt("same", 4), 1))
+    engine = ModelledEngine(EngineLimits())
+    engine.submit(ModelledRequest(prompt("same", 4), 1))
     drain(engine)
-    again = engine.submit(Request(prompt("same", 4), 1))
+    again = engine.submit(ModelledRequest(prompt("same", 4), 1))
     drain(engine)
     assert again.cached_tokens == 3 * 16
 
 
 def test_the_next_turn_of_a_conversation_finds_the_answer_cached() -> None:
-    engine = Engine(EngineLimits())
+    engine = ModelledEngine(EngineLimits())
     turn, answer = prompt("turn", 2), prompt("answer", 2)
-    engine.submit(Request(turn, 32, answer))
+    engine.submit(ModelledRequest(turn, 32, answer))
     drain(engine)
-    following = engine.submit(Request(turn + answer + prompt("more", 1), 1))
+    following = engine.submit(ModelledRequest(turn + answer + prompt("more", 1), 1))
     drain(engine)
     # The very last token was emitted but never computed, so its block is not whole.
     assert following.cached_tokens == 3 * 16
@@ -172,22 +172,22 @@ def test_equal_blocks_behind_different_beginnings_are_not_confused() -> None:
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
-    engine = Engine(EngineLimits(kv_blocks=12))
+    engine = ModelledEngine(EngineLimits(kv_blocks=12))
     for name in ("old", "new"):
-        engine.submit(Request(prompt(name, 4), 0))
+        engine.submit(ModelledRequest(prompt(name, 4), 0))
         drain(engine)
-    engine.submit(Request(prompt("old", 4) + b"more", 0))
+    engine.submit(ModelledRequest(prompt("old", 4) + b"more", 0))
     drain(engine)
-    engine.submit(Request(prompt("big", 8), 0))
+    engine.submit(ModelledRequest(prompt("big", 8), 0))
     drain(engine)
     assert len(engine.cache.match(block_hashes(prompt("old", 4)))) == 4
     assert engine.cache.match(block_hashes(prompt("new", 4))) == []
 
 
 def test_a_full_cache_preempts_the_last_and_everyone_still_ends() -> None:
-    engine = Engine(EngineLimits(kv_blocks=8))
+    engine = ModelledEngine(EngineLimits(kv_blocks=8))
     for number in range(4):
-        engine.submit(Request(prompt(f"p{number}", 1), 64, tag=number))
+        engine.submit(ModelledRequest(prompt(f"p{number}", 1), 64, tag=number))
     events = drain(engine)
     assert engine.preemption_count > 0
     assert sorted(str(event.sequence.tag) for event in events if event.finished) == ["0", "1", "2", "3"]
@@ -197,26 +197,26 @@ def test_a_full_cache_preempts_the_last_and_everyone_still_ends() -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
-    engine = Engine(EngineLimits(kv_blocks=4))
+    engine = ModelledEngine(EngineLimits(kv_blocks=4))
     with pytest.raises(RequestTooLong, match="64 tokens"):
-        engine.submit(Request(prompt("a", 4), 1))
+        engine.submit(ModelledRequest(prompt("a", 4), 1))
     assert engine.step() is None
 
 
 def test_priority_goes_first_only_when_it_is_on() -> None:
     for on, order in ((True, ["urgent", "late"]), (False, ["late", "urgent"])):
-        engine = Engine(EngineLimits(max_num_seqs=1, priority_scheduling=on))
-        engine.submit(Request(prompt("a", 1), 2, tag="first"))
+        engine = ModelledEngine(EngineLimits(max_num_seqs=1, priority_scheduling=on))
+        engine.submit(ModelledRequest(prompt("a", 1), 2, tag="first"))
         engine.step()
-        engine.submit(Request(prompt("b", 1), 1, priority=5, tag="late"))
-        engine.submit(Request(prompt("c", 1), 1, priority=-1, tag="urgent"))
+        engine.submit(ModelledRequest(prompt("b", 1), 1, priority=5, tag="late"))
+        engine.submit(ModelledRequest(prompt("c", 1), 1, priority=-1, tag="urgent"))
         assert [event.sequence.tag for event in drain(engine) if event.finished] == ["first", *order]
 
 
 def test_abort_gives_everything_back() -> None:
-    engine = Engine(EngineLimits(max_num_seqs=1))
-    runs = engine.submit(Request(prompt("a", 2), 50))
-    waits = engine.submit(Request(prompt("b", 2), 50))
+    engine = ModelledEngine(EngineLimits(max_num_seqs=1))
+    runs = engine.submit(ModelledRequest(prompt("a", 2), 50))
+    waits = engine.submit(ModelledRequest(prompt("b", 2), 50))
     engine.step()
     engine.abort(runs)
     engine.abort(waits)
@@ -235,10 +235,10 @@ def test_abort_gives_everything_back() -> None:
 def test_whatever_is_asked_every_request_ends_and_no_block_is_lost(
     asked: list[tuple[int, int, int, bool]], kv_blocks: int, seqs: int, chunk: int
 ) -> None:
-    engine = Engine(EngineLimits(max_num_seqs=seqs, prefill_chunk_tokens=chunk, kv_blocks=kv_blocks))
+    engine = ModelledEngine(EngineLimits(max_num_seqs=seqs, prefill_chunk_tokens=chunk, kv_blocks=kv_blocks))
     kept = []
     for family, blocks, output, aborted in asked:
-        sequence = engine.submit(Request(prompt(f"f{family}", blocks), output))
+        sequence = engine.submit(ModelledRequest(prompt(f"f{family}", blocks), output))
         if aborted:
             engine.step()
             engine.abort(sequence)

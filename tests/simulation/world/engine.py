@@ -14,7 +14,7 @@ from tidegate.backends.system import LocalWake
 from tidegate.core import ids
 from tidegate.core.errors import IngestFailed
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import Lane
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, Job
 from tidegate.core.retry import RetryPolicy
 from tidegate.settings.policy import switched
@@ -25,10 +25,10 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.breaker import BreakerPolicy
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.worker import Worker
 from tidegate.worker.worker_options import WorkerOptions
 
@@ -37,7 +37,7 @@ INGEST_S_MAX = 1.0
 REDIS_TIMEOUT_S = 0.1
 POOL_TIMEOUT_S = 10.0
 # Like everything else, what waits for a minute in the world waits for seconds here.
-_LANE = LanePolicy(
+_LANE = DeploymentPolicy(
     breaker=BreakerPolicy(share_window_ms=6_000, probe_interval_ms=1_000),
     retry_budget=RetryBudgetPolicy(share=0.3, retries_min=3, window_s=6),
     throttle_backoff_ms=300,
@@ -59,7 +59,7 @@ class Road:
             await self.dealt.close()
 
 
-def build_road(process: Process, store: Store, me: Incarnation, plan: Plan, provider: Provider) -> Road:
+def build_road(process: Process, store: Store, me: Registration, plan: Plan, provider: Provider) -> Road:
     estate = plan.estate
     limits = StoreLimits(store, lambda: me.id)
     dealt = RedisLimits(url_of(process), "world", limits, REDIS_TIMEOUT_S) if estate.uses_redis else None
@@ -77,14 +77,14 @@ def build_road(process: Process, store: Store, me: Incarnation, plan: Plan, prov
 
 
 def build_worker(
-    process: Process, store: Store, me: Incarnation, plan: Plan, scratch: Path, disk: Disk, router: Router
+    process: Process, store: Store, me: Registration, plan: Plan, scratch: Path, disk: Disk, router: Router
 ) -> Worker:
     async def new_blob(kind: str, worker_id: str) -> str:
         blob_id = ids.make("blob", process.token_bytes(16))
         await store.begin_blob(blob_id, kind, worker_id)
         return blob_id
 
-    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         fails = process.weather.strikes("ingest")
         await process.ask(lambda: None, process.weather.dice.uniform(0, INGEST_S_MAX))
         if fails:

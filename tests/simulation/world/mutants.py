@@ -15,11 +15,11 @@ from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.stages import lease, record
-from tidegate.stages.steps import Steps
+from tidegate.stages.steps import StageLeases
 from tidegate.stages.tend import lost_workers
 from tidegate.store import slices
 from tidegate.worker import hand
-from tidegate.worker.fill import Filler
+from tidegate.worker.fill import Leaser
 from tidegate.worker.key_state import KeyStates
 
 _TOKEN = "and lease_token = :token"
@@ -54,7 +54,7 @@ async def _reclaim_first(store: Any, blobs: Any, spool_wait_ms: int) -> int:
     return freed
 
 
-_extend_lease = hand.Hand.extend_lease
+_extend_lease = hand.LeasedWork.extend_lease
 _take = lease.take
 _decide = retry.decide
 _read_items = lease.read_items
@@ -80,7 +80,7 @@ async def _read_without_waits(blobs: Any, piece: Any) -> Any:
     return items
 
 
-async def _begin_whatever_happened(self: Filler, held: Any) -> bool:
+async def _begin_whatever_happened(self: Leaser, held: Any) -> bool:
     self._hand.forget(held)
     items = await lease.read_items(self._blobs, held.slice)
     self._hand.add(held, items)
@@ -88,7 +88,7 @@ async def _begin_whatever_happened(self: Filler, held: Any) -> bool:
     return True
 
 
-async def _keep_leftovers(self: Steps) -> None:
+async def _keep_leftovers(self: StageLeases) -> None:
     await asyncio.sleep(0)
 
 
@@ -146,7 +146,7 @@ MUTANTS: dict[str, Mutant] = {
     "heartbeat_ignored": Mutant(
         "late_beats",
         "calls go on after the lease ran out",
-        patch(hand.Hand, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+        patch(hand.LeasedWork, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
     ),
     "close_at_once": Mutant(
         "closings",
@@ -166,10 +166,12 @@ MUTANTS: dict[str, Mutant] = {
     "lost_while_read": Mutant(
         "late_beats",
         "what is lost or closed while it is read is sent anyway",
-        patch(Filler, "_begin_slice", _begin_whatever_happened),
+        patch(Leaser, "_begin_slice", _begin_whatever_happened),
     ),
     "steps_left_behind": Mutant(
-        "lost_answers", "a step whose end is unknown is kept", patch(Steps, "give_back_leftovers", _keep_leftovers)
+        "lost_answers",
+        "a step whose end is unknown is kept",
+        patch(StageLeases, "give_back_leftovers", _keep_leftovers),
     ),
     "strangers_at_once": Mutant(
         "slow_records",
@@ -184,7 +186,7 @@ MUTANTS: dict[str, Mutant] = {
     "alone_in_company": Mutant(
         "poison",
         "an item is called alone while others are in flight",
-        patch(hand.Hand, "shut", lambda self: None),
+        patch(hand.LeasedWork, "shut", lambda self: None),
     ),
     "losses_unchecked": Mutant(
         "lonely_poison",

@@ -8,16 +8,16 @@ from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.store import budgets
 from tidegate.store.limits import StoreLimits
-from tidegate.upstream.budgets.purse import Purse
-from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.http.leave import SendPermit
 from tidegate.upstream.routing import lane
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.routes import NameRoute
 
 _settle = StoreLimits.settle
 _budgets = TenantPolicy.budgets
 
 
-def _begin_whenever(self: Leave) -> None:
+def _begin_whenever(self: SendPermit) -> None:
     self.begun = True
 
 
@@ -36,17 +36,17 @@ CAPACITY: dict[str, Mutant] = {
         "grants are forgotten while calls under them may still be in the window",
         patch(Span, "leaves_at", lambda self, bucket: self.bucket_ms * (bucket + 1) + self.period_ms - 1_000),
     ),
-    "leave_for_ever": Mutant("dealt", "leave that has run out is used", patch(Leave, "begin", _begin_whenever)),
+    "leave_for_ever": Mutant("dealt", "leave that has run out is used", patch(SendPermit, "begin", _begin_whenever)),
     "given_back_though_sent": Mutant(
         "scarce",
         "what was sent is given back as unsent",
-        patch(Purse, "used", lambda self, leave, *_: self.give_back(leave)),
+        patch(BudgetClient, "used", lambda self, leave, *_: self.give_back(leave)),
     ),
     "settled_twice": Mutant("tokens", "a settlement is said twice", patch(StoreLimits, "settle", _settle_twice)),
     "resource_unlimited": Mutant(
         "scarce",
         "a resource's own limits are not asked",
-        patch(Route, "budgets", lambda self, one: one.budgets),
+        patch(NameRoute, "budgets", lambda self, one: one.budgets),
     ),
     "last_budget_forgotten": Mutant(
         "scarce",
@@ -61,7 +61,7 @@ CAPACITY: dict[str, Mutant] = {
     "rest_ignored": Mutant(
         "rests",
         "a deployment that asks for a rest gets none",
-        patch(lane.Lane, "_rest", lambda self, wait_ms, now_ms: None),
+        patch(lane.DeploymentState, "_rest", lambda self, wait_ms, now_ms: None),
     ),
     "most_served_first": Mutant(
         "shares",

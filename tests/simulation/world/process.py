@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tests.simulation.world.loop import OWNER, VirtualLoop
 from tests.simulation.world.weather import Weather
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 from tidegate.worker.worker import Worker
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Process:
         self.ended = False
         self.told_in_trouble = False
         self.on_death: Callable[[], None] = lambda: None
-        self.me: Incarnation | None = None
+        self.me: Registration | None = None
         self.worker: Worker | None = None
 
     # ---- fate

@@ -22,8 +22,8 @@ from tidegate.core.errors import Ambiguous, Unavailable, UpstreamError
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.estimate import prompt_tokens
-from tidegate.upstream.http.leave import Leave
-from tidegate.upstream.http.transport import Reply
+from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.transport import HttpReply
 
 HANG_S = 6.0
 CONNECTIONS_MAX = 1_000
@@ -92,7 +92,7 @@ class Provider:
 
     async def meet(
         self, process: Process, deployment: str, key: str, body: bytes, total_s: float, reserved: int
-    ) -> Reply:
+    ) -> HttpReply:
         """One call, from the moment its bytes go out."""
         said = _body.decode(body)
         content = said.messages[-1].content
@@ -115,7 +115,7 @@ class Provider:
         self.calls.append(seen)
         self._trace.note(process.name, "call", seen.serial, seen.tag, deployment)
         self._check(seen)
-        ended: asyncio.Future[Reply | UpstreamError] = self._loop.create_future()
+        ended: asyncio.Future[HttpReply | UpstreamError] = self._loop.create_future()
         duration_s = self._duration_s(seen)
         if duration_s > total_s:
             # The sender cuts it when its time is over, and hears nothing more of it.
@@ -134,11 +134,11 @@ class Provider:
             raise result
         return result
 
-    def knock(self) -> Reply:
+    def knock(self) -> HttpReply:
         """The answer to `GET /models`."""
         if self._weather.strikes("away"):
             raise Unavailable("connection refused")
-        return Reply(500 if self._weather.strikes("error") else 200, {}, b'{"data":[]}')
+        return HttpReply(500 if self._weather.strikes("error") else 200, {}, b'{"data":[]}')
 
     def _duration_s(self, seen: Witnessed) -> float:
         dice = self._weather.dice
@@ -159,7 +159,7 @@ class Provider:
         moods = ("error", "throttle", "reset", "hang", "broken", "away", "refuse")
         return next((mood for mood in moods if self._weather.strikes(mood)), "ok")
 
-    def _end(self, seen: Witnessed, ended: "asyncio.Future[Reply | UpstreamError]") -> None:
+    def _end(self, seen: Witnessed, ended: "asyncio.Future[HttpReply | UpstreamError]") -> None:
         if seen.mood == "poison" and not ended.done():
             seen.process.kill()
         if ended.done() or seen.process.dead:
@@ -167,31 +167,31 @@ class Provider:
         self._trace.note(seen.process.name, "answer", seen.serial, seen.mood)
         ended.set_result(self._verdict(seen))
 
-    def _verdict(self, seen: Witnessed) -> Reply | UpstreamError:
+    def _verdict(self, seen: Witnessed) -> HttpReply | UpstreamError:
         dice = self._weather.dice
         match seen.mood:
             case "error":
-                return Reply(500, {}, b'{"error":{"message":"the server failed"}}')
+                return HttpReply(500, {}, b'{"error":{"message":"the server failed"}}')
             case "throttle":
                 longest_s = self._weather.plan.retry_after_s_max
                 seen.wait_s = dice.choice(
                     (0.0, dice.uniform(0.2, min(2.0, longest_s)), dice.uniform(0.08 * longest_s, longest_s))
                 )
                 wait_ms = int(seen.wait_s * 1000)
-                return Reply(429, {"retry-after-ms": str(wait_ms)} if wait_ms else {}, b"")
+                return HttpReply(429, {"retry-after-ms": str(wait_ms)} if wait_ms else {}, b"")
             case "reset" | "hang" | "cut":
                 return Ambiguous("the connection broke")
             case "broken":
-                return Reply(200, {}, b"the answer is not an answer")
+                return HttpReply(200, {}, b"the answer is not an answer")
             case "away":
                 return Unavailable("connection refused")
             case "refuse":
-                return Reply(400, {}, b'{"error":{"message":"no"}}')
+                return HttpReply(400, {}, b'{"error":{"message":"no"}}')
         body = (
             b'{"id":"call-%d","choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}],'
             b'"usage":{"prompt_tokens":%d,"completion_tokens":%d}}'
         ) % (seen.serial, seen.tag.encode(), seen.usage.input_tokens, seen.usage.output_tokens)
-        return Reply(200, {}, body)
+        return HttpReply(200, {}, body)
 
 
 class ProcessTransport:
@@ -227,9 +227,9 @@ class ProcessLine:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Reply:
+    ) -> HttpReply:
         process = self._process
         if process.over:
             raise Over
@@ -241,7 +241,7 @@ class ProcessLine:
         reserved = leave.tokens if leave is not None else 0
         return await self._provider.meet(process, self._deployment, idempotency_key, body, total_s, reserved)
 
-    async def get(self, url: URL, total_s: float) -> Reply:
+    async def get(self, url: URL, total_s: float) -> HttpReply:
         weather = self._process.weather
         slow_s = weather.dice.uniform(0.05, 1.2) if weather.strikes("connect_slow") else 0.0
         return await self._process.ask(self._provider.knock, slow_s)

@@ -31,11 +31,11 @@ from tests.simulation.world.settings import PIECES_MAX, overheard, tiny_settings
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.weather import Weather
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.schedule.switch import Switch
+from tidegate.core.schedule.switch import ModeOverride
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.worker.incarnation import Incarnation
+from tidegate.worker.incarnation import Registration
 
 CHAOS_S = 0.3
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.
@@ -181,7 +181,7 @@ class World:
     async def _switch(self, mode: str) -> None:
         await asyncio.sleep(self.plan.arrival_s)
         self.trace.note("operator", "switched to", mode)
-        await self._store.switch_scheduler(Switch(mode))
+        await self._store.switch_scheduler(ModeOverride(mode))
 
     def _chaos(self) -> None:
         weather, dice = self.weather, self.weather.dice
@@ -321,7 +321,7 @@ class World:
         """What `service.py` does for a worker process; one that cannot begin or was told to leave is followed by another."""
         store = Store(ProcessDriver(process, self._inner, self.rules, self.trace))
         try:
-            me = process.me = Incarnation(
+            me = process.me = Registration(
                 store, process, process, host=process.name, version="0", lease_ms=plan.lease_ms
             )
             await me.begin()

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period, Settlement
-from tidegate.upstream.budgets.bills import Bills
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement
+from tidegate.upstream.budgets.bills import Settlements
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ class Counting:
     def __init__(self) -> None:
         self.told: list[Settlement] = []
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         raise AssertionError("nothing is asked for here")
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -32,9 +32,9 @@ async def test_grants_of_one_question_are_settled_with_their_own_budgets() -> No
     """They have the same id, the moment of the question: what one did not send must not come back to another's budget."""
     limits = Counting()
     freed: list[tuple[Budget, ...]] = []
-    bills = Bills(limits, freed.append)
+    bills = Settlements(limits, freed.append)
     first, second = (
-        (Budget(Bound.DEPLOYMENT, name, (Limit(Period.MINUTE, 600, 60_000),)),) for name in ("first", "second")
+        (Budget(LimitBound.DEPLOYMENT, name, (Limit(Period.MINUTE, 600, 60_000),)),) for name in ("first", "second")
     )
     bills.add("1700000000000", first, unsent=1, reserved=100, used=0)
     bills.add("1700000000000", second, unsent=0, reserved=100, used=100)

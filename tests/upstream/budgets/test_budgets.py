@@ -11,19 +11,19 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, Estimate, HttpLimits, Resource
 from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.connections import Wire
-from tidegate.upstream.http.transport import Way
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.http.connections import Connection
+from tidegate.upstream.http.transport import RequestTemplate
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = LanePolicy(patience_ms=0)
+AT_ONCE = DeploymentPolicy(patience_ms=0)
 ANSWER = b'{"choices":[{}],"usage":{"prompt_tokens":30,"completion_tokens":12}}'
 
 
@@ -41,7 +41,7 @@ def minute(requests: int | None = None, tokens: int | None = None, *, enabled: b
     return Limit(Period.MINUTE, requests, tokens, enabled)
 
 
-def budget(bound: Bound, name: str, *limits: Limit) -> Budget:
+def budget(bound: LimitBound, name: str, *limits: Limit) -> Budget:
     return Budget(bound, name, limits)
 
 
@@ -110,7 +110,7 @@ async def test_one_question_for_all_calls_that_wait(world: World, limits: Memory
 
 async def test_a_jobs_budget_is_enforced_without_any_other(world: World, limits: MemoryLimits) -> None:
     """VM-X sent 40 in four seconds under a batch's 10 a minute, because no connection had a limit."""
-    own = budget(Bound.JOB, "batch_1", minute(10))
+    own = budget(LimitBound.JOB, "batch_1", minute(10))
     async with RawServer() as server:
         async with world.router(deployment(server.url), policy=AT_ONCE, capacity=Capacity(limits)) as router:
             sent, withheld = await send_all(router, [world.call(budgets=(own,)) for _ in range(40)])
@@ -127,16 +127,16 @@ async def test_a_job_can_only_tighten(world: World, limits: MemoryLimits) -> Non
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(5),))
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(limits)) as router:
-            wide = budget(Bound.JOB, "batch_1", minute(100))
+            wide = budget(LimitBound.JOB, "batch_1", minute(100))
             assert (await send_all(router, [world.call(budgets=(wide,)) for _ in range(20)]))[0] == 5
 
 
 async def test_every_level_binds_and_what_is_switched_off_does_not(world: World, limits: MemoryLimits) -> None:
     levels = (
-        budget(Bound.TENANT, "t", minute(50)),
-        budget(Bound.USER, "u", minute(3)),
-        budget(Bound.KEY, "k", minute(1, enabled=False)),
-        budget(Bound.JOB, "j", minute(40)),
+        budget(LimitBound.TENANT, "t", minute(50)),
+        budget(LimitBound.USER, "u", minute(3)),
+        budget(LimitBound.KEY, "k", minute(1, enabled=False)),
+        budget(LimitBound.JOB, "j", minute(40)),
     )
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(2, enabled=False),))
@@ -287,7 +287,7 @@ async def test_nothing_is_sent_after_its_leave_died_however_late_that_is_seen(
         place = deployment(server.url, limits=(minute(10),))
         async with world.router(place, capacity=Capacity(limits)) as router:
             await router.send(world.call(key="first"))
-            expect, pieces = Wire.expect_answer, Way.pieces
+            expect, pieces = Connection.expect_answer, RequestTemplate.pieces
             stalls = [expect.__name__, pieces.__name__]
 
             def stall(name: str) -> None:
@@ -295,16 +295,16 @@ async def test_nothing_is_sent_after_its_leave_died_however_late_that_is_seen(
                     stalls.remove(name)
                     world.clock.advance(300)
 
-            def expect_late(wire: Wire, http: HttpLimits) -> None:
+            def expect_late(wire: Connection, http: HttpLimits) -> None:
                 stall(expect.__name__)
                 expect(wire, http)
 
-            def pieces_late(way: Way, key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+            def pieces_late(way: RequestTemplate, key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
                 stall(pieces.__name__)
                 return pieces(way, key, headers, body)
 
-            monkeypatch.setattr(Wire, expect.__name__, expect_late)
-            monkeypatch.setattr(Way, pieces.__name__, pieces_late)
+            monkeypatch.setattr(Connection, expect.__name__, expect_late)
+            monkeypatch.setattr(RequestTemplate, pieces.__name__, pieces_late)
             await router.send(world.call(key="second"))
             await eventually(lambda: limits.settlements, "the dead leave to be said unsent")
             assert stalls == []
@@ -360,7 +360,7 @@ async def test_a_cancelled_call_that_waits_for_leave_leaves_nothing_behind(world
 async def test_a_budget_that_frees_in_a_moment_is_waited_for_and_holds_only_so_many_places(world: World) -> None:
     """Time is the loop's own here: the call waits inside."""
     limits = MemoryLimits(world.clock)
-    spent = budget(Bound.TENANT, "t", minute(1))
+    spent = budget(LimitBound.TENANT, "t", minute(1))
     async with RawServer() as server:
         async with world.router(deployment(server.url), capacity=Capacity(limits)) as router:
             await router.send(world.call(budgets=(spent,)))

@@ -10,19 +10,26 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import Throttled, Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.budgets.discovered import NUMBER_MAX, RESET_MS_MAX, Left, Told, left, told
+from tidegate.upstream.budgets.discovered import (
+    NUMBER_MAX,
+    RESET_MS_MAX,
+    QuotaLeft,
+    RateLimitHeaders,
+    read_rate_limits,
+    read_rest_left,
+)
 from tidegate.upstream.budgets.quota import Quota
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 
 NOW_MS = 1_700_000_000_000
-AT_ONCE = LanePolicy(patience_ms=0)
+AT_ONCE = DeploymentPolicy(patience_ms=0)
 MESSAGE = b'{"type":"message","role":"assistant","content":[{"type":"text","text":"hi"}]}'
 
 OPENAI = {
@@ -36,7 +43,7 @@ OPENAI = {
 
 
 def test_what_openai_says() -> None:
-    assert told(OPENAI, NOW_MS) == Told(60, 150_000, 0)
+    assert read_rate_limits(OPENAI, NOW_MS) == RateLimitHeaders(60, 150_000, 0)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +70,8 @@ def test_what_openai_says() -> None:
     ],
 )
 def test_nothing_left_is_a_rest_until_the_reset(reset: str, wait_ms: int) -> None:
-    found = told({**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}, NOW_MS)
-    assert found == Told(60, 150_000, wait_ms)
+    found = read_rate_limits({**OPENAI, "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": reset}, NOW_MS)
+    assert found == RateLimitHeaders(60, 150_000, wait_ms)
 
 
 def test_what_anthropic_says() -> None:
@@ -77,21 +84,23 @@ def test_what_anthropic_says() -> None:
         "anthropic-ratelimit-output-tokens-remaining": "0",
         "anthropic-ratelimit-output-tokens-reset": "2023-11-14T22:13:40Z",
     }
-    assert told(headers, NOW_MS) == Told(50, 48_000, 30_000)
-    assert told({**headers, "anthropic-ratelimit-tokens-limit": "45000"}, NOW_MS) == Told(50, 45_000, 30_000)
+    assert read_rate_limits(headers, NOW_MS) == RateLimitHeaders(50, 48_000, 30_000)
+    assert read_rate_limits({**headers, "anthropic-ratelimit-tokens-limit": "45000"}, NOW_MS) == RateLimitHeaders(
+        50, 45_000, 30_000
+    )
     # By the upstream's own clock where it tells it.
     late = {**headers, "Date": "Tue, 14 Nov 2023 22:13:45 GMT"}
-    assert told(late, NOW_MS) == Told(50, 48_000, 5_000)
+    assert read_rate_limits(late, NOW_MS) == RateLimitHeaders(50, 48_000, 5_000)
     for garbage in ("tomorrow", "9999-99-99T00:00:00Z", "2023-11-14T22:13:50" + "0" * 60, "1970-01-01T00:00:00Z"):
         only = {**headers, "anthropic-ratelimit-requests-reset": garbage}
         only["anthropic-ratelimit-output-tokens-remaining"] = "1"
-        assert told(only, NOW_MS) == Told(50, 48_000, 0)
+        assert read_rate_limits(only, NOW_MS) == RateLimitHeaders(50, 48_000, 0)
 
 
 @pytest.mark.parametrize("count", ["0", "-5", "1.5", "ten", "", "١٢", str(NUMBER_MAX + 1), "9" * 5_000, " "])
 def test_a_limit_that_cannot_be_meant_says_nothing(count: str) -> None:
     headers = {"x-ratelimit-limit-requests": count, "x-ratelimit-limit-tokens": count}
-    assert told(headers, NOW_MS) is None
+    assert read_rate_limits(headers, NOW_MS) is None
 
 
 _names = st.sampled_from(
@@ -114,12 +123,12 @@ _words = st.text(max_size=60) | st.sampled_from(
 @example({"anthropic-ratelimit-requests-limit": "1", "anthropic-ratelimit-requests-remaining": "0",
           "anthropic-ratelimit-requests-reset": "0001-01-01T00:00:00+23:59"}, 0)  # fmt: skip
 def test_no_header_does_harm(headers: dict[str, str], now_ms: int) -> None:
-    found = told(headers, now_ms)
+    found = read_rate_limits(headers, now_ms)
     if found is not None:
         assert found.requests is None or 0 < found.requests <= NUMBER_MAX
         assert found.tokens is None or 0 < found.tokens <= 2 * NUMBER_MAX
         assert 0 <= found.empty_for_ms <= RESET_MS_MAX
-    rest = left(headers, now_ms)
+    rest = read_rest_left(headers, now_ms)
     assert rest.requests is None or 0 <= rest.requests <= NUMBER_MAX
     assert rest.tokens is None or 0 <= rest.tokens <= 2 * NUMBER_MAX
     assert 0 < rest.requests_renew_ms <= RESET_MS_MAX
@@ -163,7 +172,7 @@ async def test_nothing_left_rests_the_deployment_and_a_longer_retry_after_wins()
         await peer.answer(status, MESSAGE, **headers)
 
     async with RawServer(script) as server:
-        place = deployment(server.url, engine=Engine.ANTHROPIC)
+        place = deployment(server.url, engine=EngineKind.ANTHROPIC)
         async with world.router(place, capacity=Capacity(MemoryLimits(world.clock))) as router:
             await router.send(world.call(endpoint="/v1/messages"))
             assert router.rests_until_ms("m") == world.clock.monotonic + 30_000
@@ -264,9 +273,9 @@ async def test_tokens_that_are_left_count_likewise() -> None:
 async def test_calls_in_flight_are_not_in_the_figure_and_count_too() -> None:
     quota = Quota()
     numbers = [quota.count(10) for _ in range(8)]
-    quota.hear(Left(requests=10, tokens=1_000), numbers[0], 10, 0.0)
+    quota.hear(QuotaLeft(requests=10, tokens=1_000), numbers[0], 10, 0.0)
     assert quota.opens_at_ms() == 0.0
     assert [quota.count(10) for _ in range(3)][-1] == 11
     assert quota.opens_at_ms() == 60_000.0, "7 went out with it and 3 since"
-    quota.hear(Left(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
+    quota.hear(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
     assert quota.opens_at_ms() == 0.0, "a later answer knows better"

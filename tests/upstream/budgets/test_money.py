@@ -16,7 +16,7 @@ import pytest
 from tests.upstream.budgets.test_budgets import AT_ONCE, always
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import HandClock, World, deployment
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period, Settlement, budgets_of
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement, budgets_of
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
@@ -25,7 +25,7 @@ from tidegate.core.nouns import Answer, Call
 from tidegate.core.usage.prices import NANO, Price
 from tidegate.upstream.budgets.reserve import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.parallel import WAITERS_MAX, Parallel
+from tidegate.upstream.routing.parallel import WAITERS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ class LedgerLimits:
             self.ledgers.setdefault(one.id, MoneyLedger() if one.in_money else Ledger())
         return self.ledgers
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         self.questions += 1
         return deal(asks, self._of([one for ask in asks for one in ask.budgets]), self._clock.now_ms())
 
@@ -81,7 +81,7 @@ def limits(world: World) -> LedgerLimits:
 
 
 def money(tokens: int, period: Period = Period.LIFETIME) -> tuple[Budget, ...]:
-    return budgets_of(Bound.KEY, "k", [Limit(period, nano=tokens * TOKEN)])
+    return budgets_of(LimitBound.KEY, "k", [Limit(period, nano=tokens * TOKEN)])
 
 
 def likely(tokens: int) -> int:
@@ -245,7 +245,7 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: 
 
 
 async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -> None:
-    parallel = Parallel(None, None, world.clock)
+    parallel = KeySlots(None, None, world.clock)
     key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
     await parallel.take(key)
     await parallel.take(both)
@@ -276,7 +276,7 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -
 
 
 async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
-    parallel = Parallel(None, None, world.clock)
+    parallel = KeySlots(None, None, world.clock)
     for _ in range(2):
         await parallel.take((("key:k", 2),))
     parallel.give_back((("key:k", 2),))
@@ -292,7 +292,7 @@ async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(wo
 async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
     world: World, limits: LedgerLimits
 ) -> None:
-    parallel = Parallel(limits, lambda: "me", world.clock)
+    parallel = KeySlots(limits, lambda: "me", world.clock)
     try:
         await parallel.take((("key:k", 5),))
         second = asyncio.create_task(parallel.take((("key:k", 5),)))
@@ -364,7 +364,7 @@ async def test_a_server_that_counts_densely_is_believed_from_then_on(world: Worl
             deployment(server.url, price=PRICE), policy=AT_ONCE, capacity=Capacity(limits)
         ) as router:
             await router.send(wordy(world, money(9_000), 4_000))
-            poor = budgets_of(Bound.KEY, "poor", [Limit(Period.LIFETIME, nano=2_300 * TOKEN)])
+            poor = budgets_of(LimitBound.KEY, "poor", [Limit(Period.LIFETIME, nano=2_300 * TOKEN)])
             with pytest.raises(Overspent):
                 await router.send(wordy(world, poor, 4_000))
     assert len(server.posts) == 1

@@ -10,13 +10,13 @@ import pytest
 
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.world import HandClock
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant, Limit, Period
-from tidegate.upstream.budgets.purse import Purse
-from tidegate.upstream.http.leave import Leave
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
+from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.http.leave import SendPermit
 
 pytestmark = pytest.mark.anyio
 
-TENANT = (Budget(Bound.TENANT, "acme", (Limit(Period.MINUTE, 10, 1_000),)),)
+TENANT = (Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, 10, 1_000),)),)
 
 
 class GatedLimits(MemoryLimits):
@@ -27,7 +27,7 @@ class GatedLimits(MemoryLimits):
         self.gate = asyncio.Event()
         self.asked = asyncio.Event()
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         grants = await super().debit(asks)
         self.asked.set()
         await self.gate.wait()
@@ -40,15 +40,17 @@ def limits() -> GatedLimits:
 
 
 @pytest.fixture
-def purse(limits: GatedLimits) -> Purse:
-    return Purse(limits, limits.clock)
+def purse(limits: GatedLimits) -> BudgetClient:
+    return BudgetClient(limits, limits.clock)
 
 
-def taking(purse: Purse, tokens: int = 100) -> asyncio.Task[Leave]:
+def taking(purse: BudgetClient, tokens: int = 100) -> asyncio.Task[SendPermit]:
     return asyncio.create_task(purse.take(purse.terms(TENANT), tokens, is_bound=False))
 
 
-async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(purse: Purse, limits: GatedLimits) -> None:
+async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(
+    purse: BudgetClient, limits: GatedLimits
+) -> None:
     kept, gone = taking(purse), taking(purse)
     await limits.asked.wait()
     gone.cancel()
@@ -60,7 +62,7 @@ async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(purse
 
 
 async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
-    purse: Purse, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
+    purse: BudgetClient, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grant is dealt and the call is cancelled before it runs again: nobody else could return that grant."""
     kept, gone = taking(purse), taking(purse)
@@ -79,7 +81,9 @@ async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
     assert limits.used("acme") == (1, 100)
 
 
-async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(purse: Purse, limits: GatedLimits) -> None:
+async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(
+    purse: BudgetClient, limits: GatedLimits
+) -> None:
     gone, kept = taking(purse), taking(purse)
     await asyncio.sleep(0)
     gone.cancel()

@@ -13,7 +13,7 @@ from yarl import URL
 
 from tests.simulation.world.loop import VirtualLoop
 from tests.upstream.raw_server import CHAT
-from tidegate.core.budgets.budget import Ask, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period, Settlement
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.core.nouns import Call
@@ -21,8 +21,8 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.leave import Leave
-from tidegate.upstream.http.transport import Reply
+from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.transport import HttpReply
 from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000
@@ -73,8 +73,8 @@ class Upstream:
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def get(self, url: URL, total_s: float) -> Reply:
-        return Reply(200, {}, b"{}")
+    async def get(self, url: URL, total_s: float) -> HttpReply:
+        return HttpReply(200, {}, b"{}")
 
     async def post(
         self,
@@ -83,16 +83,16 @@ class Upstream:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Reply:
+    ) -> HttpReply:
         await asyncio.sleep(0.002)
         if leave is not None:
             leave.begin()
         self.sent_ms.append(self._clock.monotonic_ms())
         await asyncio.sleep(self._call_s)
         usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":1}' % (self.tokens - 1)
-        return Reply(200, {}, CHAT[:-1] + b"," + usage + b"}")
+        return HttpReply(200, {}, CHAT[:-1] + b"," + usage + b"}")
 
 
 class FarLimits:
@@ -110,7 +110,7 @@ class FarLimits:
         if any(begin <= self._loop.time() < end for begin, end in self.away):
             raise LimitsUnavailable("the store is away")
 
-    async def debit(self, asks: Sequence[Ask]) -> list[Grant]:
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         self.question_count += 1
         await self._travel()
         grants = await self._inner.debit(asks)

@@ -21,7 +21,7 @@ from tidegate.core.deployments import HttpLimits, Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -210,7 +210,7 @@ async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(
         )
         limits = MemoryLimits(world.clock)
         async with world.router(
-            *places, limits=QUICK, policy=LanePolicy(patience_ms=0), capacity=Capacity(limits)
+            *places, limits=QUICK, policy=DeploymentPolicy(patience_ms=0), capacity=Capacity(limits)
         ) as router:
             answers = await until_answered(router, world, calls)
             assert [answer.deployment for answer in answers] == ["well"] * len(calls)
@@ -237,7 +237,7 @@ async def test_a_failover_to_a_healthy_deployment_is_not_charged_to_any_retry_bu
     world: World, standby: str
 ) -> None:
     terms, resources = STANDBYS[standby]
-    policy = LanePolicy(retry_budget=RetryBudgetPolicy(share=0.0, retries_min=0))
+    policy = DeploymentPolicy(retry_budget=RetryBudgetPolicy(share=0.0, retries_min=0))
     async with RawServer(_says(503)) as ill, RawServer() as well:
         places = (
             deployment(ill.url, "ill", max_in_flight=AT_ONCE, **terms[0]),
@@ -274,7 +274,7 @@ async def test_a_retry_that_another_process_left_is_charged_where_calls_failed_l
     async def fails(request: Request, peer: Peer) -> None:
         await peer.answer(500, b"{}")
 
-    policy = LanePolicy(retry_budget=RetryBudgetPolicy(retries_min=0))
+    policy = DeploymentPolicy(retry_budget=RetryBudgetPolicy(retries_min=0))
     async with RawServer(fails) as ill, RawServer() as well:
         places = (deployment(ill.url, "ill", weight=100.0), deployment(well.url, "well"))
         async with world.router(*places, policy=policy) as router:

@@ -9,9 +9,9 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core import retry
-from tidegate.core.budgets.budget import Ask, Grant, Limit, Period
+from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period
 from tidegate.core.errors import UpstreamError, Withheld
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ async def test_neither_a_429_nor_a_spent_budget_uses_up_an_attempt(world: World)
     met = {"upstream_throttled": 0, "budget_spent": 0}
     async with RawServer(script) as server:
         place = deployment(server.url, limits=(Limit(Period.MINUTE, 7),))
-        async with world.router(place, policy=LanePolicy(patience_ms=0), capacity=Capacity(limits)) as router:
+        async with world.router(place, policy=DeploymentPolicy(patience_ms=0), capacity=Capacity(limits)) as router:
             for _ in range(200):
                 try:
                     await router.send(world.call(key="same"))
@@ -100,7 +100,7 @@ class LateLimits(MemoryLimits):
         super().__post_init__()
         self.asked, self.answer = asyncio.Event(), asyncio.Event()
 
-    async def debit(self, asks: list[Ask]) -> list[Grant]:  # type: ignore[override]
+    async def debit(self, asks: list[BudgetRequest]) -> list[Grant]:  # type: ignore[override]
         grants = await super().debit(asks)
         self.asked.set()
         await self.answer.wait()

@@ -11,7 +11,7 @@ import pytest
 from tests.upstream.grouping.test_groups import vectors
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
-from tidegate.core.deployments import Deployment, Engine, Resource
+from tidegate.core.deployments import Deployment, EngineKind, Resource
 from tidegate.core.errors import (
     Ambiguous,
     BrokenAnswer,
@@ -64,7 +64,7 @@ def body_of(**more: Any) -> bytes:
 
 @pytest.mark.parametrize("weighed", [0, 10_000])
 async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: World, weighed: int) -> None:
-    place = {"engine": Engine.ANTHROPIC, "tokens_in_flight_max": weighed}
+    place = {"engine": EngineKind.ANTHROPIC, "tokens_in_flight_max": weighed}
     async with RawServer(says(MESSAGE)) as server, world.router(deployment(server.url, **place)) as router:
         answer = await router.send(world.call(body=body_of(stop=["x"])))
     [sent] = server.posts
@@ -79,8 +79,8 @@ async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: World, w
     assert answer.usage == Usage(5, 2, 4)
 
 
-@pytest.mark.parametrize("engine", [Engine.OPENAI, Engine.VLLM, Engine.GENERIC])
-async def test_a_messages_item_is_translated_for_an_openai_engine(world: World, engine: Engine) -> None:
+@pytest.mark.parametrize("engine", [EngineKind.OPENAI, EngineKind.VLLM, EngineKind.GENERIC])
+async def test_a_messages_item_is_translated_for_an_openai_engine(world: World, engine: EngineKind) -> None:
     async with RawServer(says(COMPLETION)) as server, world.router(deployment(server.url, engine=engine)) as router:
         answer = await router.send(world.call(body=body_of(), endpoint=MESSAGES))
     assert server.posts[0].path == CHAT_ENDPOINT
@@ -93,7 +93,7 @@ async def test_an_item_in_the_engines_own_shape_is_sent_as_it_is(world: World) -
     body = b'{ "model":"m", "max_tokens": 7,  "messages":[]}'
     async with (
         RawServer(says(MESSAGE)) as server,
-        world.router(deployment(server.url, engine=Engine.ANTHROPIC)) as router,
+        world.router(deployment(server.url, engine=EngineKind.ANTHROPIC)) as router,
     ):
         answer = await router.send(world.call(body=body, endpoint=MESSAGES))
     assert (server.posts[0].path, server.posts[0].body) == (MESSAGES, body)
@@ -114,7 +114,7 @@ async def test_an_error_comes_in_the_shape_of_the_items_endpoint(
     theirs = {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_theirs"}
     async with (
         RawServer(says(theirs, status)) as server,
-        world.router(deployment(server.url, engine=Engine.ANTHROPIC)) as router,
+        world.router(deployment(server.url, engine=EngineKind.ANTHROPIC)) as router,
     ):
         error = await failed(router, world, body=body_of())
     assert (type(error), error.status) == (expected, status)
@@ -141,7 +141,7 @@ async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
 ) -> None:
     async with (
         RawServer(says(MESSAGE)) as server,
-        world.router(deployment(server.url, engine=Engine.ANTHROPIC)) as router,
+        world.router(deployment(server.url, engine=EngineKind.ANTHROPIC)) as router,
     ):
         error = await failed(router, world, body=body_of(**more), endpoint=endpoint)
         assert (type(error), error.status) == (Untranslatable, 400)
@@ -153,7 +153,7 @@ async def test_what_cannot_be_said_fails_its_item_and_is_not_sent(
 
 async def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None:
     async with RawServer(says(MESSAGE)) as theirs, RawServer() as ours:
-        first = deployment(theirs.url, "first", engine=Engine.ANTHROPIC, weight=100.0)
+        first = deployment(theirs.url, "first", engine=EngineKind.ANTHROPIC, weight=100.0)
         async with world.router(first, deployment(ours.url, "second", weight=0.01)) as router:
             answer = await router.send(world.call(body=body_of(logit_bias={"5": 1})))
             assert (answer.deployment, answer.body) == ("second", CHAT)
@@ -164,7 +164,7 @@ async def test_an_answer_that_cannot_be_translated_is_broken(world: World) -> No
     odd = {**MESSAGE, "content": [{"type": "server_tool_use", "id": "x"}]}
     async with (
         RawServer(says(odd)) as server,
-        world.router(deployment(server.url, engine=Engine.ANTHROPIC)) as router,
+        world.router(deployment(server.url, engine=EngineKind.ANTHROPIC)) as router,
     ):
         error = await failed(router, world, body=body_of())
     assert isinstance(error, BrokenAnswer)
@@ -196,7 +196,7 @@ async def test_a_group_and_a_translated_item_have_the_servers_name_too(world: Wo
             deployment(
                 server.url, models=("e",), upstream_model="inner-e", upstream_max_batch_inputs=4, max_in_flight=1
             ),
-            deployment(other.url, "two", models=("m",), engine=Engine.ANTHROPIC, upstream_model="claude-x"),
+            deployment(other.url, "two", models=("m",), engine=EngineKind.ANTHROPIC, upstream_model="claude-x"),
         )
         async with world.router(*places) as router:
             asks = [
@@ -214,4 +214,4 @@ async def test_a_group_and_a_translated_item_have_the_servers_name_too(world: Wo
 
 def test_an_anthropic_engine_shares_no_calls() -> None:
     with pytest.raises(SettingsError, match="one item in a call"):
-        Deployment("one", "http://h", engine=Engine.ANTHROPIC, upstream_max_batch_inputs=4)
+        Deployment("one", "http://h", engine=EngineKind.ANTHROPIC, upstream_max_batch_inputs=4)

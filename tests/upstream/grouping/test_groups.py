@@ -10,7 +10,7 @@ import pytest
 
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import Ambiguous, Refused, Throttled, UpstreamError
 from tidegate.core.ids import group_id
@@ -173,7 +173,7 @@ async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: Worl
         ({}, {"fields": {"encoding_format": "base64"}}),
         ({"scope": "a"}, {"scope": "b"}),
         ({"attempt_count": 0}, {"attempt_count": 1}),
-        ({"budgets": ()}, {"budgets": (Budget(Bound.JOB, "batch_1", (Limit(Period.MINUTE, None, None),)),)}),
+        ({"budgets": ()}, {"budgets": (Budget(LimitBound.JOB, "batch_1", (Limit(Period.MINUTE, None, None),)),)}),
     ],
 )
 async def test_what_differs_in_anything_that_matters_does_not_share_a_call(

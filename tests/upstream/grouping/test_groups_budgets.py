@@ -8,16 +8,16 @@ from tests.upstream.grouping.test_groups import Gate, embed, grouped, item, size
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import RawServer, eventually
 from tests.upstream.world import World
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = LanePolicy(patience_ms=0)
+AT_ONCE = DeploymentPolicy(patience_ms=0)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_shared_call_is_one_request_of_its_deployment(world: World, limi
 
 
 async def test_tokens_are_settled_with_what_all_items_used(world: World, limits: MemoryLimits) -> None:
-    mine, other = (Budget(Bound.JOB, name, (minute(tokens=10_000),)) for name in ("mine", "other"))
+    mine, other = (Budget(LimitBound.JOB, name, (minute(tokens=10_000),)) for name in ("mine", "other"))
     async with RawServer(embed) as server:
         async with world.router(grouped(server.url), policy=AT_ONCE, capacity=Capacity(limits)) as router:
             calls = [item(world, "x" * 10, budgets=(mine,)) for _ in range(8)]

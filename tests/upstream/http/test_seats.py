@@ -8,14 +8,14 @@ import pytest
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted, SettingsError
-from tidegate.upstream.http.seats import Seats
+from tidegate.upstream.http.seats import ConnectionSlots
 
 pytestmark = pytest.mark.anyio
 
 
-def seats(connections_max: int, kept: int) -> Seats:
+def seats(connections_max: int, kept: int) -> ConnectionSlots:
     limits = HttpLimits(connections_max=connections_max, kept_alive_max=1, interactive_connections=kept)
-    return Seats(asyncio.get_running_loop(), limits)
+    return ConnectionSlots(asyncio.get_running_loop(), limits)
 
 
 async def test_batch_leaves_the_kept_part_alone() -> None:

@@ -15,10 +15,10 @@ from yarl import URL
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
-from tidegate.core.deployments import Deployment, Engine, HttpLimits, Tls
+from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Tls
 from tidegate.core.errors import Ambiguous, BrokenAnswer, PoolExhausted, SettingsError, Unavailable, UpstreamError
 from tidegate.upstream.http.connections import make_room_for_connections
-from tidegate.upstream.http.transport import AiohttpTransport, Reply
+from tidegate.upstream.http.transport import AiohttpTransport, HttpReply
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ async def test_a_call_carries_the_key_the_idempotency_key_and_the_exact_body() -
     async with RawServer() as server, line_to(server, api_key=secret()) as (_, line, url):
         body = b'{"model":"m",  "odd" : [1, 2.50]}'
         reply = await line.post(url, "batch_1:7", body, 10)
-    assert reply == Reply(200, reply.headers, CHAT)
+    assert reply == HttpReply(200, reply.headers, CHAT)
     request = server.requests[0]
     assert request.line == "POST /v1/chat/completions HTTP/1.1"
     assert request.body == body
@@ -59,7 +59,7 @@ async def test_a_call_carries_the_key_the_idempotency_key_and_the_exact_body() -
 
 
 async def test_anthropic_takes_its_key_in_its_own_header() -> None:
-    async with RawServer() as server, line_to(server, api_key=secret(), engine=Engine.ANTHROPIC) as (_, line, url):
+    async with RawServer() as server, line_to(server, api_key=secret(), engine=EngineKind.ANTHROPIC) as (_, line, url):
         await line.post(url, "k", b"{}", 10)
     headers = server.requests[0].headers
     assert headers["x-api-key"] == "sk-canary-77aa"
@@ -404,7 +404,7 @@ async def test_cancelling_one_call_leaves_the_others_alone() -> None:
             call.cancel()
         release.set()
         done = await asyncio.gather(*calls, return_exceptions=True)
-    assert [isinstance(one, Reply) for one in done] == [False, True] * 5
+    assert [isinstance(one, HttpReply) for one in done] == [False, True] * 5
 
 
 async def test_at_the_ceiling_all_calls_fly_and_one_above_it_waits_and_fails_as_pool_exhausted() -> None:

@@ -19,8 +19,8 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret, Serves, TideMode
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, Unavailable, UpstreamError
 from tidegate.core.ids import item_id
-from tidegate.upstream.http.leave import Leave, LeaveDied
-from tidegate.upstream.http.transport import AiohttpTransport, Line, Reply
+from tidegate.upstream.http.leave import PermitExpired, SendPermit
+from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 
 pytestmark = pytest.mark.anyio
@@ -42,10 +42,10 @@ class Process:
         self.office = Office(lambda one: RedisQueue(one, owner), limits, clock, entropy)
         self.transport = QueueTransport(AiohttpTransport(limits), self.office)
         self.deployment = deployment(queue)
-        self.line: Line = self.transport.line(self.deployment)
+        self.line: Client = self.transport.line(self.deployment)
 
-    def post(self, key: str = KEY, total_s: float = LONG_S, **more: Any) -> asyncio.Task[Reply]:
-        call: Coroutine[Any, Any, Reply] = self.line.post(URL_OF, key, BODY, total_s, **more)
+    def post(self, key: str = KEY, total_s: float = LONG_S, **more: Any) -> asyncio.Task[HttpReply]:
+        call: Coroutine[Any, Any, HttpReply] = self.line.post(URL_OF, key, BODY, total_s, **more)
         return asyncio.create_task(call)
 
 
@@ -110,7 +110,7 @@ Pair = tuple[Process, Process]
 OK = {"status_code": 200, "payload": '{"choices":[{}]}'}
 
 
-async def failure(call: asyncio.Task[Reply]) -> UpstreamError:
+async def failure(call: asyncio.Task[HttpReply]) -> UpstreamError:
     with pytest.raises(UpstreamError) as raised:
         await call
     return raised.value
@@ -125,7 +125,7 @@ async def test_a_call_is_laid_down_and_its_answer_is_kept_until_recorded(pair: P
     assert request["data"]["payload"] == json.loads(BODY)
     assert request["internal"]["result_queue_name"] == processor.queue.results
     await processor.push(request["data"]["id"], **OK)
-    assert await call == Reply(200, {}, b'{"choices":[{}]}')
+    assert await call == HttpReply(200, {}, b'{"choices":[{}]}')
     await processor.until_kept(request["data"]["id"])
     one.transport.recorded([(JOB, 8)])
     await processor.until_kept(request["data"]["id"])
@@ -265,8 +265,8 @@ async def test_an_emptied_queue_is_noticed(pair: Pair, processor: Processor) -> 
 
 async def test_leave_that_ran_out_lays_nothing_down(pair: Pair, processor: Processor) -> None:
     one, _ = pair
-    with pytest.raises(LeaveDied):
-        await one.post(leave=Leave(SystemClock(), (), "", 0, 0.0))
+    with pytest.raises(PermitExpired):
+        await one.post(leave=SendPermit(SystemClock(), (), "", 0, 0.0))
     assert await processor.lies() == 0
 
 

@@ -14,7 +14,7 @@ from tidegate.core.deployments import Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +109,7 @@ async def test_it_can_be_switched_off_and_has_bounds(world: World) -> None:
     async with RawServer(always(401)) as server:
         for most, said in ((0, {"model:m": 0.0}), (3_000, {"model:m": 3_000.0})):
             rests = LocalRests(world.clock)
-            policy = LanePolicy(model_rest_ms_min=1_000, model_rest_ms_max=most)
+            policy = DeploymentPolicy(model_rest_ms_min=1_000, model_rest_ms_max=most)
             place = deployment(server.url, models=("m",))
             async with world.router(place, capacity=Capacity(rests=rests), policy=policy) as router:
                 await failure(router, world)

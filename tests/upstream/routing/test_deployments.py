@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.deployments import Deployment, Engine, HttpLimits, Secret, Tls
+from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
 
@@ -98,7 +98,7 @@ def test_half_given_tls_is_refused() -> None:
 
 def test_a_secret_never_shows_itself() -> None:
     secret = Secret("canary")
-    place = Deployment("one", "http://h/v1", engine=Engine.OPENAI, api_key=secret)
+    place = Deployment("one", "http://h/v1", engine=EngineKind.OPENAI, api_key=secret)
     shown = [str(secret), repr(secret), f"{secret}", f"{secret:>10}", "%s" % secret, repr(place), str(place)]  # noqa: UP031
     shown += [repr(dataclasses.asdict(place)), repr([secret]), repr({"k": secret})]
     assert "canary" not in "".join(shown)

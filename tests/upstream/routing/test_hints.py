@@ -12,7 +12,7 @@ from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core.deployments import Hints, Resource
 from tidegate.core.errors import SettingsError
-from tidegate.upstream.routing.hints import Hinter
+from tidegate.upstream.routing.hints import PriorityHints
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ async def test_every_hint_reaches_the_upstream_and_no_name_does(world: World) ->
     ],
 )
 def test_a_callers_own_priority_stays_and_no_other_byte_changes(body: bytes, sent: bytes) -> None:
-    assert Hinter(deployment("http://h/v1", hints=ALL)).body(body) == sent
+    assert PriorityHints(deployment("http://h/v1", hints=ALL)).body(body) == sent
 
 
 _json = st.recursive(
@@ -76,7 +76,7 @@ _json = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=4) | st.just("priority"), _json, max_size=5))
 def test_only_the_priority_comes_in_front(body: dict[str, object]) -> None:
-    told = Hinter(deployment("http://h/v1", hints=ALL)).body(json.dumps(body).encode())
+    told = PriorityHints(deployment("http://h/v1", hints=ALL)).body(json.dumps(body).encode())
     assert json.loads(told) == {"priority": 7, **body}
 
 

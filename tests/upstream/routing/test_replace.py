@@ -13,9 +13,9 @@ from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Engine, Resource, Tls
+from tidegate.core.deployments import EngineKind, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +122,7 @@ async def test_another_tide_counts_only_its_own_calls(world: World) -> None:
     """The engine's own deployments have a tide; with another capacity they get another one, and calls of the first end in peace."""
     gate = Gate()
     async with RawServer(gate) as server:
-        before = deployment(server.url, models=("m",), engine=Engine.VLLM, is_capacity_known=False, max_in_flight=8)
+        before = deployment(server.url, models=("m",), engine=EngineKind.VLLM, is_capacity_known=False, max_in_flight=8)
         async with world.router(before) as router:
             flying = [asyncio.create_task(router.send(world.call())) for _ in range(2)]
             await eventually(lambda: len(server.posts) == 2, "2 calls there")
@@ -312,7 +312,7 @@ async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: World) -
 
 async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: World) -> None:
     async with RawServer(always(429, **{"Retry-After": "3600"})) as server:
-        async with world.router(policy=LanePolicy(retry_after_ms_max=5_000)) as router:
+        async with world.router(policy=DeploymentPolicy(retry_after_ms_max=5_000)) as router:
             router.replace([deployment(server.url, models=("m",))], ())
             error = await failure(router, world)
             assert error.retry_after_ms is not None

@@ -10,7 +10,7 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Resource
 from tidegate.core.errors import Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
@@ -18,12 +18,12 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = LanePolicy(patience_ms=0)
+AT_ONCE = DeploymentPolicy(patience_ms=0)
 PATIENT = HttpLimits(pool_timeout_s=20)
 
 
@@ -253,7 +253,7 @@ async def test_no_sliding_minute_holds_more_than_the_limit_and_none_is_left_unus
         seen.append(clock_world.clock.monotonic)
         await peer.answer()
 
-    tenant = Budget(Bound.TENANT, "t", (Limit(Period.HOUR, 100),))
+    tenant = Budget(LimitBound.TENANT, "t", (Limit(Period.HOUR, 100),))
     try:
         async with RawServer(script) as server, contextlib.AsyncExitStack() as stack:
             place = deployment(server.url, limits=(Limit(Period.MINUTE, 20),))

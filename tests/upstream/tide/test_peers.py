@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.upstream.world import HandClock
-from tidegate.core.ports import Present, Told
+from tidegate.core.ports import FleetReport, Present
 from tidegate.upstream.tide.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
 
 API = Present(0, 0, 2, 1, True)
@@ -26,19 +26,19 @@ def peers(clock: HandClock) -> Peers:
 
 
 def test_a_notice_counts_at_once_and_until_a_later_row_is_read(peers: Peers, clock: HandClock) -> None:
-    peers.read({"api": Told(Present(0, 0, 0, 0, True), 10)})
+    peers.read({"api": FleetReport(Present(0, 0, 0, 0, True), 10)})
     peers.notice("api", Users(3, 2))
     assert (peers.present.interactive, peers.present.interactive_awaiting) == (3, 2)
     clock.advance(100)
-    peers.read({"api": Told(Present(0, 0, 0, 0, True), 200)})
+    peers.read({"api": FleetReport(Present(0, 0, 0, 0, True), 200)})
     assert peers.present.interactive == 3, "the row is older than the notice"
     clock.advance(400)
-    peers.read({"api": Told(API, 100)})
+    peers.read({"api": FleetReport(API, 100)})
     assert peers.present == API, "the row is later: the notice of the end was lost"
 
 
 def test_every_process_counts_by_itself(peers: Peers) -> None:
-    peers.read({"api": Told(API, 0), "api2": Told(API, 0), "worker": Told(Present(1, 7), 0)})
+    peers.read({"api": FleetReport(API, 0), "api2": FleetReport(API, 0), "worker": FleetReport(Present(1, 7), 0)})
     peers.notice("api", Users(0, 0))
     assert peers.present == Present(1, 7, 2, 1, True)
 
@@ -56,7 +56,7 @@ def test_a_process_that_only_sent_notices_counts_until_it_is_silent(peers: Peers
 
 def test_a_gateway_that_has_no_calls_is_there_all_the_same_and_not_for_ever(peers: Peers, clock: HandClock) -> None:
     assert not peers.present.has_gateway
-    peers.read({"api": Told(API, 0)})
+    peers.read({"api": FleetReport(API, 0)})
     clock.advance(60_000)
     peers.read({})
     assert peers.present == Present(has_gateway=True), "it will say at once when somebody comes"
@@ -66,7 +66,7 @@ def test_a_gateway_that_has_no_calls_is_there_all_the_same_and_not_for_ever(peer
 
 
 def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(peers: Peers, clock: HandClock) -> None:
-    peers.read({"api": Told(Present(has_gateway=True), 400)})
+    peers.read({"api": FleetReport(Present(has_gateway=True), 400)})
     peers.notice("api", Users(1, 1))
     clock.advance(2_800)
     peers.read({})
@@ -78,7 +78,7 @@ def test_a_killed_process_ends_though_its_last_notice_said_that_a_user_waits(pee
 def test_while_the_store_is_away_notices_still_count_and_old_rows_keep_nobody_waiting(
     peers: Peers, clock: HandClock
 ) -> None:
-    peers.read({"api": Told(API, 0), "worker": Told(Present(1, 7), 0)})
+    peers.read({"api": FleetReport(API, 0), "worker": FleetReport(Present(1, 7), 0)})
     clock.advance(4_000)
     assert peers.present == Present(1, 7, 0, 0, True)
     assert not peers.is_current
@@ -90,9 +90,9 @@ def test_notices_are_worth_sending_while_a_worker_was_seen_lately_or_nobody_know
     peers: Peers, clock: HandClock
 ) -> None:
     assert peers.has_listeners
-    peers.read({"api": Told(API, 0)})
+    peers.read({"api": FleetReport(API, 0)})
     assert not peers.has_listeners
-    peers.read({"worker": Told(Present(1, 7), 0)})
+    peers.read({"worker": FleetReport(Present(1, 7), 0)})
     clock.advance(5_000)
     peers.read({})
     assert peers.has_listeners

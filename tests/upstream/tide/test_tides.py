@@ -17,19 +17,19 @@ import pytest
 
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
 from tests.upstream.world import CHAT_ENDPOINT, HandClock, World, deployment
-from tidegate.core.deployments import Engine, HttpLimits, Serves, TideMode
+from tidegate.core.deployments import EngineKind, HttpLimits, Serves, TideMode
 from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
 from tidegate.core.nouns import Answer, Call
-from tidegate.core.ports import Present, Told
+from tidegate.core.ports import FleetReport, Present
 from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.calls.interactive import Ask, Shaped
-from tidegate.upstream.calls.passage import Passage
+from tidegate.upstream.calls.interactive import InteractiveCall, Shaped
+from tidegate.upstream.calls.passage import UpstreamResponse
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.slots import Capacity
-from tidegate.upstream.tide.tides import LaneTide
+from tidegate.upstream.tide.tides import DeploymentTide
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +94,7 @@ class Sea:
         self.tasks: list[asyncio.Task[Any]] = []
 
     @property
-    def tide(self) -> LaneTide:
+    def tide(self) -> DeploymentTide:
         tide = self.router._lanes["one"].tide
         assert tide is not None
         return tide
@@ -107,10 +107,10 @@ class Sea:
         self.tasks.append(task)
         return task
 
-    def open(self, flex_wait_s: float = 0.0, size: int = 0) -> asyncio.Task[Passage]:
+    def open(self, flex_wait_s: float = 0.0, size: int = 0) -> asyncio.Task[UpstreamResponse]:
         body = b'{"model":"m","stream":true,"user":"interactive","x":"%b"}' % (b"x" * size)
         shaped, call = Shaped(CHAT_ENDPOINT, body), self.world.call(body=body)
-        task = asyncio.create_task(self.router.open(Ask(call, lambda engine: shaped, True, flex_wait_s)))
+        task = asyncio.create_task(self.router.open(InteractiveCall(call, lambda engine: shaped, True, flex_wait_s)))
         self.tasks.append(task)
         return task
 
@@ -141,7 +141,7 @@ async def sea(
     world.clock = clock or world.clock
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(RawServer(model))
-        options = {"engine": Engine.VLLM, "models": ("m",), **place}
+        options = {"engine": EngineKind.VLLM, "models": ("m",), **place}
         router = await stack.enter_async_context(
             world.router(deployment(server.url, **options), limits=limits, capacity=capacity)
         )
@@ -153,7 +153,7 @@ async def sea(
                 task.cancel()
             ended = await asyncio.gather(*made.tasks, return_exceptions=True)
             for one in ended:
-                if isinstance(one, Passage):
+                if isinstance(one, UpstreamResponse):
                     one.close()
 
 
@@ -220,7 +220,7 @@ async def test_a_user_who_leaves_lets_batch_go_on() -> None:
 
 async def test_a_hosted_provider_hands_nothing_back() -> None:
     """It may have billed the call, and users do not feel it."""
-    async with sea(engine=Engine.GENERIC, is_capacity_known=False) as at:
+    async with sea(engine=EngineKind.GENERIC, is_capacity_known=False) as at:
         flying = at.send(LONG_BYTES)
         await at.arrived(1)
         at.open()
@@ -245,11 +245,11 @@ async def test_a_process_without_a_worker_looks_at_the_engine_for_flex_calls_alo
         await eventually(lambda: at.model.scrapes > 0, "a look for the flex call")
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-async def test_switched_off_it_leaves_the_ceiling_alone(engine: Engine) -> None:
+@pytest.mark.parametrize("engine", list(EngineKind))
+async def test_switched_off_it_leaves_the_ceiling_alone(engine: EngineKind) -> None:
     async with sea(engine=engine, tide=TideMode.OFF, max_in_flight=40, batch_fraction=0.5) as at:
         assert at.router._lanes["one"].tide is None
-        endpoint = "/v1/messages" if engine is Engine.ANTHROPIC else CHAT_ENDPOINT
+        endpoint = "/v1/messages" if engine is EngineKind.ANTHROPIC else CHAT_ENDPOINT
         flying = [at.send(LONG_BYTES, endpoint=endpoint) for _ in range(3)]
         await at.arrived(3)
         at.open()
@@ -425,7 +425,7 @@ async def test_no_page_of_metrics_stops_the_tide() -> None:
 
 
 async def test_unknown_capacity_begins_safe_grows_while_calls_succeed_and_shrinks_while_they_are_refused() -> None:
-    async with sea(engine=Engine.GENERIC, is_capacity_known=False, max_in_flight=40) as at:
+    async with sea(engine=EngineKind.GENERIC, is_capacity_known=False, max_in_flight=40) as at:
         seen = [at.router.free_slots("m")]
         while seen[-1] < 40:
             at.model.batch.clear()
@@ -454,7 +454,7 @@ async def test_unknown_capacity_begins_safe_grows_while_calls_succeed_and_shrink
 
 
 async def test_calls_that_wait_for_a_limit_that_grows_are_woken() -> None:
-    async with sea(engine=Engine.GENERIC, is_capacity_known=False) as at:
+    async with sea(engine=EngineKind.GENERIC, is_capacity_known=False) as at:
         calls = [at.send() for _ in range(60)]
         await at.arrived(16)
         await at.turned()
@@ -474,7 +474,9 @@ class Ocean:
         self.away = False
         self.told: list[Present] = []
 
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> Mapping[str, Mapping[str, Told]]:
+    async def tell_presence(
+        self, worker_id: str, mine: Mapping[str, Present]
+    ) -> Mapping[str, Mapping[str, FleetReport]]:
         if self.away:
             raise StoreUnavailable("away")
         self.told += mine.values()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.translate.sse import Event, EventReader, StreamBroken
+from tidegate.core.translate.sse import EventReader, SseEvent, StreamBroken
 
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
@@ -52,7 +52,7 @@ class WholeAnswer:
             whole["events"] = [*self._others, *said]
         return msgspec.json.encode(_joined(whole))
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: SseEvent) -> None:
         if event.name == ":" or event.data.strip() in (b"", b"[DONE]"):
             return
         try:

@@ -6,7 +6,7 @@ ends with `SPELLED` go from a folded name to the API's own spelling.
 
 from collections.abc import Iterable, Mapping
 
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 from tidegate.core.usage.answer_bounds import COUNTS, LEAST_LENGTHS, LENGTHS
 
 # Parameters of the engines that an operator runs, beside OpenAI's. They change the order of the queue, run templates or code, pull
@@ -27,12 +27,12 @@ _OF_SGLANG = _OF_ANY_ENGINE | {
 }  # fmt: skip
 # A gateway behind us may take another model, server or key from the body.
 _OF_GATEWAYS = {"api_base", "api_key", "base_url", "extra_headers", "fallbacks", "model_list", "models", "user_config"}
-ENGINE_FIELDS: Mapping[Engine, frozenset[str]] = {
-    Engine.VLLM: _OF_VLLM,
-    Engine.SGLANG: _OF_SGLANG,
-    Engine.OPENAI: frozenset(),
-    Engine.ANTHROPIC: frozenset(),
-    Engine.GENERIC: _OF_VLLM | _OF_SGLANG | _OF_GATEWAYS,
+ENGINE_FIELDS: Mapping[EngineKind, frozenset[str]] = {
+    EngineKind.VLLM: _OF_VLLM,
+    EngineKind.SGLANG: _OF_SGLANG,
+    EngineKind.OPENAI: frozenset(),
+    EngineKind.ANTHROPIC: frozenset(),
+    EngineKind.GENERIC: _OF_VLLM | _OF_SGLANG | _OF_GATEWAYS,
 }
 # Names of what a provider keeps, wherever they stand. Those of `_IN_OBJECTS` count where their object has an id.
 _IN_OBJECTS = frozenset({"audio", "item_reference", "prompt", "voice"})

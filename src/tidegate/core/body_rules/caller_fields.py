@@ -32,7 +32,7 @@ from tidegate.core.body_rules.body_names import (
     folded,
 )
 from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 
 PATH_CHARS_MAX = 200
 # A body with more names than any request needs is refused, so that nobody keeps a process busy with it.
@@ -48,7 +48,7 @@ class FieldRules:
     `media_hosts` are the hosts, in lower case, that its servers may fetch files from.
     """
 
-    refused: frozenset[str] = ENGINE_FIELDS[Engine.GENERIC]
+    refused: frozenset[str] = ENGINE_FIELDS[EngineKind.GENERIC]
     allowed: frozenset[str] = frozenset()
     media_hosts: frozenset[str] = frozenset()
 

@@ -7,7 +7,7 @@ because what calls will really use is not known. Pure.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.core.budgets.budget import NEVER_MS, Ask, Budget, Kind
+from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetKind, BudgetRequest
 from tidegate.core.budgets.deal import deal
 from tidegate.core.budgets.ledger import Ledger
 
@@ -26,7 +26,7 @@ def calls_take_ms(ways: Sequence[Sequence[Budget]], packed: Mapping[str, bytes],
     for _ in range(_GRANTS_MAX):
         waits = []
         for way in limited:
-            grant = deal([Ask(way, left, 0)], ledgers, at)[0]
+            grant = deal([BudgetRequest(way, left, 0)], ledgers, at)[0]
             left -= grant.requests
             if not left:
                 return at - now
@@ -44,7 +44,7 @@ def _requests_only(way: Sequence[Budget]) -> tuple[Budget, ...]:
         limits = tuple(
             replace(limit, tokens=None)
             for limit in budget.limits
-            if limit.enabled and limit.requests is not None and budget.kind is Kind.CALLS
+            if limit.enabled and limit.requests is not None and budget.kind is BudgetKind.CALLS
         )
         if limits:
             found.append(replace(budget, limits=limits))

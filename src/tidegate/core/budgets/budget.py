@@ -27,7 +27,7 @@ class Period(StrEnum):
     LIFETIME = "lifetime"
 
 
-class Kind(StrEnum):
+class BudgetKind(StrEnum):
     """What a budget counts: requests and tokens of calls, what they cost, or jobs and the bytes of their inputs."""
 
     CALLS = "calls"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
     CREATED = "created"
 
 
-class Bound(StrEnum):
+class LimitBound(StrEnum):
     """What a budget binds."""
 
     DEPLOYMENT = "deployment"
@@ -64,44 +64,44 @@ class Limit:
 class Budget:
     """What one thing may use. Two budgets of a kind with the same name are the same budget, in every process."""
 
-    bound: Bound
+    bound: LimitBound
     name: str
     limits: tuple[Limit, ...]
-    kind: Kind = Kind.CALLS
+    kind: BudgetKind = BudgetKind.CALLS
 
     @property
     def in_money(self) -> bool:
-        return self.kind is Kind.MONEY
+        return self.kind is BudgetKind.MONEY
 
     @property
     def id(self) -> str:
         # No bound is called like a kind, so nobody's name can be taken for another budget's.
-        return f"{self.bound}:{self.name}" if self.kind is Kind.CALLS else f"{self.kind}:{self.bound}:{self.name}"
+        return f"{self.bound}:{self.name}" if self.kind is BudgetKind.CALLS else f"{self.kind}:{self.bound}:{self.name}"
 
 
-def budgets_of(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
+def budgets_of(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
     """What these limits come to: one budget of requests and tokens, one of money, or neither."""
     binding = [limit for limit in limits if limit.enabled]
     counted = tuple(
         Limit(one.period, one.requests, one.tokens) for one in binding if (one.requests, one.tokens) != (None, None)
     )
     money = tuple(Limit(one.period, nano=one.nano) for one in binding if one.nano is not None)
-    found = (Budget(bound, name, counted), Budget(bound, name, money, Kind.MONEY))
+    found = (Budget(bound, name, counted), Budget(bound, name, money, BudgetKind.MONEY))
     return tuple(one for one in found if one.limits)
 
 
-def creation_budgets(bound: Bound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
+def creation_budgets(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
     """What these limits say of jobs created, counted as requests, and of the bytes of their inputs, counted as tokens."""
     created = tuple(
         Limit(one.period, one.jobs, one.bytes)
         for one in limits
         if one.enabled and (one.jobs, one.bytes) != (None, None)
     )
-    return (Budget(bound, name, created, Kind.CREATED),) if created else ()
+    return (Budget(bound, name, created, BudgetKind.CREATED),) if created else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BudgetRequest:
     """What a process will send in the next moment under the same budgets. `tokens` and `nano` are the sums for all of the requests."""
 
     budgets: tuple[Budget, ...]
@@ -146,7 +146,9 @@ class Settlement:
     used_nano: int = 0
 
 
-def with_limits(budgets: tuple[Budget, ...], bound: Bound, name: str, limits: tuple[Limit, ...]) -> tuple[Budget, ...]:
+def with_limits(
+    budgets: tuple[Budget, ...], bound: LimitBound, name: str, limits: tuple[Limit, ...]
+) -> tuple[Budget, ...]:
     """These budgets with more limits on one of them: of two for the same period both hold, so the tighter side of each counts."""
     more = [limit for limit in limits if limit.enabled]
     if not more:

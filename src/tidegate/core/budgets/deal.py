@@ -7,18 +7,18 @@ will never fit blocks nobody. Pure: ledgers in, grants out, and the ledgers have
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Ask, Budget, Grant, Limit, Settlement
+from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Budget, BudgetRequest, Grant, Limit, Settlement
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
 
 
-def deal(asks: Sequence[Ask], ledgers: Mapping[str, Ledger], now: int) -> list[Grant]:
+def deal(asks: Sequence[BudgetRequest], ledgers: Mapping[str, Ledger], now: int) -> list[Grant]:
     """One grant per ask, in order. `ledgers` are those of every budget that is named, by its id."""
     waited_for: dict[str, int] = {}
     return [_grant(ask, ledgers, now, waited_for) for ask in asks]
 
 
-def check(ask: Ask) -> None:
+def check(ask: BudgetRequest) -> None:
     """Refuse an ask that cannot be meant."""
     if ask.requests < 1 or not 0 <= ask.tokens <= TOKENS_MAX or not 0 <= ask.nano <= TOKENS_MAX:
         raise ValueError(
@@ -26,7 +26,7 @@ def check(ask: Ask) -> None:
         )
 
 
-def _grant(ask: Ask, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
+def _grant(ask: BudgetRequest, ledgers: Mapping[str, Ledger], now: int, waited_for: dict[str, int]) -> Grant:
     check(ask)
     each = (-(-ask.tokens // ask.requests), -(-ask.nano // ask.requests))
     bounds = [(budget, limit) for budget in ask.budgets for limit in budget.limits if limit.enabled]

@@ -126,7 +126,7 @@ class ChatBatching:
             )
 
 
-class Route(msgspec.Struct, frozen=True):
+class ChatRoute(msgspec.Struct, frozen=True):
     """Where routing has sent an item: everything that must agree before two items share a call."""
 
     deployment: str
@@ -147,7 +147,7 @@ class ChatPart(msgspec.Struct, frozen=True, gc=False):
 
 
 def read(
-    endpoint: str, body: bytes, route: Route, batching: ChatBatching, *, executor: bool = True
+    endpoint: str, body: bytes, route: ChatRoute, batching: ChatBatching, *, executor: bool = True
 ) -> ChatPart | Singly:
     """What an item brings into a group, or why it goes alone. `executor`: an adapter for this deployment's provider is there."""
     if endpoint != ENDPOINT:

@@ -93,7 +93,7 @@ class Body(msgspec.Struct, gc=False):
     background: Raw = NOTHING
 
 
-class Request(msgspec.Struct, gc=False):
+class LineRequest(msgspec.Struct, gc=False):
     """What ingest reads of a line."""
 
     custom_id: str
@@ -117,7 +117,7 @@ class _LooseRequest(msgspec.Struct, gc=False):
     url: str | None = None
 
 
-class Line(msgspec.Struct, gc=False):
+class InputLine(msgspec.Struct, gc=False):
     """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text."""
 
     custom_id: str
@@ -134,14 +134,14 @@ class _Tool(msgspec.Struct, gc=False):
     type: str = ""
 
 
-decode_request = msgspec.json.Decoder(Request).decode
+decode_request = msgspec.json.Decoder(LineRequest).decode
 _decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
 decode_raw = msgspec.json.Decoder(Raw).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
 
 # Keys whose second mention would let us and the upstream read different requests.
-_READ_KEYS = tuple(b'"%s"' % key.encode() for key in (*Request.__struct_fields__, *Body.__struct_fields__))
+_READ_KEYS = tuple(b'"%s"' % key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__))
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _ODD_NUMBER = re.compile(rb"[0-9.][eE]\+?[0-9]{3}|[0-9.]{%d}" % (NUMBER_DIGITS_MAX + 1))
 _ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
@@ -160,7 +160,7 @@ def prompt_of(body: Body, rules: LineRules) -> bytes:
         return b""
 
 
-def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Line:
+def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> InputLine:
     """What ingest needs to know of a good line; LineFault for any other, and BodyFault where only a parameter of the body is wrong."""
     try:
         return _checked(line, rules, utf8_known)
@@ -171,7 +171,7 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> Li
         raise
 
 
-def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
+def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
     if len(line) - line.endswith(b"\r") > rules.line_bytes_max:
         raise too_long(rules.line_bytes_max)
     check_depth(line, rules.depth_max)
@@ -205,7 +205,7 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> Line:
         default, most = rules.default_output_tokens, rules.max_tokens_max
         output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
-    return Line(request.custom_id, model, key, at, len(prompt), fixed, output, input_count)
+    return InputLine(request.custom_id, model, key, at, len(prompt), fixed, output, input_count)
 
 
 def too_long(line_bytes_max: int) -> LineFault:
@@ -282,7 +282,7 @@ def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
         check_exactly(line, body_keys_max)
 
 
-def _model_of(request: "Request | _LooseRequest", line: bytes, rules: LineRules) -> str:
+def _model_of(request: "LineRequest | _LooseRequest", line: bytes, rules: LineRules) -> str:
     """The model that a line names, or the one that its endpoint means without a name."""
     model = request.body.model
     if model is None:
@@ -292,7 +292,7 @@ def _model_of(request: "Request | _LooseRequest", line: bytes, rules: LineRules)
     return model
 
 
-def _check_request(request: "Request | _LooseRequest", model: str, rules: LineRules) -> None:
+def _check_request(request: "LineRequest | _LooseRequest", model: str, rules: LineRules) -> None:
     custom_id = request.custom_id
     if not custom_id or len(custom_id.encode()) > rules.custom_id_bytes_max or not custom_id.isprintable():
         most = rules.custom_id_bytes_max

@@ -11,9 +11,9 @@ from operator import itemgetter, sub
 from struct import pack
 
 from tidegate.core.input.line_faults import BodyFault, LineFault, strange_file
-from tidegate.core.input.lines import Line, LineRules, check_line, endpoint_of, is_utf8, too_long
-from tidegate.core.input.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, Alike, Shape, shape_of
-from tidegate.core.input.stems import KEY_BYTES, REFERENCE_BYTES_MAX, Family, Stem, branch_off
+from tidegate.core.input.lines import InputLine, LineRules, check_line, endpoint_of, is_utf8, too_long
+from tidegate.core.input.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, AlikeLine, LineTemplate, shape_of
+from tidegate.core.input.stems import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
 from tidegate.core.nouns import LineError
 
 BOM = b"\xef\xbb\xbf"
@@ -56,7 +56,7 @@ class Scan:
         self.bad_line = array("I")
         self.models: list[str] = []
         # Of every family: its model and a hash of what its items share before their prompts, and the size of that.
-        self.families: list[Family] = []
+        self.families: list[PrefixFamily] = []
         self.family_names: list[tuple[str, bytes]] = []
         self.family_fixed_size = array("I")
         # Of every stem: its family, its bytes and where they end.
@@ -66,10 +66,10 @@ class Scan:
         self.references_size = 0
         self._model_names: set[str] = set()
         self._family_numbers: dict[tuple[str, bytes], int] = {}
-        self._roots: list[Stem] = []
+        self._roots: list[PrefixStem] = []
         self._branches_made = 0
         self._branches_size = 0
-        self._shapes: list[Shape] = []
+        self._shapes: list[LineTemplate] = []
         self._shapes_made = 0
         self._rest = b""
         self._rest_at = at
@@ -177,7 +177,7 @@ class Scan:
             at = alike.starts[-1]
         return at
 
-    def _keep_alike(self, alike: Alike) -> None:
+    def _keep_alike(self, alike: AlikeLine) -> None:
         shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
         base, to_prompt = self._rest_at, len(shape.opening) + shape.between_size
         around = to_prompt + len(shape.tail) + 1
@@ -210,9 +210,9 @@ class Scan:
         if alike.strays or len(set(keys)) < count:
             self._branch_off(alike, keys)
 
-    def _branch_off(self, alike: Alike, keys: list[bytes]) -> None:
+    def _branch_off(self, alike: AlikeLine, keys: list[bytes]) -> None:
         """Make branches for prompts that went on alike, and let those that did not fit a branch have a place on it."""
-        texts_of: dict[tuple[Stem, bytes], list[bytes]] = {}
+        texts_of: dict[tuple[PrefixStem, bytes], list[bytes]] = {}
         for stem, key, text in zip(alike.stems, keys, alike.texts, strict=True):
             texts_of.setdefault((stem, key), []).append(text)
         for (stem, key), texts in texts_of.items():
@@ -227,7 +227,7 @@ class Scan:
                 self._branches_size += 0 if known else len(branch.reference)
                 self._add_stem(branch, alike.shape.family_number)
 
-    def _add_stem(self, stem: Stem, family_number: int) -> Stem:
+    def _add_stem(self, stem: PrefixStem, family_number: int) -> PrefixStem:
         self.stem_family.append(family_number)
         self.stem_reference.append(stem.reference)
         self.stem_cut.append(stem.cut)
@@ -253,7 +253,7 @@ class Scan:
         self.input_count += checked.input_count
         self._keep(line, at, checked)
 
-    def check(self, line: bytes, *, utf8_known: bool = False) -> Line:
+    def check(self, line: bytes, *, utf8_known: bool = False) -> InputLine:
         """What a line must be, by itself and beside the others."""
         try:
             checked = check_line(line, self.rules, utf8_known=utf8_known)
@@ -271,7 +271,7 @@ class Scan:
             message = f"A batch may name at most {MODELS_MAX} models: split it into several batches."
             raise LineFault("invalid_request", message, "body.model")
 
-    def _keep(self, line: bytes, at: int, checked: Line) -> None:
+    def _keep(self, line: bytes, at: int, checked: InputLine) -> None:
         number = len(self.at)
         prompt = line[checked.prompt_at : checked.prompt_at + checked.prompt_size]
         family_number = self._family_of(checked, prompt)
@@ -291,7 +291,7 @@ class Scan:
         if family.opening and (self._shapes_made < SHAPES_MADE_MAX or number % SHAPE_RETRY_EVERY == 0):
             self._make_shape(line, checked, family_number)
 
-    def _family_of(self, checked: Line, prompt: bytes) -> int:
+    def _family_of(self, checked: InputLine, prompt: bytes) -> int:
         fixed = blake2b(checked.fixed, digest_size=16).digest() if checked.fixed else b""
         known = self._family_numbers.get((checked.model, fixed))
         if known is not None:
@@ -305,7 +305,7 @@ class Scan:
         self.add_model(checked.model)
         # Past their common bound, families begin without a reference: their items are told apart by reading them again.
         room = REFERENCES_BYTES_MAX - self.references_size
-        family = Family(prompt[: min(room, REFERENCE_BYTES_MAX)])
+        family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
         number = self.add_family(family, (checked.model, fixed), 0 if fixed == b"any" else len(checked.fixed))
         root = self._root_of(family)
         self._roots.append(self._add_stem(root, number))
@@ -319,7 +319,7 @@ class Scan:
     def family_number(self, name: tuple[str, bytes]) -> int | None:
         return self._family_numbers.get(name)
 
-    def add_family(self, family: Family, name: tuple[str, bytes], fixed_size: int) -> int:
+    def add_family(self, family: PrefixFamily, name: tuple[str, bytes], fixed_size: int) -> int:
         number = len(self.families)
         self.families.append(family)
         self.family_names.append(name)
@@ -328,8 +328,8 @@ class Scan:
         self._family_numbers[name] = number
         return number
 
-    def _root_of(self, family: Family) -> Stem:
-        return Stem(len(self.stem_cut), family.reference, family.cut, family.opening)
+    def _root_of(self, family: PrefixFamily) -> PrefixStem:
+        return PrefixStem(len(self.stem_cut), family.reference, family.cut, family.opening)
 
     def _follow(self, family_number: int) -> None:
         """After its cut moved, a family has another root, and shapes that end there."""
@@ -341,7 +341,7 @@ class Scan:
                 shape.follow(root)
         self._shapes = [shape for shape in self._shapes if shape.stem.opening]
 
-    def _make_shape(self, line: bytes, checked: Line, family_number: int) -> None:
+    def _make_shape(self, line: bytes, checked: InputLine, family_number: int) -> None:
         shape = shape_of(line, checked, family_number, self.rules)
         self._shapes_made += 1
         if shape is None or any(shape.same_frame(other) for other in self._shapes):

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from tidegate.core.input.line_faults import LineFault, check_exactly
-from tidegate.core.input.lines import Line, LineRules, check_depth, count_openers, decode_request, endpoint_of
-from tidegate.core.input.stems import KEY_BYTES, Stem
+from tidegate.core.input.lines import InputLine, LineRules, check_depth, count_openers, decode_request, endpoint_of
+from tidegate.core.input.stems import KEY_BYTES, PrefixStem
 
 # The bytes that an id may have without being decoded: printable ASCII but for the quote and the backslash.
 PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - set(b'"\\')))
@@ -29,10 +29,10 @@ OPENINGS = (b'{"custom_id":"', b'{"custom_id": "')
 _decode_lines = msgspec.json.Decoder(Raw).decode_lines
 
 
-class Shape:
+class LineTemplate:
     """One frame: `opening`, an id, `head`, the rest of a prompt, `tail`. The head ends where the family's prompts may differ."""
 
-    def __init__(self, opening: bytes, between: bytes, tail: bytes, line: Line, family_number: int) -> None:
+    def __init__(self, opening: bytes, between: bytes, tail: bytes, line: InputLine, family_number: int) -> None:
         self.opening = opening
         self._joint = tail + b"\n" + opening
         self._between = between
@@ -42,9 +42,9 @@ class Shape:
         self.fixed_size = len(line.fixed)
         self.head = between
         self.between_size = len(between)
-        self.stem = Stem(0, b"", 0, b"")
+        self.stem = PrefixStem(0, b"", 0, b"")
 
-    def follow(self, stem: Stem) -> None:
+    def follow(self, stem: PrefixStem) -> None:
         """Let the head end where the family's prompts now begin to differ."""
         self.head = self._between + stem.reference[: stem.cut]
         self.stem = stem
@@ -60,13 +60,13 @@ class Shape:
             and data.startswith(self.tail, text_end)
         )
 
-    def gather(self, data: bytes, at: int) -> "Alike":
+    def gather(self, data: bytes, at: int) -> "AlikeLine":
         """Neighbouring lines that are this frame around an id and a text, from `at` on, where the shape fits. Each stands on the
         longest stem that is known."""
         find, startswith = data.find, data.startswith
         id_from, head, last, joint = len(self.opening), self.head, self.tail + b"\n", self._joint
         head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
-        alike = Alike(self)
+        alike = AlikeLine(self)
         add_start, add_id = alike.starts.append, alike.ids.append
         add_text, add_stem, add_id_size = alike.texts.append, alike.stems.append, alike.id_sizes.add
         branched = bool(root.branches)
@@ -111,7 +111,7 @@ class Shape:
             alike.stems = [root] * len(alike.ids)
         return alike
 
-    def same_frame(self, other: "Shape") -> bool:
+    def same_frame(self, other: "LineTemplate") -> bool:
         return (self.opening, self._between, self.tail, self.family_number) == (
             other.opening,
             other._between,
@@ -120,18 +120,18 @@ class Shape:
         )
 
 
-class Alike:
+class AlikeLine:
     """Neighbouring lines of one shape: where they start (and the last one ends), their ids and how long those are, the stems that
     their prompts stand on and what follows there. `strays` says that some stand on a stem though a branch of it seemed to be
     theirs."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LineTemplate) -> None:
         self.shape = shape
         self.starts: list[int] = []
         self.ids: list[bytes] = []
         self.id_sizes: set[int] = set()
         self.texts: list[bytes] = []
-        self.stems: list[Stem] = []
+        self.stems: list[PrefixStem] = []
         self.strays = False
 
     def good(self, rules: LineRules) -> bool:
@@ -174,7 +174,7 @@ class Alike:
                     check_depth(stem.opening + text, depth_max)
 
 
-def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -> Shape | None:
+def shape_of(line: bytes, checked: InputLine, family_number: int, rules: LineRules) -> LineTemplate | None:
     """The frame of a good line, or None when it is not of the kind that others can be held against."""
     opening = next((opening for opening in OPENINGS if line.startswith(opening)), None)
     end = checked.prompt_at + checked.prompt_size
@@ -194,4 +194,4 @@ def shape_of(line: bytes, checked: Line, family_number: int, rules: LineRules) -
         return None
     if bytes(getattr(request.body, checked.prompt_key)) != b"null" or request.custom_id != checked.custom_id:
         return None
-    return Shape(opening, line[id_end : checked.prompt_at], line[end:], checked, family_number)
+    return LineTemplate(opening, line[id_end : checked.prompt_at], line[end:], checked, family_number)

@@ -17,7 +17,7 @@ REFERENCE_BYTES_MAX = 64 << 10
 BRANCH_BYTES_MIN = 2 * KEY_BYTES
 
 
-class Family:
+class PrefixFamily:
     """Prompts that may share a beginning, and how much of it all of them share: up to `cut`, `reference` is theirs."""
 
     __slots__ = ("cut", "opening", "reference")
@@ -35,18 +35,20 @@ class Family:
         self.cut, self.opening = resume(self.reference, agreed)
         return True
 
-    def join(self, other: "Family") -> None:
+    def join(self, other: "PrefixFamily") -> None:
         """Make room for all prompts of another; in whatever order they come, the cut ends in the same place."""
         self.take(other.reference[: other.cut])
 
 
-class Stem:
+class PrefixStem:
     """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off, and `path` to the one at the
     bottom."""
 
     __slots__ = ("branches", "cut", "number", "opening", "path", "path_size", "reference", "rest")
 
-    def __init__(self, number: int, reference: bytes, cut: int, opening: bytes, parent: "Stem | None" = None) -> None:
+    def __init__(
+        self, number: int, reference: bytes, cut: int, opening: bytes, parent: "PrefixStem | None" = None
+    ) -> None:
         self.number = number
         self.reference = reference
         self.cut = cut
@@ -55,9 +57,9 @@ class Stem:
         self.path: bytes = parent.path + self.rest if parent else b""
         self.path_size = len(self.path)
         # By the key behind the cut; None stands where a branch would spare too little.
-        self.branches: dict[bytes, Stem | None] = {}
+        self.branches: dict[bytes, PrefixStem | None] = {}
 
-    def climb(self, data: bytes, at: int) -> "tuple[Stem, bool]":
+    def climb(self, data: bytes, at: int) -> "tuple[PrefixStem, bool]":
         """The longest stem that a prompt stands on which goes on at `at` behind this one, at the bottom; and whether a branch seemed
         to be its own but was not."""
         stem = self
@@ -69,7 +71,7 @@ class Stem:
         return stem, False
 
 
-def branch_off(stem: Stem, key: bytes, texts: Sequence[bytes], number: int) -> Stem | None:
+def branch_off(stem: PrefixStem, key: bytes, texts: Sequence[bytes], number: int) -> PrefixStem | None:
     """Let prompts that go on with `key` behind the stem have a branch of it, or a branch that is there fit them too.
 
     `texts` are what stands behind the stem's cut. None, for good, when there is too little to share."""
@@ -78,7 +80,7 @@ def branch_off(stem: Stem, key: bytes, texts: Sequence[bytes], number: int) -> S
     agreed = min(common_prefix(shared, text) for text in texts)
     reference = old.reference if old else stem.reference[: stem.cut] + shared[:agreed]
     cut, opening = resume(reference, stem.cut + agreed)
-    branch = Stem(number, reference, cut, opening, stem) if cut - stem.cut >= BRANCH_BYTES_MIN else None
+    branch = PrefixStem(number, reference, cut, opening, stem) if cut - stem.cut >= BRANCH_BYTES_MIN else None
     stem.branches[key] = branch
     return branch
 

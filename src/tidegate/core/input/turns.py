@@ -16,7 +16,7 @@ LINE_BYTES = 512
 BYTES_MAX = 1 << 62
 
 
-class Lane(StrEnum):
+class IngestLane(StrEnum):
     """A small input is read inside the worker's process, a large one in a process of its own."""
 
     SMALL = "small"
@@ -30,9 +30,9 @@ class IngestLimits:
     small_bytes_max: int = 64 << 10
     passes_max: int = 3
 
-    def sizes(self, lane: Lane) -> tuple[int, int]:
+    def sizes(self, lane: IngestLane) -> tuple[int, int]:
         """Return the least and the most that an ingest of this lane costs, in bytes."""
-        return (0, self.small_bytes_max) if lane is Lane.SMALL else (self.small_bytes_max + 1, BYTES_MAX)
+        return (0, self.small_bytes_max) if lane is IngestLane.SMALL else (self.small_bytes_max + 1, BYTES_MAX)
 
     @property
     def tenant_passes_max(self) -> int:
@@ -59,7 +59,7 @@ class WaitingTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class IngestTurn:
     """One input that goes next, from where to where on the lane's clock."""
 
     tenant_id: str
@@ -73,7 +73,7 @@ def ingest_bytes(size_bytes: int, line_count: int) -> int:
     return max(1, size_bytes + LINE_BYTES * line_count)
 
 
-def choose_inputs(tenants: Sequence[WaitingTenant], clock: int, count_max: int) -> list[Turn]:
+def choose_inputs(tenants: Sequence[WaitingTenant], clock: int, count_max: int) -> list[IngestTurn]:
     """Return the next inputs of a lane, in order."""
     queue = [
         (max(tenant.place, clock), tenant.inputs[0].rank, number, 0)
@@ -81,13 +81,13 @@ def choose_inputs(tenants: Sequence[WaitingTenant], clock: int, count_max: int) 
         if tenant.inputs
     ]
     heapq.heapify(queue)
-    turns: list[Turn] = []
+    turns: list[IngestTurn] = []
     while queue and len(turns) < count_max:
         start, _, number, place = heapq.heappop(queue)
         tenant = tenants[number]
         chosen = tenant.inputs[place]
         end = start + chosen.ingest_bytes
-        turns.append(Turn(tenant.tenant_id, chosen.job_id, start, end))
+        turns.append(IngestTurn(tenant.tenant_id, chosen.job_id, start, end))
         if place + 1 < len(tenant.inputs):
             heapq.heappush(queue, (end, tenant.inputs[place + 1].rank, number, place + 1))
     return turns

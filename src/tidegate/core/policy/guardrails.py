@@ -33,7 +33,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
 
-class Code(StrEnum):
+class GuardrailCode(StrEnum):
     """Why a body was refused, as the item's error line and the metrics say it."""
 
     LENGTH = "guardrail_length"
@@ -53,14 +53,14 @@ class Transformed(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
-class Refuse(msgspec.Struct, frozen=True, gc=False):
+class GuardrailRefusal(msgspec.Struct, frozen=True, gc=False):
     """Does not go on. A refusal is final: the same body would be refused again. Own guardrails have codes of their own."""
 
     code: str
     message: str
 
 
-Verdict = Pass | Transformed | Refuse
+Verdict = Pass | Transformed | GuardrailRefusal
 PASS = Pass()
 
 
@@ -79,7 +79,7 @@ def run(checks: Sequence[Callable[[bytes], Verdict]], body: bytes) -> Verdict:
     now = body
     for check in checks:
         verdict = check(now)
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, GuardrailRefusal):
             return verdict
         if isinstance(verdict, Transformed):
             now = verdict.body
@@ -112,8 +112,10 @@ class Length:
         return PASS
 
 
-def _too_long(what: str, size: str, most: str) -> Refuse:
-    return Refuse(Code.LENGTH, f"The {what} has {size}, and a guardrail allows {most}: make it shorter.")
+def _too_long(what: str, size: str, most: str) -> GuardrailRefusal:
+    return GuardrailRefusal(
+        GuardrailCode.LENGTH, f"The {what} has {size}, and a guardrail allows {most}: make it shorter."
+    )
 
 
 class Action(StrEnum):
@@ -171,28 +173,29 @@ class Patterns:
         refusal = self._look(body, what)
         if refusal is None:
             return PASS
-        if self._action is Action.DENY or refusal.code != Code.PATTERN:
+        if self._action is Action.DENY or refusal.code != GuardrailCode.PATTERN:
             return refusal
         redacted = self._redacted(body, is_answer=what == "answer")
         return Transformed(redacted) if self._look(redacted, what) is None else refusal
 
-    def _look(self, body: bytes, what: str) -> Refuse | None:
+    def _look(self, body: bytes, what: str) -> GuardrailRefusal | None:
         said = BodyTexts(body, is_answer=what == "answer")
         may_find = any(map(self._finder.may_find_in, readings("\0".join(said.texts))))
         for text in dict.fromkeys(said.texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
-                return Refuse(
-                    Code.LENGTH,
+                return GuardrailRefusal(
+                    GuardrailCode.LENGTH,
                     f"A text of the {what} has {len(text)} characters, more than the {self._text_chars_max} that the guardrail "
                     f"{self._name!r} can look at: split it.",
                 )
             if any(map(self._finder.finds, readings(text))):
-                return Refuse(
-                    Code.PATTERN, f"The guardrail {self._name!r} does not let this {what} pass: change its text."
+                return GuardrailRefusal(
+                    GuardrailCode.PATTERN,
+                    f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
                 )
         if said.unseen and self._unseen is Unseen.REFUSE:
-            return Refuse(
-                Code.UNSEEN,
+            return GuardrailRefusal(
+                GuardrailCode.UNSEEN,
                 f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {said.unseen}.",
             )
         return None
@@ -256,8 +259,10 @@ class AnswerShape:
                 return self._refuse(why)
         return PASS
 
-    def _refuse(self, why: str) -> Refuse:
-        return Refuse(Code.SCHEMA, f"The answer does not fit the schema of the guardrail {self._name!r}: {why}.")
+    def _refuse(self, why: str) -> GuardrailRefusal:
+        return GuardrailRefusal(
+            GuardrailCode.SCHEMA, f"The answer does not fit the schema of the guardrail {self._name!r}: {why}."
+        )
 
 
 def answer_texts(answer: Any) -> list[str]:

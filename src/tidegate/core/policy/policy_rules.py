@@ -14,7 +14,7 @@ import msgspec
 from tidegate.core.budgets.budget import Limit
 
 
-class Code(StrEnum):
+class DenialCode(StrEnum):
     """Why not, as the item's error line and the metrics say it."""
 
     KEY_DELETED = "key_deleted"
@@ -29,19 +29,21 @@ class Code(StrEnum):
     KEY_UNKNOWN = "key_state_unknown"
 
 
-RETRYABLE = frozenset({Code.BUDGET_RESERVED, Code.PARALLEL_EXCEEDED, Code.RATE_EXCEEDED, Code.KEY_UNKNOWN})
+RETRYABLE = frozenset(
+    {DenialCode.BUDGET_RESERVED, DenialCode.PARALLEL_EXCEEDED, DenialCode.RATE_EXCEEDED, DenialCode.KEY_UNKNOWN}
+)
 # What a front door answers an interactive call with; a batch item has only the code and the message.
 STATUSES = {
-    Code.KEY_DELETED: 401,
-    Code.KEY_REVOKED: 401,
-    Code.KEY_EXPIRED: 401,
-    Code.MODEL_NOT_ALLOWED: 403,
-    Code.RESOURCE_NOT_ALLOWED: 403,
-    Code.BUDGET_EXCEEDED: 429,
-    Code.BUDGET_RESERVED: 429,
-    Code.PARALLEL_EXCEEDED: 429,
-    Code.RATE_EXCEEDED: 429,
-    Code.KEY_UNKNOWN: 503,
+    DenialCode.KEY_DELETED: 401,
+    DenialCode.KEY_REVOKED: 401,
+    DenialCode.KEY_EXPIRED: 401,
+    DenialCode.MODEL_NOT_ALLOWED: 403,
+    DenialCode.RESOURCE_NOT_ALLOWED: 403,
+    DenialCode.BUDGET_EXCEEDED: 429,
+    DenialCode.BUDGET_RESERVED: 429,
+    DenialCode.PARALLEL_EXCEEDED: 429,
+    DenialCode.RATE_EXCEEDED: 429,
+    DenialCode.KEY_UNKNOWN: 503,
 }
 
 
@@ -61,7 +63,7 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 class Denied(msgspec.Struct, frozen=True, gc=False):
     """Not sent. `wait_ms` is how long it takes at least until asking again can help; 0 when nobody knows."""
 
-    code: Code
+    code: DenialCode
     message: str
     param: str | None = None
     wait_ms: int = 0
@@ -75,11 +77,17 @@ class Denied(msgspec.Struct, frozen=True, gc=False):
         return STATUSES[self.code]
 
 
-_DELETED = Denied(Code.KEY_DELETED, "The key that asked for this was deleted: create the batch again with another key.")
-_REVOKED = Denied(Code.KEY_REVOKED, "The key that asked for this was revoked: create the batch again with another key.")
-_EXPIRED = Denied(Code.KEY_EXPIRED, "The key that asked for this has expired: create the batch again with another key.")
+_DELETED = Denied(
+    DenialCode.KEY_DELETED, "The key that asked for this was deleted: create the batch again with another key."
+)
+_REVOKED = Denied(
+    DenialCode.KEY_REVOKED, "The key that asked for this was revoked: create the batch again with another key."
+)
+_EXPIRED = Denied(
+    DenialCode.KEY_EXPIRED, "The key that asked for this has expired: create the batch again with another key."
+)
 UNKNOWN = Denied(
-    Code.KEY_UNKNOWN,
+    DenialCode.KEY_UNKNOWN,
     "Nobody can say how the key that asked for this stands now: it is tried again when the store answers.",
     wait_ms=500,
 )
@@ -95,13 +103,13 @@ def judge(key: KeyState, model: str, resource: str, now_ms: int) -> Denied | Non
         return _EXPIRED
     if key.models and model not in key.models:
         return Denied(
-            Code.MODEL_NOT_ALLOWED,
+            DenialCode.MODEL_NOT_ALLOWED,
             f"This key does not allow the model {model!r}: name one that it allows, or use another key.",
             "model",
         )
     if key.resources and resource not in key.resources:
         return Denied(
-            Code.RESOURCE_NOT_ALLOWED,
+            DenialCode.RESOURCE_NOT_ALLOWED,
             f"This key does not allow the resource {resource!r}: name one that it allows, or use another key.",
             "model",
         )

@@ -2,7 +2,7 @@
 
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
-from tidegate.core.schedule.prospect import Prospect, prospect_not_ready, prospects
+from tidegate.core.schedule.prospect import FlowForecast, prospect_not_ready, prospects
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare
@@ -11,13 +11,13 @@ from tidegate.core.schedule.snapshot import Choice, FlowView, JobView, ModelView
 __all__ = [
     "Choice",
     "Difference",
+    "FlowForecast",
     "FlowView",
     "JobView",
     "Mode",
     "ModelView",
     "Pick",
     "Policy",
-    "Prospect",
     "QueueOrder",
     "QueueView",
     "Reason",

@@ -17,7 +17,7 @@ LAST_TURN_MS_MAX = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DeadlinePace:
     """What one flow of a model can expect, in units a second: ordinarily, at best with the whole urgent share, and the model in all."""
 
     fair: float
@@ -25,13 +25,13 @@ class Pace:
     model: float
 
 
-def pace(model: ModelView, share: float, policy: Policy) -> Pace:
+def pace(model: ModelView, share: float, policy: Policy) -> DeadlinePace:
     whole = model.rate if model.rate is not None and model.rate > 0 else policy.rate_units_per_s_default
     best = whole * (policy.urgent_share + (1 - policy.urgent_share) * share)
-    return Pace(whole * share, best, whole)
+    return DeadlinePace(whole * share, best, whole)
 
 
-def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float | None:
+def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: DeadlinePace) -> float | None:
     """Time to spare until the first slice must be out: what is out now, and one slice that may be taken before it, has to come back before
     a slot is sure to be free. None when there is no such moment, or it has passed and cannot be kept any more."""
     if job.begin_by is None or job.begin_by <= now:
@@ -39,13 +39,13 @@ def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> floa
     return job.begin_by - now - 1_000 * (model.in_flight_units + 2 * job.slice_units) / pace.model
 
 
-def last_turn_ms(model: ModelView, pace: Pace) -> float:
+def last_turn_ms(model: ModelView, pace: DeadlinePace) -> float:
     """What the last slice takes from when it hurries: until a slot is free, and until its own answer is there. What is out over the rate is
     how long one of them stays out on average (Little's law)."""
     return 2_000 * model.in_flight_units / pace.model
 
 
-def slack_ms(job: JobView, model: ModelView, now: int, pace: Pace) -> float:
+def slack_ms(job: JobView, model: ModelView, now: int, pace: DeadlinePace) -> float:
     """Time to spare, negative when there is none."""
     rate = pace.fair if job.rate is None else job.rate
     slack = eta.slack_ms(
@@ -63,11 +63,11 @@ def due_at(job: JobView, now: int) -> int:
     return job.expires_at
 
 
-def is_hopeless(job: JobView, now: int, pace: Pace) -> bool:
+def is_hopeless(job: JobView, now: int, pace: DeadlinePace) -> bool:
     return 1_000 * job.left_units > max(0, job.expires_at - now) * pace.best
 
 
-def urgent(jobs: Iterable[JobView], model: ModelView, now: int, pace: Pace) -> list[JobView]:
+def urgent(jobs: Iterable[JobView], model: ModelView, now: int, pace: DeadlinePace) -> list[JobView]:
     """The urgent jobs of one flow, earliest deadline first."""
     fair, best = pace.fair, pace.best
     last_turn = int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX))

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from tidegate.core.schedule import fair, shares
-from tidegate.core.schedule.deadline import Pace
+from tidegate.core.schedule.deadline import DeadlinePace
 from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
@@ -46,7 +46,7 @@ class Ground:
     lined_up: dict[Key, list[JobView]] = field(default_factory=dict)
     due: dict[Key, list[JobView]] = field(default_factory=dict)
     rounds: dict[Key, Heap] = field(default_factory=dict)
-    paces: dict[float, Pace] = field(default_factory=dict)
+    paces: dict[float, DeadlinePace] = field(default_factory=dict)
     least_served: dict[str, list[tuple[float, str, Flow]]] = field(default_factory=dict)
     dealt: int = 0
 

@@ -49,7 +49,7 @@ class Eta:
     p95_ms: int
 
 
-class Outlook(StrEnum):
+class JobOutlook(StrEnum):
     LIKELY = "likely"
     AT_RISK = "at_risk"
     IMPOSSIBLE = "impossible"
@@ -150,20 +150,20 @@ def feasible(
     rates: Sequence[float],
     urgent_share: float,
     rate_default: float | None = None,
-) -> Outlook:
+) -> JobOutlook:
     """Whether a job in this place ends in time.
 
     At risk is what the share alone may not reach but urgency can help; impossible is what would miss even with the whole urgent share.
     """
     expected = eta(position, rates, rate_default)
     if expected is None:
-        return Outlook.UNKNOWN
+        return JobOutlook.UNKNOWN
     if expected.p95_ms <= time_left_ms:
-        return Outlook.LIKELY
+        return JobOutlook.LIKELY
     hurried = Position(position.left_units)
     alone = eta(hurried, rates, rate_default)
     assert alone is not None, "there was a rate just now"
     best_share = urgent_share + (1 - urgent_share) * position.share
     if min(expected.p50_ms, alone.p50_ms / max(best_share, 1e-9)) <= time_left_ms:
-        return Outlook.AT_RISK
-    return Outlook.IMPOSSIBLE
+        return JobOutlook.AT_RISK
+    return JobOutlook.IMPOSSIBLE

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tidegate.core.nouns import Job
-from tidegate.core.schedule.prospect import Prospect
+from tidegate.core.schedule.prospect import FlowForecast
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.size import size_class
 from tidegate.core.schedule.snapshot import Why
@@ -25,7 +25,7 @@ class Standing:
     slices_leased: int
     jobs_ahead: int
     waiting_reasons: tuple[tuple[str, int], ...]
-    prospects: tuple[Prospect, ...] = ()
+    prospects: tuple[FlowForecast, ...] = ()
     notes: tuple[str, ...] = ()
     """Whole sentences of those who know more, such as which budget is used up and until when."""
     work_units: int = 0
@@ -151,7 +151,7 @@ def _running(job: Job, standing: Standing) -> list[str]:
     return said
 
 
-def _as_put_off(prospect: Prospect, standing: Standing) -> Prospect:
+def _as_put_off(prospect: FlowForecast, standing: Standing) -> FlowForecast:
     """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
     if (
         prospect.reason is not None
@@ -164,7 +164,7 @@ def _as_put_off(prospect: Prospect, standing: Standing) -> Prospect:
     return replace(prospect, rule=None, reason=told[0]) if told else prospect
 
 
-def _foreseen(prospect: Prospect) -> list[str]:
+def _foreseen(prospect: FlowForecast) -> list[str]:
     """What the scheduler would do with its slices of one model, its share, its deadline and its end."""
     model = prospect.model or "its one model"
     if prospect.rule is not None:
@@ -182,7 +182,7 @@ def _foreseen(prospect: Prospect) -> list[str]:
     return said
 
 
-def _ending(prospect: Prospect) -> str:
+def _ending(prospect: FlowForecast) -> str:
     parts = []
     if prospect.eta_p50_ms is not None and prospect.eta_p95_ms is not None:
         parts.append(

@@ -51,7 +51,7 @@ class Rounds:
 
 
 @dataclass(slots=True)
-class Lane:
+class ScheduleLane:
     """A rule with a bounded share: of the flows that have a job for it, the one that was served least. Queues do not matter to it."""
 
     why: Why
@@ -89,12 +89,12 @@ class Lane:
         return deal.takeable(job) and not (job.begin_by is not None and deal.was_dealt(job))
 
 
-def urgent_lane(policy: Policy) -> Lane:
-    return Lane(Why.URGENT, policy.urgent_share, _urgent)
+def urgent_lane(policy: Policy) -> ScheduleLane:
+    return ScheduleLane(Why.URGENT, policy.urgent_share, _urgent)
 
 
-def fast_lane(policy: Policy) -> Lane:
-    return Lane(Why.FAST_LANE, policy.fast_lane_share if policy.fast_lane else 0.0, _small)
+def fast_lane(policy: Policy) -> ScheduleLane:
+    return ScheduleLane(Why.FAST_LANE, policy.fast_lane_share if policy.fast_lane else 0.0, _small)
 
 
 def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:

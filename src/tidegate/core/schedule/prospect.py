@@ -10,7 +10,7 @@ from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class FlowForecast:
     """One job on one model. `rule` is which rule would take its next slice now; `reason` is why none does. Slack is None where the model's
     rate was not measured. Whoever knows it adds when the job will end, and notes on the tide and on budgets, as whole sentences."""
 
@@ -27,18 +27,18 @@ class Prospect:
     notes: tuple[str, ...] = ()
 
 
-def prospects(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[Prospect, ...]:
+def prospects(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[FlowForecast, ...]:
     """One for each model of the job that the look shows."""
     return tuple(_prospect(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
 
 
-def prospect_not_ready(outlook: ModelOutlook, policy: Policy) -> Prospect:
+def prospect_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
     """How a job fares on a model of which no look shows it, because all that is left of it is out or put off."""
     share = fair.share_of(outlook.weight, outlook.weights)
-    return Prospect(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
+    return FlowForecast(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 
 
-def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> Prospect:
+def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> FlowForecast:
     model = snapshot.models.get(job.model)
     flows = [flow for flow in snapshot.flows if flow.model == job.model]
     weight = next((fair.weight_of(flow) for flow in flows if flow.scope == job.scope), 1.0)
@@ -53,4 +53,4 @@ def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) 
         hopeless = slack < 0 and deadline.is_hopeless(job, snapshot.now, pace)
     reason = reason_of(choice, job.model, job.scope, job.job_id)
     flow_count = max(1, len(flows), model.flow_count if model else 0)
-    return Prospect(job.model, policy.mode, rule, reason, share, flow_count, slack, hopeless)
+    return FlowForecast(job.model, policy.mode, rule, reason, share, flow_count, slack, hopeless)

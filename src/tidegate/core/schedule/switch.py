@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class ModeOverride:
     """Names of modes; `shadow_mode` may also be `none`."""
 
     mode: str = ""

@@ -16,7 +16,7 @@ MEASURED_MAX = 1e6
 Three = tuple[float, float, float]
 
 
-class Line:
+class LineFit:
     """`coefficients` are for reading; `expected` says what to expect, given the coefficients found so far."""
 
     def __init__(

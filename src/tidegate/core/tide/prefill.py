@@ -6,7 +6,7 @@ A call that is streamed tells its first token, which is a point on the same line
 whole latency and, when it ends, how many tokens it had: that is enough to tell the prompt's part from the answer's.
 """
 
-from tidegate.core.tide.fit import Line, Three
+from tidegate.core.tide.fit import LineFit, Three
 
 PRIOR_FIXED_MS, PRIOR_PROMPT_TOKEN_MS, PRIOR_ANSWER_TOKEN_MS = 10.0, 0.03, 10.0
 PRIOR_CALLS, MEMORY_CALLS = 10.0, 120.0
@@ -19,7 +19,7 @@ class PrefillRate:
     """What a prompt costs on one deployment, learned from our own calls."""
 
     def __init__(self) -> None:
-        self._line = Line(
+        self._line = LineFit(
             _expected,
             (PRIOR_FIXED_MS, PRIOR_PROMPT_TOKEN_MS, PRIOR_ANSWER_TOKEN_MS),
             (1.0, TYPICAL_PROMPT_TOKENS, TYPICAL_ANSWER_TOKENS),

@@ -13,7 +13,7 @@ over the same tokens too: a moment with thirty sequences has thirty times the to
 
 from dataclasses import dataclass
 
-from tidegate.core.tide.fit import COEFFICIENT_RANGE, MEASURED_MAX, Line, Three
+from tidegate.core.tide.fit import COEFFICIENT_RANGE, MEASURED_MAX, LineFit, Three
 from tidegate.core.tide.signals import EngineSample
 
 # Measured on one H200 with an 8B model; larger models are slower in much the same proportions, which is all that counts.
@@ -44,7 +44,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self.load = Load()
-        self._line = Line(
+        self._line = LineFit(
             _expected,
             (PRIOR_BASE_MS, PRIOR_SEQUENCE_MS, PRIOR_PROMPT_TOKEN_MS),
             (1.0, TYPICAL_SEQUENCES, TYPICAL_PROMPT_TOKENS),

@@ -11,7 +11,7 @@ class StreamBroken(ValueError):
     """The bytes are no stream of events that can be followed; the text says why, without quoting them."""
 
 
-class Event:
+class SseEvent:
     """One event: its name (empty when it has none) and its data. A comment has the name `:`."""
 
     __slots__ = ("data", "name")
@@ -30,10 +30,10 @@ class EventReader:
         self._data: list[bytes] = []
         self._data_bytes = 0
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, piece: bytes) -> list[SseEvent]:
         """The events that these bytes complete."""
         self._rest += piece
-        events: list[Event] = []
+        events: list[SseEvent] = []
         at = 0
         # A carriage return at the very end may be half of a line end: the next piece tells.
         usable = len(self._rest) - self._rest.endswith(b"\r")
@@ -46,16 +46,16 @@ class EventReader:
             raise StreamBroken(f"an event of the stream is longer than {self._event_bytes_max} bytes")
         return events
 
-    def _line(self, line: bytes, events: list[Event]) -> None:
+    def _line(self, line: bytes, events: list[SseEvent]) -> None:
         if not line:
             if self._data:
-                events.append(Event(self._name, b"\n".join(self._data)))
+                events.append(SseEvent(self._name, b"\n".join(self._data)))
             self._name, self._data, self._data_bytes = "", [], 0
             return
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if not field:
-            events.append(Event(":", value))
+            events.append(SseEvent(":", value))
         elif field == b"data":
             self._data.append(value)
             self._data_bytes += len(value) + 1

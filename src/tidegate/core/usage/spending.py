@@ -29,7 +29,7 @@ MEASURES = (
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class SpendEntry(msgspec.Struct, frozen=True, gc=False):
     """What was spent by one who, on one what, on one UTC day (`2026-11-15`). An empty text: nobody, or not told apart."""
 
     spend: Spend
@@ -43,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     deployment: str = ""
 
 
-def sum_by(entries: Iterable[Entry], by: Sequence[str]) -> list[Entry]:
+def sum_by(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[SpendEntry]:
     """One entry per combination of these dimensions, in their order; the others are summed over and left empty."""
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown:
@@ -51,10 +51,12 @@ def sum_by(entries: Iterable[Entry], by: Sequence[str]) -> list[Entry]:
     found: dict[tuple[str, ...], list[Spend]] = {}
     for entry in entries:
         found.setdefault(tuple(getattr(entry, name) for name in by), []).append(entry.spend)
-    return [Entry(Spend.total(spends), **dict(zip(by, names, strict=True))) for names, spends in sorted(found.items())]
+    return [
+        SpendEntry(Spend.total(spends), **dict(zip(by, names, strict=True))) for names, spends in sorted(found.items())
+    ]
 
 
-def row(entry: Entry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
+def row(entry: SpendEntry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
     """One line of an export: the dimensions, then tokens as numbers and money as exact decimal text."""
     usage, paid = entry.spend.usage, entry.spend.cost
     return {
@@ -71,13 +73,13 @@ def row(entry: Entry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
     }
 
 
-def json_lines(entries: Iterable[Entry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
+def json_lines(entries: Iterable[SpendEntry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
     """The export as JSON Lines, a line at a time."""
     for entry in entries:
         yield msgspec.json.encode(row(entry, by)) + b"\n"
 
 
-def csv_lines(entries: Iterable[Entry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
+def csv_lines(entries: Iterable[SpendEntry], by: Sequence[str] = DIMENSIONS) -> Iterator[bytes]:
     """The export as CSV (RFC 4180), a line at a time, the header first."""
     names = [*by, *MEASURES]
     yield _csv_line(names)

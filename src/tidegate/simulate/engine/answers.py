@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from tidegate.simulate.engine.asks import Ask, prompt_hash, token_count
+from tidegate.simulate.engine.asks import SimulatedRequest, prompt_hash, token_count
 from tidegate.simulate.engine.forms import Form, json_text
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 
@@ -30,7 +30,7 @@ _TEXT = _corpus()
 _encode = msgspec.json.Encoder().encode
 
 
-class Call(msgspec.Struct, frozen=True):
+class SimulatedCall(msgspec.Struct, frozen=True):
     """The tool that an answer calls; the answer's text is what it is called with. `name` is JSON."""
 
     id: bytes
@@ -38,7 +38,7 @@ class Call(msgspec.Struct, frozen=True):
     custom: bool
 
 
-class Choice(msgspec.Struct):
+class SimulatedChoice(msgspec.Struct):
     """One answer to one prompt; `cached_tokens` is what the engine found of it in its cache, `written_tokens` what it put there."""
 
     prompt: bytes
@@ -49,19 +49,19 @@ class Choice(msgspec.Struct):
     finish: str = "stop"
     cached_tokens: int = 0
     written_tokens: int = 0
-    call: Call | None = None
+    call: SimulatedCall | None = None
     plain: bool = True
     """Whether the text can stand in a JSON string as it is."""
 
 
-class Answer(msgspec.Struct):
+class SimulatedAnswer(msgspec.Struct):
     """All that is needed to write an answer in any shape."""
 
-    ask: Ask
+    ask: SimulatedRequest
     name: bytes
     created: int
     model: bytes
-    choices: list[Choice]
+    choices: list[SimulatedChoice]
     prompt_tokens: int
     output_tokens: int
     sent_events: int = 0
@@ -79,9 +79,9 @@ class Answer(msgspec.Struct):
         return sum(choice.written_tokens for choice in self.choices[:: self.ask.n])
 
 
-def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
+def answer_for(ask: SimulatedRequest, number: int, created: int, tokens_mean: int) -> SimulatedAnswer:
     """The answer to `ask`; `tokens_mean` 0 for endpoints that answer without words."""
-    choices: list[Choice] = []
+    choices: list[SimulatedChoice] = []
     prompt_tokens = output_tokens = 0
     for place, prompt in enumerate(ask.prompts):
         form = ask.forms[place] if ask.forms else None
@@ -89,7 +89,7 @@ def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
         tokens = token_count(prompt)
         prompt_tokens += tokens
         for copy in range(ask.n):
-            choice = Choice(prompt, tokens, digest)
+            choice = SimulatedChoice(prompt, tokens, digest)
             if tokens_mean:
                 if form is None:
                     _write(choice, ask, copy, tokens_mean)
@@ -98,10 +98,10 @@ def answer_for(ask: Ask, number: int, created: int, tokens_mean: int) -> Answer:
                 output_tokens += choice.output_tokens
             choices.append(choice)
     name = b"%s%08x" % (choices[0].digest.hex().encode(), number)
-    return Answer(ask, name, created, _encode(ask.model), choices, prompt_tokens, output_tokens)
+    return SimulatedAnswer(ask, name, created, _encode(ask.model), choices, prompt_tokens, output_tokens)
 
 
-def _write(choice: Choice, ask: Ask, copy: int, tokens_mean: int) -> None:
+def _write(choice: SimulatedChoice, ask: SimulatedRequest, copy: int, tokens_mean: int) -> None:
     luck = int.from_bytes(choice.digest, "little") + copy
     tokens = max(1, tokens_mean // 2 + luck % tokens_mean, ask.output_tokens_min)
     limit = ask.output_tokens_max
@@ -117,7 +117,7 @@ def _write(choice: Choice, ask: Ask, copy: int, tokens_mean: int) -> None:
     choice.output_tokens = tokens
 
 
-def _write_formed(choice: Choice, ask: Ask, form: Form, copy: int, tokens_mean: int) -> None:
+def _write_formed(choice: SimulatedChoice, ask: SimulatedRequest, form: Form, copy: int, tokens_mean: int) -> None:
     """Write a call or JSON. What is longer than the limit is cut there, as a real server does."""
     luck = int.from_bytes(choice.digest, "little") + copy
     tool = form.tool_for(luck)
@@ -127,7 +127,7 @@ def _write_formed(choice: Choice, ask: Ask, form: Form, copy: int, tokens_mean: 
     mark = choice.digest[:4].hex()
     if tool is not None:
         name = b"call_%s%02x" % (choice.digest.hex().encode(), copy)
-        choice.call = Call(name, _encode(tool.name), tool.custom)
+        choice.call = SimulatedCall(name, _encode(tool.name), tool.custom)
         choice.finish = "tool_calls"
         text = b"%s sea" % mark.encode() if tool.custom else json_text(tool.schema, luck, mark)
     elif form.schema is not None:
@@ -144,18 +144,18 @@ def _write_formed(choice: Choice, ask: Ask, form: Form, copy: int, tokens_mean: 
     choice.plain = False
 
 
-def quoted(choice: Choice, text: bytes) -> bytes:
+def quoted(choice: SimulatedChoice, text: bytes) -> bytes:
     """The text, or a piece of it, as it stands between the quotes of a JSON string."""
     return text if choice.plain else text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
-def pieces(choice: Choice) -> Iterator[bytes]:
+def pieces(choice: SimulatedChoice) -> Iterator[bytes]:
     """The answer's tokens, one by one."""
     for start in range(0, len(choice.text), TOKEN_BYTES):
         yield choice.text[start : start + TOKEN_BYTES]
 
 
-def _usage(answer: Answer) -> bytes:
+def _usage(answer: SimulatedAnswer) -> bytes:
     prompt, output = answer.prompt_tokens, answer.output_tokens
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
@@ -168,7 +168,7 @@ class Chat:
     """/v1/chat/completions."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body of an answer that is not streamed."""
         choices = b",".join(
             b'{"index":%d,"message":{"role":"assistant",%s,"refusal":null},"logprobs":null,"finish_reason":"%s"}'
@@ -184,7 +184,7 @@ class Chat:
         )
 
     @staticmethod
-    def opening(answer: Answer) -> bytes:
+    def opening(answer: SimulatedAnswer) -> bytes:
         """The events before the first token."""
         events = []
         for index, choice in enumerate(answer.choices):
@@ -195,7 +195,7 @@ class Chat:
         return b"".join(events)
 
     @staticmethod
-    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
         """The event of one token."""
         choice = answer.choices[index]
         if choice.call is None:
@@ -205,7 +205,7 @@ class Chat:
         return _chat_event(answer, index, delta, b"null")
 
     @staticmethod
-    def closing(answer: Answer) -> bytes:
+    def closing(answer: SimulatedAnswer) -> bytes:
         """The events after the last token."""
         events = [
             _chat_event(answer, index, b"{}", b'"%s"' % choice.finish.encode())
@@ -225,7 +225,7 @@ _FUNCTION = (b"function", b"arguments")
 _CUSTOM = (b"custom", b"input")
 
 
-def _chat_said(choice: Choice) -> bytes:
+def _chat_said(choice: SimulatedChoice) -> bytes:
     text = quoted(choice, choice.text)
     if choice.call is None:
         return b'"content":"%s"' % text
@@ -240,13 +240,13 @@ def _chat_said(choice: Choice) -> bytes:
     )
 
 
-def _chat_call(call: Call) -> bytes:
+def _chat_call(call: SimulatedCall) -> bytes:
     """The first event of a call: its name, and nothing yet of what it is called with."""
     kind, field = _CUSTOM if call.custom else _FUNCTION
     return b'{"index":0,"id":"%s","type":"%s","%s":{"name":%s,"%s":""}}' % (call.id, kind, kind, call.name, field)
 
 
-def _chat_event(answer: Answer, index: int, delta: bytes, finish: bytes) -> bytes:
+def _chat_event(answer: SimulatedAnswer, index: int, delta: bytes, finish: bytes) -> bytes:
     return (
         b'data: {"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":%s,'
         b'"choices":[{"index":%d,"delta":%s,"logprobs":null,"finish_reason":%s}]}\n\n'
@@ -258,12 +258,12 @@ class ChatBatch:
     """/v1/chat/completions/batch: a result for each conversation, with its own usage, and the sum of all."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body."""
         results = []
         for index, choice in enumerate(answer.choices):
             name = b"%s-%d" % (answer.name, index)
-            one = Answer(
+            one = SimulatedAnswer(
                 answer.ask, name, answer.created, answer.model, [choice], choice.prompt_tokens, choice.output_tokens
             )
             results.append(b'{"index":%d,"body":%s}' % (index, Chat.whole(one)))
@@ -274,7 +274,7 @@ class Completion:
     """/v1/completions."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body of an answer that is not streamed."""
         choices = b",".join(
             _completion_choice(index, choice.text, b'"%s"' % choice.finish.encode())
@@ -283,18 +283,18 @@ class Completion:
         return b'{%s,"choices":[%s],"usage":%s}' % (_completion_head(answer), choices, _usage(answer))
 
     @staticmethod
-    def opening(answer: Answer) -> bytes:
+    def opening(answer: SimulatedAnswer) -> bytes:
         """The events before the first token: none."""
         return b""
 
     @staticmethod
-    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
         """The event of one token."""
         choice = _completion_choice(index, piece, b"null")
         return b'data: {%s,"choices":[%s]}\n\n' % (_completion_head(answer), choice)
 
     @staticmethod
-    def closing(answer: Answer) -> bytes:
+    def closing(answer: SimulatedAnswer) -> bytes:
         """The events after the last token."""
         head = _completion_head(answer)
         events = [
@@ -307,7 +307,7 @@ class Completion:
         return b"".join(events)
 
 
-def _completion_head(answer: Answer) -> bytes:
+def _completion_head(answer: SimulatedAnswer) -> bytes:
     return b'"id":"cmpl-%s","object":"text_completion","created":%d,"model":%s' % (
         answer.name,
         answer.created,

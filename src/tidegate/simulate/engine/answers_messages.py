@@ -1,6 +1,6 @@
 """The shape of Anthropic's /v1/messages: one block of text or one tool use, whole or as its events."""
 
-from tidegate.simulate.engine.answers import Answer, Choice, quoted
+from tidegate.simulate.engine.answers import SimulatedAnswer, SimulatedChoice, quoted
 
 _STOPS = {"stop": b"end_turn", "length": b"max_tokens", "tool_calls": b"tool_use"}
 
@@ -9,7 +9,7 @@ class Messages:
     """/v1/messages."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body of an answer that is not streamed."""
         choice = answer.choices[0]
         if choice.call is None:
@@ -21,7 +21,7 @@ class Messages:
         return _message(answer, b"[%s]" % block, b'"%s"' % _STOPS[choice.finish], answer.output_tokens)
 
     @staticmethod
-    def opening(answer: Answer) -> bytes:
+    def opening(answer: SimulatedAnswer) -> bytes:
         """The events before the first token."""
         choice = answer.choices[0]
         block = b'{"type":"text","text":"","citations":null}' if choice.call is None else _tool_use(choice, b"{}")
@@ -34,7 +34,7 @@ class Messages:
         )
 
     @staticmethod
-    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
         """The event of one token; there is only one block, so `index` is always 0."""
         choice = answer.choices[index]
         kind, field = (b"text_delta", b"text") if choice.call is None else (b"input_json_delta", b"partial_json")
@@ -42,7 +42,7 @@ class Messages:
         return _event(b"content_block_delta", b'"index":0,"delta":%s' % delta)
 
     @staticmethod
-    def closing(answer: Answer) -> bytes:
+    def closing(answer: SimulatedAnswer) -> bytes:
         """The events after the last token."""
         stop = b'"delta":{"stop_reason":"%s","stop_sequence":null}' % _STOPS[answer.choices[0].finish]
         return b"".join(
@@ -58,13 +58,13 @@ def _event(kind: bytes, fields: bytes) -> bytes:
     return b'event: %s\ndata: {"type":"%s",%s}\n\n' % (kind, kind, fields)
 
 
-def _tool_use(choice: Choice, given: bytes) -> bytes:
+def _tool_use(choice: SimulatedChoice, given: bytes) -> bytes:
     assert choice.call is not None
     name = choice.call.id.replace(b"call_", b"toolu_")
     return b'{"type":"tool_use","id":"%s","name":%s,"input":%s}' % (name, choice.call.name, given)
 
 
-def _message(answer: Answer, content: bytes, stop: bytes, output_tokens: int) -> bytes:
+def _message(answer: SimulatedAnswer, content: bytes, stop: bytes, output_tokens: int) -> bytes:
     cached, written = answer.cached_tokens, answer.written_tokens
     usage = (
         b'{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,"output_tokens":%d,'

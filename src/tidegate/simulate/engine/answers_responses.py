@@ -1,6 +1,6 @@
 """The shape of /v1/responses: one message of output text or one call of a tool, whole or as its numbered events."""
 
-from tidegate.simulate.engine.answers import Answer, quoted
+from tidegate.simulate.engine.answers import SimulatedAnswer, quoted
 
 _PLAIN = b'"tools":[],"tool_choice":"auto","parallel_tool_calls":true,"text":{"format":{"type":"text"}}'
 
@@ -9,12 +9,12 @@ class Responses:
     """/v1/responses."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body of an answer that is not streamed."""
         return _response(answer, b"completed", b"[%s]" % _item(answer, b"completed", whole=True))
 
     @staticmethod
-    def opening(answer: Answer) -> bytes:
+    def opening(answer: SimulatedAnswer) -> bytes:
         """The events before the first token."""
         begun = _response(answer, b"in_progress", b"[]")
         item = _item(answer, b"in_progress", whole=False)
@@ -29,7 +29,7 @@ class Responses:
         return b"".join(events)
 
     @staticmethod
-    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
         """The event of one token; there is only one output, so `index` is always 0."""
         choice = answer.choices[0]
         text = quoted(choice, piece)
@@ -40,7 +40,7 @@ class Responses:
         return _event(answer, b"response.%s.delta" % kind, b'%s,"delta":"%s"' % (_place(answer), text))
 
     @staticmethod
-    def closing(answer: Answer) -> bytes:
+    def closing(answer: SimulatedAnswer) -> bytes:
         """The events after the last token."""
         choice = answer.choices[0]
         text = quoted(choice, choice.text)
@@ -65,13 +65,13 @@ _FUNCTION = (b"function_call_arguments", b"arguments")
 _CUSTOM = (b"custom_tool_call_input", b"input")
 
 
-def _event(answer: Answer, kind: bytes, fields: bytes) -> bytes:
+def _event(answer: SimulatedAnswer, kind: bytes, fields: bytes) -> bytes:
     number = answer.sent_events
     answer.sent_events += 1
     return b'event: %s\ndata: {"type":"%s","sequence_number":%d,%s}\n\n' % (kind, kind, number, fields)
 
 
-def _place(answer: Answer) -> bytes:
+def _place(answer: SimulatedAnswer) -> bytes:
     if answer.choices[0].call is not None:
         return b'"item_id":"fc_%s","output_index":0' % answer.name
     return b'"item_id":"msg_%s","output_index":0,"content_index":0' % answer.name
@@ -81,7 +81,7 @@ def _part(text: bytes) -> bytes:
     return b'{"type":"output_text","text":"%s","annotations":[],"logprobs":[]}' % text
 
 
-def _item(answer: Answer, status: bytes, *, whole: bool) -> bytes:
+def _item(answer: SimulatedAnswer, status: bytes, *, whole: bool) -> bytes:
     choice = answer.choices[0]
     text = quoted(choice, choice.text) if whole else b""
     if whole and choice.finish == "length":
@@ -107,7 +107,7 @@ def _item(answer: Answer, status: bytes, *, whole: bool) -> bytes:
     )
 
 
-def _response(answer: Answer, status: bytes, output: bytes) -> bytes:
+def _response(answer: SimulatedAnswer, status: bytes, output: bytes) -> bytes:
     prompt, tokens, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens
     usage = b"null"
     cut = b"null"

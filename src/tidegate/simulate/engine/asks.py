@@ -26,7 +26,7 @@ _NOTHING = msgspec.Raw()
 _BEHAVE = re.compile(r'"behave"\s*:\s*"([^"]{0,200})"')
 
 
-class Ask(msgspec.Struct):
+class SimulatedRequest(msgspec.Struct):
     """One decoded request, the same shape for every endpoint."""
 
     model: str
@@ -154,7 +154,7 @@ def token_count(prompt: bytes) -> int:
     return max(1, -(-len(prompt) // TOKEN_BYTES))
 
 
-def chat_ask(body: bytes) -> Ask:
+def chat_ask(body: bytes) -> SimulatedRequest:
     """A chat completion."""
     seen = _chat.decode(body)
     if not seen.messages:
@@ -166,7 +166,7 @@ def chat_ask(body: bytes) -> Ask:
     return ask
 
 
-def chat_batch_ask(body: bytes) -> Ask:
+def chat_batch_ask(body: bytes) -> SimulatedRequest:
     """Several conversations with everything else in common; each is answered by itself."""
     seen = _chat_batch.decode(body)
     if not seen.messages or len(seen.messages) > PROMPT_COUNT_MAX or not all(seen.messages):
@@ -188,7 +188,7 @@ def _chat_forms(seen: _Chat | _ChatBatch, conversations: list[list[_Message]]) -
     return [chat_form(tools, seen.tool_choice, seen.response_format, answered=answered) for answered in ended]
 
 
-def completion_ask(body: bytes) -> Ask:
+def completion_ask(body: bytes) -> SimulatedRequest:
     """A text completion; a list of prompts has one choice for each."""
     seen = _completion.decode(body)
     prompts = _texts(seen.prompt, "prompt")
@@ -196,7 +196,7 @@ def completion_ask(body: bytes) -> Ask:
     return _sampled(seen, prompts, marked, seen.max_tokens)
 
 
-def response_ask(body: bytes) -> Ask:
+def response_ask(body: bytes) -> SimulatedRequest:
     """A response."""
     seen = _response.decode(body)
     messages = (
@@ -216,7 +216,7 @@ def response_ask(body: bytes) -> Ask:
     return ask
 
 
-def messages_ask(body: bytes) -> Ask:
+def messages_ask(body: bytes) -> SimulatedRequest:
     """A message of Anthropic's API."""
     seen = _messages.decode(body)
     if not seen.messages:
@@ -226,7 +226,7 @@ def messages_ask(body: bytes) -> Ask:
     messages = seen.messages
     if seen.system:
         messages = [_Message(role="system", content=seen.system), *messages]
-    ask = Ask(
+    ask = SimulatedRequest(
         model=seen.model,
         prompts=[_render(seen.tools, messages)],
         marked=_marker(body, lambda: _last_user_texts(messages)),
@@ -241,7 +241,7 @@ def messages_ask(body: bytes) -> Ask:
     return ask
 
 
-def embedding_ask(body: bytes) -> Ask:
+def embedding_ask(body: bytes) -> SimulatedRequest:
     """Embeddings: one vector for each input."""
     seen = _embedding.decode(body)
     if seen.encoding_format not in (None, "float", "base64"):
@@ -249,7 +249,7 @@ def embedding_ask(body: bytes) -> Ask:
     if seen.dimensions is not None and not 1 <= seen.dimensions <= 16384:
         raise BadAsk("dimensions must be between 1 and 16384", "dimensions")
     prompts = _texts(seen.input, "input")
-    return Ask(
+    return SimulatedRequest(
         model=seen.model,
         prompts=prompts,
         marked=_marker(body, lambda: (text.decode() for text in prompts)),
@@ -259,7 +259,7 @@ def embedding_ask(body: bytes) -> Ask:
     )
 
 
-def moderation_ask(body: bytes) -> Ask:
+def moderation_ask(body: bytes) -> SimulatedRequest:
     """Moderations: one verdict for each input."""
     seen = _moderation.decode(body)
     inputs = [seen.input] if isinstance(seen.input, str) else seen.input
@@ -267,16 +267,16 @@ def moderation_ask(body: bytes) -> Ask:
     if not prompts:
         raise BadAsk("input must not be empty", "input")
     marked = _marker(body, lambda: (text.decode() for text in prompts))
-    return Ask(model=seen.model, prompts=prompts, marked=marked)
+    return SimulatedRequest(model=seen.model, prompts=prompts, marked=marked)
 
 
-def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_max: int | None) -> Ask:
+def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_max: int | None) -> SimulatedRequest:
     n = 1 if seen.n is None else seen.n
     if not 1 <= n <= CHOICE_COUNT_MAX:
         raise BadAsk(f"n must be between 1 and {CHOICE_COUNT_MAX}", "n")
     if tokens_max is not None and tokens_max < 1:
         raise BadAsk("max_tokens must be at least 1", "max_tokens")
-    return Ask(
+    return SimulatedRequest(
         model=seen.model,
         prompts=prompts,
         marked=marked,

@@ -8,8 +8,8 @@ import msgspec
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.faults import rates_from
-from tidegate.simulate.engine.messages import Reply, Request
-from tidegate.simulate.engine.pace import Pace
+from tidegate.simulate.engine.messages import HttpRequest, SimulatedReply
+from tidegate.simulate.engine.pace import SimulatedPace
 from tidegate.simulate.engine.sabotage import error_reply
 
 MODEL = "simulated"
@@ -19,39 +19,39 @@ class _Faults(msgspec.Struct, forbid_unknown_fields=True):
     rate: dict[str, float] = {}
 
 
-def reply_to(request: Request, board: Board, pace: Pace | None) -> Reply | None:
+def reply_to(request: HttpRequest, board: Board, pace: SimulatedPace | None) -> SimulatedReply | None:
     """The reply to one of these requests, or none when it is not ours."""
     match request.method, request.path:
         case b"GET", b"/metrics":
             _gauge(board, pace)
-            return Reply(200, meters.exposition(board), b"text/plain; version=0.0.4; charset=utf-8")
+            return SimulatedReply(200, meters.exposition(board), b"text/plain; version=0.0.4; charset=utf-8")
         case b"GET", b"/simulate/calls":
-            return Reply(200, msgspec.json.encode(meters.calls_summary(board)))
+            return SimulatedReply(200, msgspec.json.encode(meters.calls_summary(board)))
         case b"GET", b"/simulate/faults":
-            return Reply(200, msgspec.json.encode({"rate": board.faults()}))
+            return SimulatedReply(200, msgspec.json.encode({"rate": board.faults()}))
         case b"POST", b"/simulate/faults":
             return _set_faults(request.body, board)
     return None
 
 
-def models_reply(path: bytes) -> Reply:
+def models_reply(path: bytes) -> SimulatedReply:
     """The list of models, or any one of them: every name is served."""
     name = unquote(path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
     model = {"id": name or MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "tidegate"}
-    return Reply(200, msgspec.json.encode(model if name else {"object": "list", "data": [model]}))
+    return SimulatedReply(200, msgspec.json.encode(model if name else {"object": "list", "data": [model]}))
 
 
-def _set_faults(body: bytes, board: Board) -> Reply:
+def _set_faults(body: bytes, board: Board) -> SimulatedReply:
     try:
         rates = msgspec.json.decode(body or b"{}", type=_Faults).rate
         rates_from(rates)
         board.set_faults(rates)
     except ValueError as error:
         return error_reply(400, f'send fault rates like {{"rate": {{"503": 1.0}}}}, or {{}} to end them: {error}')
-    return Reply(200, msgspec.json.encode({"rate": rates}))
+    return SimulatedReply(200, msgspec.json.encode({"rate": rates}))
 
 
-def _gauge(board: Board, pace: Pace | None) -> None:
+def _gauge(board: Board, pace: SimulatedPace | None) -> None:
     """Copy the modelled engine's present state to where the metrics are read from."""
     if pace is None:
         return

@@ -4,7 +4,7 @@ import msgspec
 
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.faults import Behaviour, Chance, behaviour_from, rates_from
-from tidegate.simulate.engine.messages import Request
+from tidegate.simulate.engine.messages import HttpRequest
 
 
 class Dealer:
@@ -16,7 +16,7 @@ class Dealer:
         self._chance = Chance(rates_from(rates), seed)
         self._version = 0
 
-    def behaviour(self, marked: str | None, request: Request) -> Behaviour | None:
+    def behaviour(self, marked: str | None, request: HttpRequest) -> Behaviour | None:
         """The behaviour that this call meets; what it asks for itself goes before chance."""
         behaviour = self._draw() if marked is None else behaviour_from(marked)
         if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:

@@ -31,7 +31,7 @@ class BadBehaviour(ValueError):
     """The text names no behaviour we know; the message lists those we do."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class FaultStep(msgspec.Struct, frozen=True):
     """One step of a behaviour."""
 
     kind: str
@@ -49,8 +49,8 @@ class Behaviour(msgspec.Struct, frozen=True):
     """What one call meets: how it is delayed, and at most one thing that goes wrong."""
 
     text: str
-    delays: tuple[Step, ...]
-    fault: Step | None
+    delays: tuple[FaultStep, ...]
+    fault: FaultStep | None
 
     @property
     def status(self) -> int:
@@ -64,8 +64,8 @@ class Behaviour(msgspec.Struct, frozen=True):
 
 def behaviour_from(text: str) -> Behaviour:
     """Read a behaviour's text; `BadBehaviour` when it has no meaning."""
-    delays: list[Step] = []
-    faults: list[Step] = []
+    delays: list[FaultStep] = []
+    faults: list[FaultStep] = []
     for piece in text.split(","):
         step = _step_from(piece.strip())
         (delays if step.kind in DELAYS else faults).append(step)
@@ -74,13 +74,13 @@ def behaviour_from(text: str) -> Behaviour:
     return Behaviour(text=text, delays=tuple(delays), fault=faults[0] if faults else None)
 
 
-def _step_from(piece: str) -> Step:
+def _step_from(piece: str) -> FaultStep:
     found = _STEP.fullmatch(piece)
     if found is None or not (found["kind"] in KINDS or (found["kind"].isdigit() and 400 <= int(found["kind"]) <= 599)):
         raise BadBehaviour(
             f"unknown behaviour {piece!r}: use a status from 400 to 599 or one of {', '.join(sorted(KINDS))}"
         )
-    return Step(
+    return FaultStep(
         kind=found["kind"],
         value=int(found["value"]) if found["value"] else None,
         retry_after=found["retry_after"],

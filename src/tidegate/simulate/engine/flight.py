@@ -5,16 +5,16 @@ from functools import partial
 from time import monotonic
 
 from tidegate.simulate.engine import meters
-from tidegate.simulate.engine.answers import Answer
+from tidegate.simulate.engine.answers import SimulatedAnswer
 from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
-from tidegate.simulate.engine.model import Event, Request, RequestTooLong, Sequence
-from tidegate.simulate.engine.pace import Pace
+from tidegate.simulate.engine.model import ModelledEvent, ModelledRequest, RequestTooLong, Sequence
+from tidegate.simulate.engine.pace import SimulatedPace
 
 
-class Flight:
+class SimulatedFlight:
     """A call from its submission to its last token."""
 
-    def __init__(self, pace: Pace, answer: Answer, counters: "memoryview[int]") -> None:
+    def __init__(self, pace: SimulatedPace, answer: SimulatedAnswer, counters: "memoryview[int]") -> None:
         self._pace = pace
         self._answer = answer
         self._counters = counters
@@ -29,7 +29,7 @@ class Flight:
         """Submit every choice; `RequestTooLong` leaves none behind."""
         try:
             for index, choice in enumerate(self._answer.choices):
-                request = Request(choice.prompt, choice.output_tokens, choice.text, self._answer.ask.priority)
+                request = ModelledRequest(choice.prompt, choice.output_tokens, choice.text, self._answer.ask.priority)
                 self._sequences.append(self._pace.submit(request, partial(self._heard, index)))
         except RequestTooLong:
             self.abort()
@@ -40,7 +40,7 @@ class Flight:
         for sequence in self._sequences:
             self._pace.abort(sequence)
 
-    def _heard(self, index: int, event: Event) -> None:
+    def _heard(self, index: int, event: ModelledEvent) -> None:
         now = monotonic()
         choice = self._answer.choices[index]
         histogram = meters.BETWEEN_TOKENS_AT if event.ordinal > 1 else meters.FIRST_TOKEN_AT

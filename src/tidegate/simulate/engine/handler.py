@@ -11,22 +11,22 @@ from time import time
 import msgspec
 
 from tidegate.simulate.engine import control, meters, sabotage
-from tidegate.simulate.engine.answers import Answer, answer_for
-from tidegate.simulate.engine.asks import Ask
+from tidegate.simulate.engine.answers import SimulatedAnswer, answer_for
+from tidegate.simulate.engine.asks import SimulatedRequest
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.calls import CallsLog
 from tidegate.simulate.engine.dealer import Dealer
 from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour
 from tidegate.simulate.engine.fitting import Unfit
-from tidegate.simulate.engine.flight import Flight
+from tidegate.simulate.engine.flight import SimulatedFlight
 from tidegate.simulate.engine.forms import BadAsk
-from tidegate.simulate.engine.http1 import Connection
-from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, Reply, Request, encode, encode_json
-from tidegate.simulate.engine.model import Engine, RequestTooLong
+from tidegate.simulate.engine.http1 import SimulatedConnection
+from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, HttpRequest, SimulatedReply, encode, encode_json
+from tidegate.simulate.engine.model import ModelledEngine, RequestTooLong
 from tidegate.simulate.engine.options import EngineOptions
 from tidegate.simulate.engine.outbox import Outbox
-from tidegate.simulate.engine.pace import Pace
-from tidegate.simulate.engine.routes import Route, routes_for, stream_body
+from tidegate.simulate.engine.pace import SimulatedPace
+from tidegate.simulate.engine.routes import SimulatedRoute, routes_for, stream_body
 
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
 _STREAM_END = b"0\r\n\r\n"
@@ -44,21 +44,21 @@ class EngineHandler:
         self._counters = board.counters
         self.body_bytes_max = options.body_bytes_max
         self.failure: asyncio.Future[None] = self._loop.create_future()
-        self.pace = Pace(Engine(options.limits())) if options.mode == "modelled" else None
+        self.pace = SimulatedPace(ModelledEngine(options.limits())) if options.mode == "modelled" else None
         self._instant = options.mode == "instant"
         log = CallsLog(options.calls_log, fsync=options.calls_log_fsync) if options.calls_log else None
         self._out = Outbox(log, board.counters, index, options.processes, self.fail)
         self._key = b"Bearer " + options.api_key.encode() if options.api_key else None
         self._routes = routes_for(options)
         self._dealer = Dealer(options.faults, options.seed + index, board)
-        self._connections: set[Connection] = set()
-        self._under_way: dict[Connection, Callable[[], object]] = {}
+        self._connections: set[SimulatedConnection] = set()
+        self._under_way: dict[SimulatedConnection, Callable[[], object]] = {}
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: SimulatedConnection) -> None:
         """A client is there."""
         self._connections.add(connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: SimulatedConnection) -> None:
         """A client is gone: end what was under way for it."""
         self._connections.discard(connection)
         stop = self._under_way.pop(connection, None)
@@ -81,13 +81,13 @@ class EngineHandler:
             self.failure.set_exception(error)
         self.close()
 
-    def refuse(self, connection: Connection, error: BadRequest) -> None:
+    def refuse(self, connection: SimulatedConnection, error: BadRequest) -> None:
         """Bytes that are no request get one answer in OpenAI's shape."""
-        unread = Request(b"", b"", {}, b"", False)
+        unread = HttpRequest(b"", b"", {}, b"", False)
         self._out.record(unread, None, error.status)
         self._out.put(connection, sabotage.error_reply(error.status, str(error)), keep_alive=False)
 
-    def handle(self, connection: Connection, request: Request) -> None:
+    def handle(self, connection: SimulatedConnection, request: HttpRequest) -> None:
         """Answer one request, or see that it is answered."""
         route = self._routes.get(request.path)
         if route is None:
@@ -99,7 +99,7 @@ class EngineHandler:
         if self._key is not None and not self._authorized(request):
             self._put_unauthorized(connection, request)
             return
-        ask: Ask | None = None
+        ask: SimulatedRequest | None = None
         try:
             ask = route.read(request.body)
             answer = answer_for(ask, self._out.number, int(time()), route.tokens_mean)
@@ -121,12 +121,14 @@ class EngineHandler:
             self._out.record(request, ask.model if ask else None, 400, route.number)
             self._out.put(connection, _in_shape(request, reply), keep_alive=request.keep_alive)
 
-    def _witness(self, request: Request, route: Route, answer: Answer) -> None:
+    def _witness(self, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer) -> None:
         """An honest answer will leave."""
         beside = len(self._under_way)
         self._out.record(request, answer.ask.model, 200, route.number, tokens=_billed(answer), beside=beside)
 
-    def _answer_now(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
+    def _answer_now(
+        self, connection: SimulatedConnection, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer
+    ) -> None:
         self._witness(request, route, answer)
         self._count(answer)
         if answer.ask.stream and route.streamed is not None:
@@ -135,9 +137,11 @@ class EngineHandler:
         elif request.keep_alive:
             self._out.put_bytes(connection, encode_json(route.whole(answer)), True)
         else:
-            self._out.put(connection, Reply(200, route.whole(answer)), keep_alive=False)
+            self._out.put(connection, SimulatedReply(200, route.whole(answer)), keep_alive=False)
 
-    def _answer_later(self, connection: Connection, request: Request, route: Route, answer: Answer) -> None:
+    def _answer_later(
+        self, connection: SimulatedConnection, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer
+    ) -> None:
         self._witness(request, route, answer)
         self._counters[meters.RUNNING] += 1
         connection.begin()
@@ -150,7 +154,7 @@ class EngineHandler:
             if answer.ask.stream and route.streamed is not None:
                 connection.write(_STREAM_HEAD + _chunk(stream_body(route.streamed, answer)) + _STREAM_END)
             else:
-                connection.write(encode(Reply(200, route.whole(answer)), keep_alive=request.keep_alive))
+                connection.write(encode(SimulatedReply(200, route.whole(answer)), keep_alive=request.keep_alive))
             connection.finish(keep_alive=request.keep_alive)
 
         timer = self._loop.call_later(self._options.latency_ms / 1000, due)
@@ -162,9 +166,14 @@ class EngineHandler:
         self._under_way[connection] = stop
 
     def _answer_modelled(
-        self, connection: Connection, request: Request, route: Route, answer: Answer, pace: Pace
+        self,
+        connection: SimulatedConnection,
+        request: HttpRequest,
+        route: SimulatedRoute,
+        answer: SimulatedAnswer,
+        pace: SimulatedPace,
     ) -> None:
-        flight = Flight(pace, answer, self._counters)
+        flight = SimulatedFlight(pace, answer, self._counters)
         flight.start()
         self._witness(request, route, answer)
         connection.begin()
@@ -187,19 +196,19 @@ class EngineHandler:
             if streamed is not None:
                 connection.write(_chunk(streamed.closing(answer)) + _STREAM_END)
             else:
-                connection.write(encode(Reply(200, route.whole(answer)), keep_alive=request.keep_alive))
+                connection.write(encode(SimulatedReply(200, route.whole(answer)), keep_alive=request.keep_alive))
             connection.finish(keep_alive=request.keep_alive)
 
         flight.on_token = token if streamed is not None else None
         flight.on_done = done
 
-    def _settle(self, connection: Connection, answer: Answer, gauge: int | None) -> None:
+    def _settle(self, connection: SimulatedConnection, answer: SimulatedAnswer, gauge: int | None) -> None:
         self._under_way.pop(connection, None)
         if gauge is not None:
             self._counters[gauge] -= 1
         self._count(answer)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: SimulatedAnswer) -> None:
         self._counters[meters.PROMPT_TOKENS] += answer.prompt_tokens
         self._counters[meters.GENERATION_TOKENS] += answer.output_tokens
         finish = answer.choices[0].finish
@@ -207,19 +216,19 @@ class EngineHandler:
 
     def _misbehave(
         self,
-        connection: Connection,
-        request: Request,
+        connection: SimulatedConnection,
+        request: HttpRequest,
         behaviour: Behaviour,
         model: str | None,
         route: int,
-        make: Callable[[], Awaitable[Reply]],
+        make: Callable[[], Awaitable[SimulatedReply]],
         tokens: int = 0,
     ) -> None:
         fault = behaviour.fault
         beside = len(self._under_way)
         self._out.record(request, model, behaviour.status, route, behaviour.text, tokens, beside)
         if fault is not None and fault.status is not None and not behaviour.delays:
-            reply = _in_shape(request, sabotage.spoiled(fault, Reply(fault.status, b"")))
+            reply = _in_shape(request, sabotage.spoiled(fault, SimulatedReply(fault.status, b"")))
             self._out.put(connection, reply, keep_alive=request.keep_alive)
             return
         connection.begin()
@@ -229,7 +238,7 @@ class EngineHandler:
                 if step.kind == "latency":
                     await asyncio.sleep((step.value or 0) / 1000)
             # A call that is refused or dropped at once takes none of the engine's time.
-            reply = Reply(200, b"") if behaviour.status not in (200, 307) else await make()
+            reply = SimulatedReply(200, b"") if behaviour.status not in (200, 307) else await make()
             if fault is not None and fault.kind in _SLOW_BODIES:
                 reply = await asyncio.to_thread(sabotage.spoiled, fault, reply)
             elif fault is not None and (fault.status is not None or fault.kind in BODIES):
@@ -241,13 +250,13 @@ class EngineHandler:
         task = self._loop.create_task(run())
         self._under_way[connection] = task.cancel
 
-    def _maker(self, route: Route, answer: Answer) -> Callable[[], Awaitable[Reply]]:
+    def _maker(self, route: SimulatedRoute, answer: SimulatedAnswer) -> Callable[[], Awaitable[SimulatedReply]]:
         """Makes the honest answer of a misbehaving call, in the time that it takes."""
 
-        async def make() -> Reply:
+        async def make() -> SimulatedReply:
             if self.pace is not None:
                 done = self._loop.create_future()
-                flight = Flight(self.pace, answer, self._counters)
+                flight = SimulatedFlight(self.pace, answer, self._counters)
                 flight.on_done = lambda: None if done.done() else done.set_result(None)
                 try:
                     flight.start()
@@ -260,12 +269,12 @@ class EngineHandler:
                 await asyncio.sleep(self._options.latency_ms / 1000)
             self._count(answer)
             if answer.ask.stream and route.streamed is not None:
-                return Reply(200, stream_body(route.streamed, answer), EVENT_STREAM)
-            return Reply(200, route.whole(answer))
+                return SimulatedReply(200, stream_body(route.streamed, answer), EVENT_STREAM)
+            return SimulatedReply(200, route.whole(answer))
 
         return make
 
-    def _handle_other(self, connection: Connection, request: Request) -> None:
+    def _handle_other(self, connection: SimulatedConnection, request: HttpRequest) -> None:
         """The paths beside the endpoints. Models and health meet faults by chance too: an outage takes all with it."""
         reply = control.reply_to(request, self._board, self.pace)
         if reply is not None:
@@ -281,12 +290,12 @@ class EngineHandler:
         if request.method != b"GET":
             self._put_error(connection, request, 405, "this path takes GET")
             return
-        honest = control.models_reply(request.path) if is_models else Reply(200, b"{}")
+        honest = control.models_reply(request.path) if is_models else SimulatedReply(200, b"{}")
         route = meters.ROUTES.index("/v1/models" if is_models else "other")
         behaviour = self._dealer.behaviour(None, request)
         if behaviour is not None:
 
-            async def make() -> Reply:
+            async def make() -> SimulatedReply:
                 return honest
 
             self._misbehave(connection, request, behaviour, None, route, make)
@@ -295,27 +304,27 @@ class EngineHandler:
             self._out.record(request, None, 200, route)
         self._out.put(connection, honest, keep_alive=request.keep_alive)
 
-    def _authorized(self, request: Request) -> bool:
+    def _authorized(self, request: HttpRequest) -> bool:
         given = request.headers.get(b"authorization") or b"Bearer " + request.headers.get(b"x-api-key", b"")
         return self._key is None or compare_digest(given, self._key)
 
-    def _put_unauthorized(self, connection: Connection, request: Request) -> None:
+    def _put_unauthorized(self, connection: SimulatedConnection, request: HttpRequest) -> None:
         self._put_error(connection, request, 401, "send the engine's key as 'Authorization: Bearer KEY'")
 
-    def _put_error(self, connection: Connection, request: Request, status: int, message: str) -> None:
+    def _put_error(self, connection: SimulatedConnection, request: HttpRequest, status: int, message: str) -> None:
         self._out.record(request, None, status)
         reply = _in_shape(request, sabotage.error_reply(status, message))
         self._out.put(connection, reply, keep_alive=request.keep_alive)
 
 
-def _in_shape(request: Request, reply: Reply) -> Reply:
+def _in_shape(request: HttpRequest, reply: SimulatedReply) -> SimulatedReply:
     """The reply, with an error of Anthropic's endpoint in Anthropic's shape."""
     if reply.status < 400 or request.path != b"/v1/messages":
         return reply
     return sabotage.anthropic_error(reply)
 
 
-def _billed(answer: Answer) -> int:
+def _billed(answer: SimulatedAnswer) -> int:
     return answer.prompt_tokens + answer.output_tokens
 
 

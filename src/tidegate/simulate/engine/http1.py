@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Protocol
 
-from tidegate.simulate.engine.messages import BadRequest, Request
+from tidegate.simulate.engine.messages import BadRequest, HttpRequest
 
 HEAD_BYTES_MAX = 32 << 10
 BUFFER_BYTES_MAX = 1 << 20
@@ -33,20 +33,20 @@ class Handler(Protocol):
 
     body_bytes_max: int
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: "SimulatedConnection") -> None:
         """A client is there."""
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: "SimulatedConnection") -> None:
         """A client is gone; whatever was under way for it may end."""
 
-    def handle(self, connection: "Connection", request: Request) -> None:
+    def handle(self, connection: "SimulatedConnection", request: HttpRequest) -> None:
         """Answer one request, at once or between `begin` and `finish`."""
 
-    def refuse(self, connection: "Connection", error: BadRequest) -> None:
+    def refuse(self, connection: "SimulatedConnection", error: BadRequest) -> None:
         """Answer bytes that are no request; the connection reads no more."""
 
 
-class Connection(asyncio.Protocol):
+class SimulatedConnection(asyncio.Protocol):
     """One client's connection."""
 
     def __init__(self, handler: Handler) -> None:
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
             self.stop_reading()
             self._handler.refuse(self, error)
 
-    def _next(self) -> Request | None:
+    def _next(self) -> HttpRequest | None:
         """The next complete request, taken off the buffer; none while bytes are missing (`_wanted` says how many there must be)."""
         buffer = self._buffer
         while buffer.startswith(b"\r\n"):
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
             del buffer[:stop]
         self._wanted = 0
         wish = headers.get(b"connection", b"").lower()
-        return Request(
+        return HttpRequest(
             method, path, headers, body, wish != b"close" and (version == b"HTTP/1.1" or wish == b"keep-alive")
         )
 

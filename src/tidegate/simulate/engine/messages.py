@@ -19,7 +19,7 @@ class BadRequest(ValueError):
         self.status = status
 
 
-class Request:
+class HttpRequest:
     """One complete request."""
 
     __slots__ = ("body", "headers", "keep_alive", "method", "path")
@@ -32,7 +32,7 @@ class Request:
         self.keep_alive = keep_alive
 
 
-class Reply(msgspec.Struct):
+class SimulatedReply(msgspec.Struct):
     """What leaves: a status, a body and its type, and header lines beside them, each ended by CRLF."""
 
     status: int
@@ -41,7 +41,7 @@ class Reply(msgspec.Struct):
     headers: bytes = b""
 
 
-def encode_head(reply: Reply, length: int, *, keep_alive: bool) -> bytes:
+def encode_head(reply: SimulatedReply, length: int, *, keep_alive: bool) -> bytes:
     """The head of a reply whose body has, or claims to have, `length` bytes."""
     return b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
         reply.status,
@@ -53,7 +53,7 @@ def encode_head(reply: Reply, length: int, *, keep_alive: bool) -> bytes:
     )
 
 
-def encode(reply: Reply, *, keep_alive: bool) -> bytes:
+def encode(reply: SimulatedReply, *, keep_alive: bool) -> bytes:
     """A whole reply as bytes."""
     return encode_head(reply, len(reply.body), keep_alive=keep_alive) + reply.body
 

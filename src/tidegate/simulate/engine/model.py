@@ -31,7 +31,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     priority_scheduling: bool = False
 
 
-class Request(msgspec.Struct, frozen=True):
+class ModelledRequest(msgspec.Struct, frozen=True):
     """What is asked of the engine: a prompt (four bytes are a token) and how many tokens it answers; none for an embedding.
 
     `answer` are the bytes it will answer, where they are known, so that a later prompt that contains them finds them cached.
@@ -66,7 +66,7 @@ class Sequence:
         "tag",
     )
 
-    def __init__(self, request: Request, order: int, priority: int) -> None:
+    def __init__(self, request: ModelledRequest, order: int, priority: int) -> None:
         self.tag = request.tag
         self.prompt_tokens = max(1, -(-len(request.prompt) // TOKEN_BYTES))
         self.output_tokens = request.output_tokens
@@ -87,7 +87,7 @@ class Sequence:
         return self.prompt_tokens + self.emitted_tokens
 
 
-class Event(NamedTuple):
+class ModelledEvent(NamedTuple):
     """One token of one sequence (`ordinal` from 1), or the end of a request that emits none (`ordinal` 0)."""
 
     sequence: Sequence
@@ -95,16 +95,16 @@ class Event(NamedTuple):
     finished: bool
 
 
-class Step(NamedTuple):
+class ModelledStep(NamedTuple):
     """One pass of the engine: when it is over, `duration_ms` after it began, its events have happened."""
 
     duration_ms: float
-    events: list[Event]
+    events: list[ModelledEvent]
     decoding: int
     prefill_tokens: int
 
 
-class Engine:
+class ModelledEngine:
     """The scheduler over one cache. `cost` gives a step's milliseconds for its decoding sequences, their context and its prompt tokens."""
 
     def __init__(self, limits: EngineLimits, cost: Callable[[int, int, int], float] = step_ms) -> None:
@@ -119,7 +119,7 @@ class Engine:
         self.preemption_count = 0
         self._order = 0
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: ModelledRequest) -> Sequence:
         """Queue a request; `RequestTooLong` when it could never run."""
         priority = request.priority if self.limits.priority_scheduling else 0
         self._order += 1
@@ -144,7 +144,7 @@ class Engine:
         else:
             self.waiting_count -= 1
 
-    def step(self) -> Step | None:
+    def step(self) -> ModelledStep | None:
         """Run one pass, or say that there is nothing to do."""
         scheduled: list[tuple[Sequence, int]] = []
         budget = self.limits.prefill_chunk_tokens
@@ -161,7 +161,7 @@ class Engine:
             else:
                 prefill_tokens += tokens
         events = self._advance(scheduled)
-        return Step(self._cost(decoding, context_tokens, prefill_tokens), events, decoding, prefill_tokens)
+        return ModelledStep(self._cost(decoding, context_tokens, prefill_tokens), events, decoding, prefill_tokens)
 
     def _schedule_running(self, scheduled: list[tuple[Sequence, int]], budget: int) -> tuple[bool, int]:
         preempted = False
@@ -241,8 +241,8 @@ class Engine:
                 return tokens
         return 0
 
-    def _advance(self, scheduled: list[tuple[Sequence, int]]) -> list[Event]:
-        events: list[Event] = []
+    def _advance(self, scheduled: list[tuple[Sequence, int]]) -> list[ModelledEvent]:
+        events: list[ModelledEvent] = []
         finished = False
         for sequence, tokens in scheduled:
             sequence.computed_tokens += tokens
@@ -253,7 +253,7 @@ class Engine:
             if sequence.emitted_tokens >= sequence.output_tokens:
                 sequence.closed = finished = True
                 self.cache.release(sequence.blocks)
-            events.append(Event(sequence, sequence.emitted_tokens, sequence.closed))
+            events.append(ModelledEvent(sequence, sequence.emitted_tokens, sequence.closed))
         if finished:
             self.running = [sequence for sequence in self.running if not sequence.closed]
         return events

@@ -11,8 +11,8 @@ from time import time
 
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.calls import CallLine, CallsLog
-from tidegate.simulate.engine.http1 import Connection
-from tidegate.simulate.engine.messages import Reply, Request, encode
+from tidegate.simulate.engine.http1 import SimulatedConnection
+from tidegate.simulate.engine.messages import HttpRequest, SimulatedReply, encode
 
 _OTHER = len(meters.ROUTES) - 1
 
@@ -35,12 +35,12 @@ class Outbox:
         # Numbers are unique over all processes of one engine: each counts in its own stride.
         self.number = index
         self._stride = stride
-        self._waiting: list[tuple[Connection, bytes, bool]] = []
+        self._waiting: list[tuple[SimulatedConnection, bytes, bool]] = []
         self._flush_due = False
 
     def record(
         self,
-        request: Request,
+        request: HttpRequest,
         model: str | None,
         status: int,
         route: int = _OTHER,
@@ -72,11 +72,11 @@ class Outbox:
         )
         self._flush_soon()
 
-    def put(self, connection: Connection, reply: Reply, *, keep_alive: bool) -> None:
+    def put(self, connection: SimulatedConnection, reply: SimulatedReply, *, keep_alive: bool) -> None:
         """Send a reply."""
         self.put_bytes(connection, encode(reply, keep_alive=keep_alive), keep_alive)
 
-    def put_bytes(self, connection: Connection, data: bytes, keep_alive: bool) -> None:
+    def put_bytes(self, connection: SimulatedConnection, data: bytes, keep_alive: bool) -> None:
         """Send bytes that are a whole answer."""
         self._waiting.append((connection, data, keep_alive))
         self._flush_soon()

@@ -7,22 +7,22 @@ is the listener's business.
 import asyncio
 from collections.abc import Callable
 
-from tidegate.simulate.engine.model import Engine, Event, Request, Sequence
+from tidegate.simulate.engine.model import ModelledEngine, ModelledEvent, ModelledRequest, Sequence
 
-Listener = Callable[[Event], None]
+Listener = Callable[[ModelledEvent], None]
 
 LAG_MAX_S = 0.1
 
 
-class Pace:
+class SimulatedPace:
     """The clock of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ModelledEngine) -> None:
         self.engine = engine
         self._listeners: dict[Sequence, Listener] = {}
         self._wake = asyncio.Event()
 
-    def submit(self, request: Request, listener: Listener) -> Sequence:
+    def submit(self, request: ModelledRequest, listener: Listener) -> Sequence:
         """Queue a request; its events go to `listener` as they happen."""
         sequence = self.engine.submit(request)
         self._listeners[sequence] = listener

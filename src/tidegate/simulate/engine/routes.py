@@ -6,56 +6,58 @@ from typing import Protocol
 import msgspec
 
 from tidegate.simulate.engine import asks, meters
-from tidegate.simulate.engine.answers import Answer, Chat, ChatBatch, Completion, pieces
+from tidegate.simulate.engine.answers import Chat, ChatBatch, Completion, SimulatedAnswer, pieces
 from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
-from tidegate.simulate.engine.asks import Ask
+from tidegate.simulate.engine.asks import SimulatedRequest
 from tidegate.simulate.engine.options import EngineOptions
-from tidegate.simulate.engine.vectors import Embeddings, Moderations
+from tidegate.simulate.engine.vectors import Moderations, SimulatedEmbeddings
 
 
 class Streamed(Protocol):
     """An endpoint's events: before the first token, for each, and after the last."""
 
     @staticmethod
-    def opening(answer: Answer) -> bytes:
+    def opening(answer: SimulatedAnswer) -> bytes:
         """The events before the first token."""
 
     @staticmethod
-    def token(answer: Answer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
         """The event of one token of one choice."""
 
     @staticmethod
-    def closing(answer: Answer) -> bytes:
+    def closing(answer: SimulatedAnswer) -> bytes:
         """The events after the last token."""
 
 
-class Route(msgspec.Struct, frozen=True):
+class SimulatedRoute(msgspec.Struct, frozen=True):
     """One endpoint; `number` is its place among the counters, `tokens_mean` 0 where it answers without words."""
 
     number: int
-    read: Callable[[bytes], Ask]
-    whole: Callable[[Answer], bytes]
+    read: Callable[[bytes], SimulatedRequest]
+    whole: Callable[[SimulatedAnswer], bytes]
     streamed: type[Streamed] | None
     tokens_mean: int
 
 
-def routes_for(options: EngineOptions) -> dict[bytes, Route]:
+def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
     """The endpoints by path."""
     words = options.answer_tokens_mean
-    table: tuple[tuple[Callable[[bytes], Ask], Callable[[Answer], bytes], type[Streamed] | None, int], ...] = (
+    table: tuple[
+        tuple[Callable[[bytes], SimulatedRequest], Callable[[SimulatedAnswer], bytes], type[Streamed] | None, int], ...
+    ] = (
         (asks.chat_ask, Chat.whole, Chat, words),
         (asks.completion_ask, Completion.whole, Completion, words),
-        (asks.embedding_ask, Embeddings(options.embedding_dimensions).whole, None, 0),
+        (asks.embedding_ask, SimulatedEmbeddings(options.embedding_dimensions).whole, None, 0),
         (asks.response_ask, Responses.whole, Responses, words),
         (asks.moderation_ask, Moderations.whole, None, 0),
         (asks.chat_batch_ask, ChatBatch.whole, None, words),
         (asks.messages_ask, Messages.whole, Messages, words),
     )
-    return {meters.ROUTES[number].encode(): Route(number, *row) for number, row in enumerate(table)}
+    return {meters.ROUTES[number].encode(): SimulatedRoute(number, *row) for number, row in enumerate(table)}
 
 
-def stream_body(shape: type[Streamed], answer: Answer) -> bytes:
+def stream_body(shape: type[Streamed], answer: SimulatedAnswer) -> bytes:
     """All the events of a stream at once."""
     events = [shape.opening(answer)]
     for index, choice in enumerate(answer.choices):

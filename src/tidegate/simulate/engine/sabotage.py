@@ -8,9 +8,9 @@ from time import time
 
 import msgspec
 
-from tidegate.simulate.engine.faults import Behaviour, Step
-from tidegate.simulate.engine.http1 import Connection
-from tidegate.simulate.engine.messages import EVENT_STREAM, Reply, encode, encode_head
+from tidegate.simulate.engine.faults import Behaviour, FaultStep
+from tidegate.simulate.engine.http1 import SimulatedConnection
+from tidegate.simulate.engine.messages import EVENT_STREAM, SimulatedReply, encode, encode_head
 
 HUGE_BYTES = 64 << 20
 BOMB_BYTES = 256 << 20
@@ -46,17 +46,17 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     )
 
 
-def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
+def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> SimulatedReply:
     """The same as a reply."""
-    return Reply(status, error_body(status, message, param, code))
+    return SimulatedReply(status, error_body(status, message, param, code))
 
 
-def anthropic_error(reply: Reply) -> Reply:
+def anthropic_error(reply: SimulatedReply) -> SimulatedReply:
     """An error reply in Anthropic's shape."""
     message = msgspec.json.decode(reply.body)["error"]["message"]
     kind = _ANTHROPIC_KINDS.get(reply.status, "api_error" if reply.status >= 500 else "invalid_request_error")
     body = msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
-    return Reply(reply.status, body, reply.content_type, reply.headers)
+    return SimulatedReply(reply.status, body, reply.content_type, reply.headers)
 
 
 def _retry_after(text: str) -> bytes:
@@ -70,39 +70,39 @@ def _retry_after(text: str) -> bytes:
     return b"retry-after: %s\r\n" % text.encode("latin-1", "replace")
 
 
-def spoiled(step: Step, reply: Reply) -> Reply:
+def spoiled(step: FaultStep, reply: SimulatedReply) -> SimulatedReply:
     """The reply with this step's fault in it, for the faults that a whole reply can show."""
     if step.status is not None:
         headers = _retry_after(step.retry_after) if step.retry_after is not None else b""
         body = error_body(step.status, f"simulated fault {step.status}")
-        return Reply(step.status, body, headers=headers)
+        return SimulatedReply(step.status, body, headers=headers)
     match step.kind:
         case "malformed":
-            return Reply(200, reply.body[:-2] + b',"', reply.content_type)
+            return SimulatedReply(200, reply.body[:-2] + b',"', reply.content_type)
         case "html":
-            return Reply(200, b"<!doctype html><title>Bad gateway</title><h1>Bad gateway</h1>\n", b"text/html")
+            return SimulatedReply(200, b"<!doctype html><title>Bad gateway</title><h1>Bad gateway</h1>\n", b"text/html")
         case "empty":
-            return Reply(200, b"", reply.content_type)
+            return SimulatedReply(200, b"", reply.content_type)
         case "null":
-            return Reply(200, b"null")
+            return SimulatedReply(200, b"null")
         case "nochoices":
-            return Reply(200, _without_choices(reply))
+            return SimulatedReply(200, _without_choices(reply))
         case "error200":
-            return Reply(200, error_body(500, "simulated fault inside a 200"))
+            return SimulatedReply(200, error_body(500, "simulated fault inside a 200"))
         case "huge":
-            return Reply(200, _huge(step.value or HUGE_BYTES))
+            return SimulatedReply(200, _huge(step.value or HUGE_BYTES))
         case "pretty" if reply.content_type != EVENT_STREAM:
-            return Reply(200, msgspec.json.format(reply.body, indent=2))
+            return SimulatedReply(200, msgspec.json.format(reply.body, indent=2))
         case "badgzip":
-            return Reply(200, b"\x1f\x8b\x08\x00 this is not gzip", headers=b"content-encoding: gzip\r\n")
+            return SimulatedReply(200, b"\x1f\x8b\x08\x00 this is not gzip", headers=b"content-encoding: gzip\r\n")
         case "bomb":
-            return Reply(200, _bomb(step.value or BOMB_BYTES), headers=b"content-encoding: gzip\r\n")
+            return SimulatedReply(200, _bomb(step.value or BOMB_BYTES), headers=b"content-encoding: gzip\r\n")
         case "redirect":
-            return Reply(307, b"{}", headers=b"location: /v1/redirected\r\n")
+            return SimulatedReply(307, b"{}", headers=b"location: /v1/redirected\r\n")
     return reply
 
 
-def _without_choices(reply: Reply) -> bytes:
+def _without_choices(reply: SimulatedReply) -> bytes:
     if reply.content_type == EVENT_STREAM:
         return b"data: [DONE]\n\n"
     seen = msgspec.json.decode(reply.body)
@@ -132,7 +132,9 @@ def _bomb(size: int) -> bytes:
     return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + packed * count + packer.flush() + trailer
 
 
-async def send(connection: Connection, behaviour: Behaviour, reply: Reply, *, keep_alive: bool) -> bool:
+async def send(
+    connection: SimulatedConnection, behaviour: Behaviour, reply: SimulatedReply, *, keep_alive: bool
+) -> bool:
     """Send a reply as the behaviour has it, except its `latency`; says whether the connection can be kept."""
     kind = behaviour.fault.kind if behaviour.fault is not None else ""
     head = encode_head(reply, len(reply.body), keep_alive=keep_alive)
@@ -175,7 +177,7 @@ async def send(connection: Connection, behaviour: Behaviour, reply: Reply, *, ke
     return keep_alive
 
 
-async def _trickle(connection: Connection, head: bytes, body: bytes, *, pieces: int, over_ms: float) -> None:
+async def _trickle(connection: SimulatedConnection, head: bytes, body: bytes, *, pieces: int, over_ms: float) -> None:
     connection.write(head)
     size = max(1, -(-len(body) // max(1, pieces)))
     for start in range(0, len(body), size):

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.handler import EngineHandler
-from tidegate.simulate.engine.http1 import Connection
+from tidegate.simulate.engine.http1 import SimulatedConnection
 from tidegate.simulate.engine.options import EngineOptions
 
 BACKLOG = 4096
@@ -99,7 +99,7 @@ async def _process(
                 None if task.cancelled() else handler.fail(task.exception() or RuntimeError("the clock stopped"))
             )
         )
-    server = await loop.create_server(lambda: Connection(handler), sock=bound, backlog=BACKLOG)
+    server = await loop.create_server(lambda: SimulatedConnection(handler), sock=bound, backlog=BACKLOG)
     try:
         yield handler.failure
     finally:

@@ -9,7 +9,7 @@ from base64 import b64encode
 from functools import lru_cache
 from hashlib import shake_256
 
-from tidegate.simulate.engine.answers import Answer
+from tidegate.simulate.engine.answers import SimulatedAnswer
 
 _CATEGORIES = (
     "harassment",
@@ -33,13 +33,13 @@ _VERDICT = b'{"flagged":false,"categories":{%s},"category_scores":{%s},"category
 )
 
 
-class Embeddings:
+class SimulatedEmbeddings:
     """/v1/embeddings, with vectors of a default length."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
 
-    def whole(self, answer: Answer) -> bytes:
+    def whole(self, answer: SimulatedAnswer) -> bytes:
         """The body."""
         dimensions = answer.ask.dimensions or self._dimensions
         vector = _base64_vector if answer.ask.base64 else _float_vector
@@ -60,7 +60,7 @@ class Moderations:
     """/v1/moderations: the sea is never flagged."""
 
     @staticmethod
-    def whole(answer: Answer) -> bytes:
+    def whole(answer: SimulatedAnswer) -> bytes:
         """The body."""
         verdicts = b",".join(_VERDICT for _ in answer.choices)
         return b'{"id":"modr-%s","model":%s,"results":[%s]}' % (answer.name, answer.model, verdicts)

@@ -22,7 +22,7 @@ import structlog
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, IngestCrashed, IngestFailed, LostRace
 from tidegate.core.input.lines import LineRules
-from tidegate.core.input.turns import IngestLimits, Lane
+from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.keys import models_from
 from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
 from tidegate.core.policy.policy_rules import names_allowed
@@ -38,7 +38,7 @@ SMALL_AT_ONCE = 16
 _CRASHED_MAX = 1_000
 
 T = TypeVar("T")
-RunPass = Callable[[Path, Path, LineRules, Lane], Awaitable[IngestPlan]]
+RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Step:
         return self.source.job.id
 
 
-class Ingest:
+class IngestStage:
     """Takes inputs through the pass, as many at once as there are callers."""
 
     def __init__(
@@ -92,8 +92,8 @@ class Ingest:
         """Ingest some small inputs together; False when none waits."""
         token = self._entropy.token_bytes(16).hex()
         with self._given_back(token, worker_id):
-            steps = await self._take(Lane.SMALL, SMALL_AT_ONCE, worker_id, token)
-            await self._ingest(steps, Lane.SMALL, worker_id)
+            steps = await self._take(IngestLane.SMALL, SMALL_AT_ONCE, worker_id, token)
+            await self._ingest(steps, IngestLane.SMALL, worker_id)
         return bool(steps)
 
     async def next_large(self, worker_id: str) -> bool:
@@ -103,10 +103,10 @@ class Ingest:
             async with self._choosing:
                 most = self._limits.tenant_passes_max
                 busy = frozenset(tenant for tenant, count in self._large_passes.items() if count >= most)
-                steps = await self._take(Lane.LARGE, 1, worker_id, token, busy)
+                steps = await self._take(IngestLane.LARGE, 1, worker_id, token, busy)
                 self._large_passes.update(step.source.job.tenant_id for step in steps)
             try:
-                await self._ingest(steps, Lane.LARGE, worker_id)
+                await self._ingest(steps, IngestLane.LARGE, worker_id)
             finally:
                 self._large_passes.subtract(step.source.job.tenant_id for step in steps)
                 self._large_passes = +self._large_passes
@@ -122,7 +122,7 @@ class Ingest:
             raise
 
     async def _take(
-        self, lane: Lane, count_max: int, worker_id: str, token: str, passed_over: frozenset[str] = frozenset()
+        self, lane: IngestLane, count_max: int, worker_id: str, token: str, passed_over: frozenset[str] = frozenset()
     ) -> list[_Step]:
         for leftover, owner in list(self._leftovers.items()):
             await self._store.give_back_ingests(owner, leftover)
@@ -137,7 +137,7 @@ class Ingest:
         sources = await self._store.ingest_sources(job_ids)
         return [_Step(source, token, self._scratch / f"{source.job.id}-{token}.work") for source in sources]
 
-    async def _ingest(self, steps: Sequence[_Step], lane: Lane, worker_id: str) -> None:
+    async def _ingest(self, steps: Sequence[_Step], lane: IngestLane, worker_id: str) -> None:
         """Read the inputs, make their work files durable, and start the jobs, with one transaction for all of them."""
         try:
             plans = await _together(self._plan(step, lane) for step in steps)
@@ -153,7 +153,7 @@ class Ingest:
             for step in steps:
                 step.work_path.unlink(missing_ok=True)
 
-    async def _plan(self, step: _Step, lane: Lane) -> IngestPlan | None:
+    async def _plan(self, step: _Step, lane: IngestLane) -> IngestPlan | None:
         """Run the pass over one input; None when the job ended by it, or waits for another try."""
         try:
             plan = await self._pass(step, lane)
@@ -166,7 +166,7 @@ class Ingest:
             await self._end_lost(step.job_id, step.token)
         return None
 
-    async def _pass(self, step: _Step, lane: Lane) -> IngestPlan:
+    async def _pass(self, step: _Step, lane: IngestLane) -> IngestPlan:
         """Read the input through; an input that is gone is a plan with that one error."""
         try:
             if step.source.blob_id is None:

@@ -22,7 +22,7 @@ from tidegate.core.errors import IngestCrashed, IngestFailed
 from tidegate.core.input.line_faults import custom_id_of
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.scan import Scan
-from tidegate.core.input.turns import Lane
+from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.stages.ingest.ingest_order import order_items
 from tidegate.stages.ingest.ingest_scan import PART_BYTES_MIN, parts_of, scan_input
@@ -139,10 +139,10 @@ class InputPasses:
         # One thread, because several would only take the interpreter from the event loop and from one another.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
 
-    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: Lane) -> IngestPlan:
+    async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         import asyncio
 
-        if lane is Lane.LARGE:
+        if lane is IngestLane.LARGE:
             return await run_in_child(input_path, work_path, rules)
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _ingest_here, input_path, work_path, rules

@@ -16,7 +16,7 @@ _PASS_MAX = 500
 _FLOW_KEEP_MS = 7 * 24 * 3600 * 1000
 
 
-class Flows:
+class FlowUpkeep:
     """`weight_of` says the weight of a tenant by its name."""
 
     def __init__(

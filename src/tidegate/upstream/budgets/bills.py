@@ -29,7 +29,7 @@ class _Bill:
     used_nano: int = 0
 
 
-class Bills:
+class Settlements:
     """`freed` hears of budgets that were given something back."""
 
     def __init__(self, limits: Limits | None, freed: Callable[[Budgets], None] = lambda budgets: None) -> None:

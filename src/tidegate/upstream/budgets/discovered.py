@@ -31,7 +31,7 @@ _UNIT_MS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RateLimitHeaders:
     """What one answer said: the limits of a minute, and for how long nothing is left."""
 
     requests: int | None = None
@@ -40,7 +40,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class QuotaLeft:
     """What one answer said is left until its limits renew; None where it did not say."""
 
     requests: int | None = None
@@ -53,20 +53,20 @@ class Left:
         return self.requests == 0 or self.tokens == 0
 
 
-def left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> Left:
+def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> QuotaLeft:
     """What these headers say is left. Where nothing readable says when limits renew, it is within `renew_ms`."""
     if "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
         kinds = ("tokens",) if "anthropic-ratelimit-tokens-remaining" in headers else ("input-tokens", "output-tokens")
         counts = [_count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) for kind in kinds]
         some = [count for count in counts if count is not None]
-        return Left(
+        return QuotaLeft(
             _count(headers.get("anthropic-ratelimit-requests-remaining")),
             _anthropic_renew_ms(headers, "requests", now_ms) or renew_ms,
             # One that is used up stops all of it, whatever the other has left.
             (0 if 0 in some else sum(some)) if some else None,
             max(_anthropic_renew_ms(headers, kind, now_ms) for kind in kinds) or renew_ms,
         )
-    return Left(
+    return QuotaLeft(
         _count(headers.get("x-ratelimit-remaining-requests")),
         _duration_ms(headers.get("x-ratelimit-reset-requests")) or renew_ms,
         _count(headers.get("x-ratelimit-remaining-tokens")),
@@ -74,23 +74,23 @@ def left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> 
     )
 
 
-def told(headers: Mapping[str, str], now_ms: int) -> Told | None:
+def read_rate_limits(headers: Mapping[str, str], now_ms: int) -> RateLimitHeaders | None:
     """What these headers say of the upstream's limits; None when they say nothing. `now_ms` is wall time, for moments."""
     if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
-        found = Told(
+        found = RateLimitHeaders(
             _count(headers.get("x-ratelimit-limit-requests")) or None,
             _count(headers.get("x-ratelimit-limit-tokens")) or None,
             max(_empty_for(headers, kind, now_ms) for kind in ("requests", "tokens")),
         )
     elif "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
-        found = Told(
+        found = RateLimitHeaders(
             _count(headers.get("anthropic-ratelimit-requests-limit")) or None,
             _anthropic_tokens(headers),
             max(_anthropic_empty_for(headers, kind, now_ms) for kind in _ANTHROPIC_KINDS),
         )
     else:
         return None
-    return None if found == Told() else found
+    return None if found == RateLimitHeaders() else found
 
 
 _ANTHROPIC_KINDS = ("requests", "tokens", "input-tokens", "output-tokens")

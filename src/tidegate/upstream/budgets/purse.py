@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Grant
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
-from tidegate.core.policy.policy_rules import Code
+from tidegate.core.policy.policy_rules import DenialCode
 from tidegate.core.ports import Clock, Limits
 from tidegate.core.usage.prices import CostRange, units_text
-from tidegate.upstream.budgets.bills import Bills
-from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.budgets.bills import Settlements
+from tidegate.upstream.http.leave import SendPermit
 
 log = structlog.get_logger(__name__)
 
@@ -52,11 +52,11 @@ Budgets = tuple[Budget, ...]
 EXCEEDS_LIMIT = "request_exceeds_limit"
 
 # What callers call those who pay.
-PAYERS = {Bound.TENANT: "organization", Bound.JOB: "batch"}
+PAYERS = {LimitBound.TENANT: "organization", LimitBound.JOB: "batch"}
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class BindingLimits:
     """What a call's budgets come to: those that bind at all, and the most tokens and money that one call can ever be granted."""
 
     budgets: Budgets
@@ -72,7 +72,7 @@ class _Waiter:
 
     __slots__ = ("answer", "give_up_ms", "nano", "nano_likely", "tokens")
 
-    def __init__(self, answer: "asyncio.Future[Leave]", tokens: int, cost: CostRange, give_up_ms: float) -> None:
+    def __init__(self, answer: "asyncio.Future[SendPermit]", tokens: int, cost: CostRange, give_up_ms: float) -> None:
         self.answer = answer
         self.tokens = tokens
         self.nano = cost.most
@@ -80,23 +80,23 @@ class _Waiter:
         self.give_up_ms = give_up_ms
 
 
-class Purse:
+class BudgetClient:
     def __init__(self, limits: Limits | None, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
-        self._terms: dict[Budgets, Terms] = {}
+        self._terms: dict[Budgets, BindingLimits] = {}
         self._waiting: dict[Budgets, list[_Waiter]] = {}
         self._one_by_one: set[Budgets] = set()
-        self._charges: list[tuple[Ask, float]] = []
-        self._charged: list[tuple[Ask, float, Grant]] = []
+        self._charges: list[tuple[BudgetRequest, float]] = []
+        self._charged: list[tuple[BudgetRequest, float, Grant]] = []
         self._asking: asyncio.Task[None] | None = None
-        self._bills = Bills(limits, self._freed)
+        self._bills = Settlements(limits, self._freed)
         self._spent: dict[Budget, float] = {}
         self._contended: dict[Budget, float] = {}
         self._closed = False
         self.unreachable_until_ms = 0.0
 
-    def terms(self, budgets: Budgets) -> Terms:
+    def terms(self, budgets: Budgets) -> BindingLimits:
         """What these budgets come to."""
         terms = self._terms.get(budgets)
         if terms is None:
@@ -119,8 +119,8 @@ class Purse:
         return {budget.id: until_ms for budget, until_ms in self._spent.items()}
 
     async def take(
-        self, terms: Terms, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
-    ) -> Leave:
+        self, terms: BindingLimits, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
+    ) -> SendPermit:
         """Leave to send one call that may take so many tokens; Withheld when there is none now.
 
         `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `cost` is
@@ -160,7 +160,7 @@ class Purse:
         if self._limits is None or self._closed or not (requests or tokens):
             return
         # Tokens are granted along with requests: some that took tokens took a request too.
-        self._charges.append((Ask((budget,), max(1, requests), tokens), until_ms))
+        self._charges.append((BudgetRequest((budget,), max(1, requests), tokens), until_ms))
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
 
@@ -173,13 +173,13 @@ class Purse:
             self._spent.pop(budget, None)
             self._bills.add(grant.id, (budget,), unsent=grant.requests, reserved=grant.tokens, used=0, reserved_nano=0)
 
-    def give_back(self, leave: Leave) -> None:
+    def give_back(self, leave: SendPermit) -> None:
         """Nothing was sent under this leave."""
         self._bills.add(
             leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0, reserved_nano=leave.nano
         )
 
-    def used(self, leave: Leave, tokens: int, nano: int | None = None) -> None:
+    def used(self, leave: SendPermit, tokens: int, nano: int | None = None) -> None:
         """What was sent under this leave really took so many tokens, and so much money: without a number, all that was set aside."""
         if leave.nano or nano or (leave.tokens != tokens and self.terms(leave.budgets).counts_tokens):
             self._bills.add(
@@ -219,7 +219,7 @@ class Purse:
         finally:
             self._asking = None
 
-    async def _charge(self, ask: Ask, until_ms: float) -> None:
+    async def _charge(self, ask: BudgetRequest, until_ms: float) -> None:
         assert self._limits is not None
         try:
             (grant,) = await self._limits.debit([ask])
@@ -234,7 +234,9 @@ class Purse:
         parts = [(budgets, self._next_part(budgets, now_ms)) for budgets in list(self._waiting)]
         parts = [(budgets, part) for budgets, part in parts if part]
         asks = [
-            Ask(budgets, len(part), sum(waiter.tokens for waiter in part), sum(waiter.nano for waiter in part))
+            BudgetRequest(
+                budgets, len(part), sum(waiter.tokens for waiter in part), sum(waiter.nano for waiter in part)
+            )
             for budgets, part in parts
         ]
         if not asks:
@@ -297,7 +299,9 @@ class Purse:
                 requests -= 1
                 tokens -= waiter.tokens
                 nano -= waiter.nano
-                waiter.answer.set_result(Leave(self._clock, budgets, grant.id, waiter.tokens, dies_ms, waiter.nano))
+                waiter.answer.set_result(
+                    SendPermit(self._clock, budgets, grant.id, waiter.tokens, dies_ms, waiter.nano)
+                )
             else:
                 left.append(waiter)
         if requests or (counts_tokens and tokens > 0) or nano > 0:
@@ -426,7 +430,7 @@ class Purse:
         return Withheld(message, until_ms=until_ms, code="limits_unavailable")
 
 
-def _terms(budgets: Budgets) -> Terms:
+def _terms(budgets: Budgets) -> BindingLimits:
     binding = tuple(
         budget
         for budget in budgets
@@ -439,7 +443,7 @@ def _terms(budgets: Budgets) -> Terms:
     tokens = [limit.tokens for limit, _ in limits if limit.tokens is not None]
     money = [(limit.nano, budget) for limit, budget in limits if limit.nano is not None]
     nano_max, poorest = min(money, key=lambda one: one[0], default=(0, None))
-    return Terms(binding, bool(tokens), min(tokens, default=0), bool(money), nano_max, poorest)
+    return BindingLimits(binding, bool(tokens), min(tokens, default=0), bool(money), nano_max, poorest)
 
 
 def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False) -> Overspent:
@@ -453,7 +457,7 @@ def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False
             f"this may cost {units_text(nano)}, and the budget of this {whose} {has}: "
             "lower max_tokens, or have the budget raised"
         )
-    return Overspent(message, code=Code.BUDGET_EXCEEDED)
+    return Overspent(message, code=DenialCode.BUDGET_EXCEEDED)
 
 
 def _spent(name: str, until_ms: float) -> Withheld:

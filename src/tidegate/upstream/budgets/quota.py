@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from tidegate.core.budgets.budget import Limit
-from tidegate.upstream.budgets.discovered import Left
+from tidegate.upstream.budgets.discovered import QuotaLeft
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Quota:
             self._tokens.left -= tokens
         return self.sent
 
-    def hear(self, left: Left, number: int, tokens: int, now_ms: float) -> None:
+    def hear(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
         """The call with this number, which takes about so many tokens, was told what is left. Calls that went out after it are not in that
         figure; they take as much as it does, as far as is known here."""
         if left.requests is None and left.tokens is None:

@@ -44,7 +44,7 @@ COUNTED_MIN = 0.25
 COUNTED_BYTES_MIN = 256
 
 
-class Reserve:
+class TokenEstimator:
     """Knows, per model, what an answer took on average so far, and how many tokens a deployment counts in prompts at most."""
 
     def __init__(self) -> None:

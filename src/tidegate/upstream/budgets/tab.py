@@ -10,23 +10,23 @@ from tidegate.core.answers.answer_text import estimated, written_bytes
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import cost
-from tidegate.upstream.budgets.purse import Purse
-from tidegate.upstream.budgets.reserve import SILENT, Reserve
-from tidegate.upstream.http.leave import Leave
+from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.budgets.reserve import SILENT, TokenEstimator
+from tidegate.upstream.http.leave import SendPermit
 
 # Hears where a call was answered and what it used.
 Heard = Callable[[Deployment, Usage], None]
 
 
-class Tab:
+class CallReceipt:
     __slots__ = ("_call", "_deployment", "_heard", "_is_settled", "_leave", "_purse", "_reserve")
 
     def __init__(
         self,
-        purse: Purse,
-        reserve: Reserve,
+        purse: BudgetClient,
+        reserve: TokenEstimator,
         call: Call,
-        leave: Leave | None,
+        leave: SendPermit | None,
         deployment: Deployment,
         heard: Heard | None = None,
     ) -> None:

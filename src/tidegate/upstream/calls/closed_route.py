@@ -6,10 +6,10 @@ It reads what the lanes remember of their last failures. It waits for nothing an
 from collections.abc import Sequence
 
 from tidegate.core.errors import KeyRejected, Throttled, Unavailable, UpstreamError
-from tidegate.upstream.routing.lane import FAILING, TLS_REJECTED, Lane
+from tidegate.upstream.routing.lane import FAILING, TLS_REJECTED, DeploymentState
 
 
-def closed_route_error(model: str, lanes: Sequence[Lane], retry_after_ms: int | None) -> UpstreamError:
+def closed_route_error(model: str, lanes: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:
     """Return the error for a call to `model` while none of these lanes takes a call."""
     if any(not lane.breaker.is_open for lane in lanes):
         return Throttled(f"every deployment of model {model!r} rests or is shut", retry_after_ms=retry_after_ms)

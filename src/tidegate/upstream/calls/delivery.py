@@ -15,15 +15,15 @@ from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
 from tidegate.core.usage.prices import CostRange, cost
 from tidegate.upstream.budgets import discovered
-from tidegate.upstream.budgets.purse import FREE, Purse, Terms
-from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, Reserve
+from tidegate.upstream.budgets.purse import FREE, BindingLimits, BudgetClient
+from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, TokenEstimator
 from tidegate.upstream.calls.translation import ItemTranslation, Shaped, is_translated
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import Leave, LeaveDied
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.notebook import Notebook
-from tidegate.upstream.routing.routes import Route
-from tidegate.upstream.tide.tides import Flight
+from tidegate.upstream.http.leave import PermitExpired, SendPermit
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.notebook import DiscoveredLimits
+from tidegate.upstream.routing.routes import NameRoute
+from tidegate.upstream.tide.tides import BackgroundFlight
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,12 @@ LEAVE_DIED_MS = 1_000
 
 class Delivery:
     def __init__(
-        self, purse: Purse, reserve: Reserve, clock: Clock, notebook: Notebook | None, rests: Rests | None
+        self,
+        purse: BudgetClient,
+        reserve: TokenEstimator,
+        clock: Clock,
+        notebook: DiscoveredLimits | None,
+        rests: Rests | None,
     ) -> None:
         self._purse = purse
         self._reserve = reserve
@@ -42,7 +47,7 @@ class Delivery:
         self._notebook = notebook
         self._rests = rests
 
-    def bears(self, route: Route, lane: Lane, call: Call) -> bool:
+    def bears(self, route: NameRoute, lane: DeploymentState, call: Call) -> bool:
         """Whether a lane that takes an item also takes this call, which the item shares with others."""
         if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
             return False
@@ -54,7 +59,12 @@ class Delivery:
         return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
 
     async def send(
-        self, route: Route, lane: Lane, call: Call, total_s: float, flight: Flight | None = None
+        self,
+        route: NameRoute,
+        lane: DeploymentState,
+        call: Call,
+        total_s: float,
+        flight: BackgroundFlight | None = None,
     ) -> tuple[int, bytes, Usage]:
         """The same for a call that budgets bind, or that is told more, or is weighed. `flight` knows whether it was taken back."""
         terms = self._purse.terms(route.budgets(lane) + call.budgets)
@@ -80,7 +90,7 @@ class Delivery:
                     if translation is not None:
                         translation.failed(error)
                     raise
-                except LeaveDied:
+                except PermitExpired:
                     # Nothing was written, and the connection that took so long is there now.
                     continue
         finally:
@@ -92,21 +102,21 @@ class Delivery:
 
     async def _send_once(
         self,
-        terms: Terms,
-        lane: Lane,
+        terms: BindingLimits,
+        lane: DeploymentState,
         call: Call,
         shaped: Shaped,
         tokens: int,
         nano: CostRange,
         total_s: float,
-        flight: Flight | None,
+        flight: BackgroundFlight | None,
     ) -> tuple[int, bytes, Usage]:
         is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         is_granted = bool(terms.budgets)
         if is_granted:
             leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=call.deadline_ms)
         else:
-            leave = Leave(self._clock, (), "", 0, math.inf)
+            leave = SendPermit(self._clock, (), "", 0, math.inf)
         try:
             self._look_again(lane, leave, call, tokens)
             more = (
@@ -136,7 +146,7 @@ class Delivery:
         self._settle(leave if is_granted else None, lane, call, usage)
         return status, line, usage
 
-    def _settle(self, leave: Leave | None, lane: Lane, call: Call, usage: Usage) -> None:
+    def _settle(self, leave: SendPermit | None, lane: DeploymentState, call: Call, usage: Usage) -> None:
         spent = usage.input_tokens + usage.output_tokens
         if spent:
             self._reserve.learn(call.model, usage, call.items)
@@ -153,7 +163,7 @@ class Delivery:
             self._reserve.learn_prompt(call, lane.deployment, usage)
         self._purse.used(leave, spent, paid)
 
-    def _look_again(self, lane: Lane, leave: Leave, call: Call, tokens: int) -> None:
+    def _look_again(self, lane: DeploymentState, leave: SendPermit, call: Call, tokens: int) -> None:
         """Leave may have been waited for: nothing begins when the lease that covers the call may be over, after its job's window, or at a
         deployment that asked for a rest meanwhile or has said that less is left."""
         now_ms = self._clock.monotonic_ms()
@@ -168,12 +178,14 @@ class Delivery:
             raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
         leave.dies_ms = min(leave.dies_ms, call.begin_by_ms, call.deadline_ms)
 
-    def hear(self, lane: Lane, headers: Mapping[str, str], call: Call, number: int) -> None:
+    def hear(self, lane: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
         """The answer to the lane's call with this number tells of its deployment's limits, and of what is left of them."""
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
-        told = discovered.told(headers, wall_ms)
-        left = discovered.left(headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or discovered.MINUTE_MS)
+        told = discovered.read_rate_limits(headers, wall_ms)
+        left = discovered.read_rest_left(
+            headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or discovered.MINUTE_MS
+        )
         tokens = self._reserve.tokens(call, lane.deployment.estimate)
         lane.is_empty = left.is_nothing
         lane.quota.hear(left, number, tokens, now_ms)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from tidegate.core.answers import answer
-from tidegate.core.deployments import Engine, Estimate
+from tidegate.core.deployments import EngineKind, Estimate
 from tidegate.core.errors import (
     ApiProblem,
     BrokenAnswer,
@@ -30,20 +30,20 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import FREE, Purse
-from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, Reserve
-from tidegate.upstream.budgets.tab import Heard, Tab
+from tidegate.upstream.budgets.purse import FREE, BudgetClient
+from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, TokenEstimator
+from tidegate.upstream.budgets.tab import CallReceipt, Heard
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
-from tidegate.upstream.calls.passage import Closed, Passage, Place
+from tidegate.upstream.calls.passage import Admission, Closed, UpstreamResponse
 from tidegate.upstream.calls.translation import Shaped as Shaped
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import LeaveDied
+from tidegate.upstream.http.leave import PermitExpired
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.probe import knock
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.probe import probe
 from tidegate.upstream.routing.retry_budget import Attempt
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
 
 log = structlog.get_logger(__name__)
@@ -52,10 +52,10 @@ FLEX_RETRY_MS = 5_000
 EVENT_STREAM = "text/event-stream"
 
 
-Shape = Callable[[Engine], Shaped]
+Shape = Callable[[EngineKind], Shaped]
 
 
-class Ask(NamedTuple):
+class InteractiveCall(NamedTuple):
     """One interactive call. `shape` says how an engine must hear it; `flex_wait_s` above 0 makes it a flex call that waits so long."""
 
     call: Call
@@ -69,9 +69,9 @@ class Ask(NamedTuple):
 class BatchSide:
     """What interactive calls need of the batch side: its places for flex calls, and what is learned from failures."""
 
-    choose: Callable[[Route, Call, Collection[Lane], float], Lane | None]
-    wait_for_lane: Callable[[Route, Call, float], Awaitable[Lane]]
-    learn: Callable[[Lane, Call, UpstreamError, Attempt], UpstreamError]
+    choose: Callable[[NameRoute, Call, Collection[DeploymentState], float], DeploymentState | None]
+    wait_for_lane: Callable[[NameRoute, Call, float], Awaitable[DeploymentState]]
+    learn: Callable[[DeploymentState, Call, UpstreamError, Attempt], UpstreamError]
     count: Callable[[str, int], None]
     wake: Callable[[], None]
 
@@ -80,8 +80,8 @@ class Interactive:
     def __init__(
         self,
         batch: BatchSide,
-        purse: Purse,
-        reserve: Reserve,
+        purse: BudgetClient,
+        reserve: TokenEstimator,
         delivery: Delivery,
         clock: Clock,
         *,
@@ -105,11 +105,11 @@ class Interactive:
         """Have this called, with a deployment's name, whenever one of its two numbers of interactive calls changed."""
         self._watchers.append(changed)
 
-    async def open(self, route: Route, ask: Ask) -> Passage:
+    async def open(self, route: NameRoute, ask: InteractiveCall) -> UpstreamResponse:
         """The answer's beginning, or all of it; raises an UpstreamError of exactly one class, or what `shape` raises."""
         call = ask.call
         give_up_ms = self._clock.monotonic_ms() + self._patience_ms
-        tried: list[Lane] = []
+        tried: list[DeploymentState] = []
         lane = await self._lane(route, ask, tried)
         while True:
             try:
@@ -138,7 +138,9 @@ class Interactive:
 
     # Where it goes.
 
-    async def _lane(self, route: Route, ask: Ask, tried: Collection[Lane]) -> Lane:
+    async def _lane(
+        self, route: NameRoute, ask: InteractiveCall, tried: Collection[DeploymentState]
+    ) -> DeploymentState:
         lane = self._choose(route, ask, tried)
         if lane is not None:
             return lane
@@ -159,12 +161,14 @@ class Interactive:
             retry_after_ms=1000,
         )
 
-    def _choose(self, route: Route, ask: Ask, tried: Collection[Lane]) -> Lane | None:
+    def _choose(
+        self, route: NameRoute, ask: InteractiveCall, tried: Collection[DeploymentState]
+    ) -> DeploymentState | None:
         now_ms = self._clock.monotonic_ms()
         if ask.flex_wait_s:
             return self._batch.choose(route, ask.call, tried, now_ms)
-        best: Lane | None = None
-        shut: Lane | None = None
+        best: DeploymentState | None = None
+        shut: DeploymentState | None = None
         for lane in route.interactive_lanes:
             if lane.interactive_in_flight >= lane.deployment.max_in_flight or lane in tried:
                 continue
@@ -182,15 +186,15 @@ class Interactive:
             self._knock_beside(shut)
         return best or shut
 
-    def _knock_beside(self, lane: Lane) -> None:
+    def _knock_beside(self, lane: DeploymentState) -> None:
         name = lane.deployment.name
         if name not in self._knocking:
             self._knocking[name] = task = asyncio.create_task(self._knock(lane))
             task.add_done_callback(lambda _: self._knocking.pop(name, None))
 
-    async def _knock(self, lane: Lane) -> None:
+    async def _knock(self, lane: DeploymentState) -> None:
         try:
-            await knock(lane)
+            await probe(lane)
         except Unavailable:
             # Asked again one interval later.
             lane.breaker.begin_probe(self._clock.monotonic_ms())
@@ -198,7 +202,7 @@ class Interactive:
         else:
             self._heard.add(lane.deployment.name)
 
-    async def _wait_for_gap(self, route: Route, ask: Ask) -> Lane:
+    async def _wait_for_gap(self, route: NameRoute, ask: InteractiveCall) -> DeploymentState:
         try:
             return await self._batch.wait_for_lane(route, ask.call, ask.flex_wait_s)
         except PoolExhausted:
@@ -209,7 +213,7 @@ class Interactive:
             retry_after_ms=FLEX_RETRY_MS,
         )
 
-    def _refuse_what_a_place_cannot_help(self, route: Route, ask: Ask) -> None:
+    def _refuse_what_a_place_cannot_help(self, route: NameRoute, ask: InteractiveCall) -> None:
         now_ms = self._clock.monotonic_ms()
         lanes = route.interactive_lanes
         if not lanes:
@@ -227,13 +231,13 @@ class Interactive:
             if place in self._waiting:
                 self._waiting.remove(place)
 
-    def _changed(self, lane: Lane) -> None:
+    def _changed(self, lane: DeploymentState) -> None:
         for changed in self._watchers:
             changed(lane.deployment.name)
 
     # The call itself.
 
-    async def _open_on(self, route: Route, lane: Lane, ask: Ask) -> Passage:
+    async def _open_on(self, route: NameRoute, lane: DeploymentState, ask: InteractiveCall) -> UpstreamResponse:
         shaped = ask.shape(lane.deployment.engine)
         now_ms = self._clock.monotonic_ms()
         is_probe = lane.breaker.is_open
@@ -242,7 +246,7 @@ class Interactive:
         attempt = lane.budget.count(now_ms, is_retry=False)
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(ask.call.model)
-        place = Place(
+        place = Admission(
             lane,
             ask.call,
             is_flex=bool(ask.flex_wait_s),
@@ -267,7 +271,7 @@ class Interactive:
 
         try:
             if is_probe:
-                await knock(lane)
+                await probe(lane)
             return await self._deliver_asking(route, lane, ask, shaped, place, closed)
         except UpstreamError as error:
             failed = closed(error, False) or error
@@ -277,8 +281,14 @@ class Interactive:
         raise failed
 
     async def _deliver_asking(
-        self, route: Route, lane: Lane, ask: Ask, shaped: Shaped, place: Place, closed: Closed
-    ) -> Passage:
+        self,
+        route: NameRoute,
+        lane: DeploymentState,
+        ask: InteractiveCall,
+        shaped: Shaped,
+        place: Admission,
+        closed: Closed,
+    ) -> UpstreamResponse:
         """Send the call, and ask a stream for its usage; without asking where the server refuses that."""
         asking = None
         if ask.is_stream:
@@ -307,13 +317,13 @@ class Interactive:
 
     async def _deliver(
         self,
-        route: Route,
-        lane: Lane,
-        ask: Ask,
+        route: NameRoute,
+        lane: DeploymentState,
+        ask: InteractiveCall,
         shaped: Shaped,
-        place: Place,
+        place: Admission,
         closed: Closed,
-    ) -> Passage:
+    ) -> UpstreamResponse:
         call = ask.call
         body = route.body(lane, shaped.body)
         line = lane.open_line
@@ -328,7 +338,7 @@ class Interactive:
             leave = None
             if terms.budgets:
                 leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=cost, give_up_ms=give_up_ms)
-            tab = Tab(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
+            tab = CallReceipt(self._purse, self._reserve, call, leave, lane.deployment, ask.heard)
             place.number = lane.quota.count(tokens)
             try:
                 stream = await line.open(
@@ -345,7 +355,7 @@ class Interactive:
                 except BaseException:
                     stream.close()
                     raise
-            except LeaveDied:
+            except PermitExpired:
                 # Nothing was written, and the connection that took so long is there now.
                 tab.not_done(was_sent=False)
             except BaseException as wrong:
@@ -365,14 +375,14 @@ class Interactive:
 
     async def _hear(
         self,
-        lane: Lane,
-        ask: Ask,
+        lane: DeploymentState,
+        ask: InteractiveCall,
         shaped: Shaped,
         stream: Stream,
-        place: Place,
-        tab: Tab,
+        place: Admission,
+        tab: CallReceipt,
         closed: Closed,
-    ) -> Passage:
+    ) -> UpstreamResponse:
         """The answer up to its first byte, or whole where it is not streamed."""
         headers = stream.headers
         if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
@@ -383,7 +393,7 @@ class Interactive:
             if not first:
                 raise BrokenAnswer("the upstream's stream ended before it began", status=stream.status)
             place.first_token()
-            return Passage(lane.deployment, stream, tab, closed, first=first, hides_usage=shaped.hides_usage)
+            return UpstreamResponse(lane.deployment, stream, tab, closed, first=first, hides_usage=shaped.hides_usage)
         place.is_not_streamed()
         body = await stream.read_whole()
         if not is_good:
@@ -397,7 +407,7 @@ class Interactive:
             raise BrokenAnswer(why, status=stream.status)
         tab.settle_whole(usage, body)
         closed(None, True)
-        return Passage(lane.deployment, stream, tab, None, body=body)
+        return UpstreamResponse(lane.deployment, stream, tab, None, body=body)
 
     def _wake(self) -> None:
         self._batch.wake()

@@ -25,22 +25,22 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock, Entropy, Rests
 from tidegate.upstream.budgets.purse import EXCEEDS_LIMIT
-from tidegate.upstream.calls.room import Room
+from tidegate.upstream.calls.room import Availability
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.lane import DeploymentState
 from tidegate.upstream.routing.retry_budget import Attempt
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
 
 
-class Lessons:
+class Feedback:
     def __init__(
         self,
         clock: Clock,
         entropy: Entropy,
-        room: Room,
-        route_of: Callable[[str], Route],
+        room: Availability,
+        route_of: Callable[[str], NameRoute],
         rests: Rests | None,
         backpressure: Backpressure | None,
     ) -> None:
@@ -51,13 +51,13 @@ class Lessons:
         self._rests = rests
         self._backpressure = backpressure
 
-    def answered(self, lane: Lane) -> None:
+    def answered(self, lane: DeploymentState) -> None:
         if lane.succeeded():
             log.info("upstream_recovered", deployment=lane.deployment.name)
         if self._backpressure is not None:
             self._backpressure.answered(lane)
 
-    def failed(self, lane: Lane, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
+    def failed(self, lane: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
         was_withheld = (
@@ -84,7 +84,7 @@ class Lessons:
             error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
         return error
 
-    def _learn(self, lane: Lane, call: Call, error: UpstreamError, now_ms: float) -> None:
+    def _learn(self, lane: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
         rested_until_ms = lane.rests_until_ms
         if lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
             _say_shut(lane, error)
@@ -94,7 +94,7 @@ class Lessons:
             self._backpressure.failed(lane)
 
 
-def _say_shut(lane: Lane, error: UpstreamError) -> None:
+def _say_shut(lane: DeploymentState, error: UpstreamError) -> None:
     name = lane.deployment.name
     if isinstance(error, KeyRejected):
         log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")

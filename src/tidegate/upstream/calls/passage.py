@@ -12,10 +12,10 @@ from tidegate.core.answers.stream_usage import UsageEar
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.upstream.budgets.tab import Tab
+from tidegate.upstream.budgets.tab import CallReceipt
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.tide.tides import Flight
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.tide.tides import BackgroundFlight
 
 # The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
 UNSEEN_FIRST_TOKEN_S = 1.0
@@ -25,20 +25,26 @@ UNSEEN_FIRST_TOKEN_S = 1.0
 Closed = Callable[[UpstreamError | None, bool], UpstreamError | None]
 
 
-class Place:
+class Admission:
     """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's: in the tide too, which
     never takes it back, for somebody waits for it."""
 
     __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "lane", "number")
 
     def __init__(
-        self, lane: Lane, call: Call, *, is_flex: bool, counted: Callable[[int], None], changed: Callable[[Lane], None]
+        self,
+        lane: DeploymentState,
+        call: Call,
+        *,
+        is_flex: bool,
+        counted: Callable[[int], None],
+        changed: Callable[[DeploymentState], None],
     ) -> None:
         self.lane = lane
         self.is_flex = is_flex
         # Which of its deployment's calls it is, once it goes out.
         self.number = 0
-        self._flight: Flight | None = None
+        self._flight: BackgroundFlight | None = None
         self._counted = counted
         self._changed = changed
         self._waits = not is_flex
@@ -83,7 +89,7 @@ class Place:
         self._changed(self.lane)
 
 
-class Passage:
+class UpstreamResponse:
     """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
 
     __slots__ = (
@@ -94,7 +100,7 @@ class Passage:
         self,
         deployment: Deployment,
         stream: Stream,
-        tab: Tab,
+        tab: CallReceipt,
         closed: Closed | None,
         *,
         body: bytes | None = None,

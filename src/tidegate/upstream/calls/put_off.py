@@ -11,23 +11,23 @@ from collections.abc import Callable, Collection, Sequence
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import Purse
-from tidegate.upstream.calls.waiters import Waiters
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.calls.waiters import SlotQueue
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute
 
 # Calls of one tenant that wait for its budget must not take the place of everyone else's.
 BUDGET_WAITERS_MAX = 16
 
 
-class PutOff:
+class BudgetWait:
     def __init__(
         self,
-        purse: Purse,
+        purse: BudgetClient,
         clock: Clock,
         patience_ms: float,
-        choose: Callable[[Route, Call, Collection[Lane], float], Lane | None],
-        waiters: Waiters,
+        choose: Callable[[NameRoute, Call, Collection[DeploymentState], float], DeploymentState | None],
+        waiters: SlotQueue,
     ) -> None:
         self._purse = purse
         self._clock = clock
@@ -37,8 +37,8 @@ class PutOff:
         self._waiting: Counter[str] = Counter()
 
     async def next_lane(
-        self, route: Route, put_off: Sequence[Lane], call: Call, error: Withheld, give_up_ms: float
-    ) -> Lane:
+        self, route: NameRoute, put_off: Sequence[DeploymentState], call: Call, error: Withheld, give_up_ms: float
+    ) -> DeploymentState:
         """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
         neither."""
         now_ms = self._clock.monotonic_ms()

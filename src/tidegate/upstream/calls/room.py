@@ -11,29 +11,29 @@ from tidegate.core.budgets.budget import Budget
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
-from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.budgets.purse import BudgetClient
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.routing.breaker import BreakerState
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.routes import Route
-from tidegate.upstream.routing.slots import Caps, SharedSlots
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute
+from tidegate.upstream.routing.slots import DeploymentSlots, ModelSlots
 from tidegate.upstream.tide.tides import READY_MAX
 
 PROBE_ANSWER_MS = 1_000
 
 
-class Room:
+class Availability:
     """`shared` is the loop that keeps this process's part of the slots, where there are other processes."""
 
     def __init__(
-        self, purse: Purse, clock: Clock, patience_ms: float, caps: Caps, connections: Callable[[], int]
+        self, purse: BudgetClient, clock: Clock, patience_ms: float, caps: ModelSlots, connections: Callable[[], int]
     ) -> None:
         self._purse = purse
         self._clock = clock
         self._patience_ms = patience_ms
         self._caps = caps
         self._connections = connections
-        self.shared: SharedSlots | None = None
+        self.shared: DeploymentSlots | None = None
         self.groups: Groups | None = None
 
     def has_slots(self) -> bool:
@@ -43,14 +43,14 @@ class Room:
         if self.shared is not None:
             self.shared.hurry()
 
-    def free(self, route: Route, model: str) -> int:
+    def free(self, route: NameRoute, model: str) -> int:
         """How many more items may go out for this name: as many as calls, or more where several share one."""
         free = self._free_of_one(route, model)
         if not free and route.fallbacks and self.is_away(route):
             free = next(filter(None, (self._free_of_one(one, model) for one in route.fallbacks)), 0)
         return free
 
-    def _free_of_one(self, route: Route, model: str) -> int:
+    def _free_of_one(self, route: NameRoute, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
         for lane in route.lanes if self.has_slots() else ():
@@ -73,24 +73,24 @@ class Room:
             return slots
         return self.groups.room(route, slots)
 
-    def is_away(self, route: Route) -> bool:
+    def is_away(self, route: NameRoute) -> bool:
         """Whether none of its own deployments would take a call now even with a slot free."""
         now_ms = self._clock.monotonic_ms()
         return all(self.ready_at_ms(route, lane) > now_ms for lane in route.lanes)
 
-    def rests_until_ms(self, route: Route) -> float:
+    def rests_until_ms(self, route: NameRoute) -> float:
         now_ms = self._clock.monotonic_ms()
         at_ms = min((self._rest_ends_ms(one, lane, now_ms) for one, lane in _chain(route)), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
-    def wait_ms(self, route: Route, now_ms: float, call: Call) -> int | None:
+    def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
         """How long until the first deployment takes this call; None when one does now, or none is left."""
         lanes = list(_chain(route, call.models)) or [(route, lane) for lane in route.interactive_lanes]
         moments = (max(self._waits_ms(one, lane, now_ms), lane.waits_until_ms(call)) for one, lane in lanes)
         wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
-    def closed(self, route: Route, model: str) -> str:
+    def closed(self, route: NameRoute, model: str) -> str:
         """Why nothing may be sent now; empty while something may, or when nobody serves this name."""
         now_ms = self._clock.monotonic_ms()
         if not route.lanes or self.free(route, model):
@@ -105,7 +105,7 @@ class Room:
             return Reason.TIDE_CLOSED
         return Reason.NO_AVAILABLE_SLOTS
 
-    def budgets(self, route: Route) -> list[tuple[Budget, ...]]:
+    def budgets(self, route: NameRoute) -> list[tuple[Budget, ...]]:
         return [one.budgets(lane) for one, lane in _chain(route)]
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
@@ -113,25 +113,25 @@ class Room:
         at_ms = self._purse.spent_until_ms(budgets) - self._patience_ms
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
-    def opens_at_ms(self, route: Route, lane: Lane) -> float:
+    def opens_at_ms(self, route: NameRoute, lane: DeploymentState) -> float:
         """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
         budgets = route.budgets(lane)
         if not budgets:
             return 0.0
         return max(self._purse.spent_until_ms(budgets) - self._patience_ms, self._purse.unreachable_until_ms)
 
-    def ready_at_ms(self, route: Route, lane: Lane) -> float:
+    def ready_at_ms(self, route: NameRoute, lane: DeploymentState) -> float:
         return max(lane.ready_at_ms(), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
 
-    def _waits_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
+    def _waits_ms(self, route: NameRoute, lane: DeploymentState, now_ms: float) -> float:
         return max(lane.rest_ends_ms(now_ms), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
 
-    def _rest_ends_ms(self, route: Route, lane: Lane, now_ms: float) -> float:
+    def _rest_ends_ms(self, route: NameRoute, lane: DeploymentState, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
         at_ms = self._waits_ms(route, lane, now_ms)
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
 
 
-def _chain(route: Route, models: frozenset[str] = frozenset()) -> Iterable[tuple[Route, Lane]]:
+def _chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tuple[NameRoute, DeploymentState]]:
     """Every deployment that batch calls for this name may go to, under which of its names."""
     return ((one, lane) for one in route.ways(models) for lane in one.lanes)

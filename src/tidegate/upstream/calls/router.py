@@ -28,29 +28,29 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.usage.prices import Price
-from tidegate.upstream.budgets.purse import Purse
-from tidegate.upstream.budgets.reserve import Reserve
+from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.budgets.reserve import TokenEstimator
 from tidegate.upstream.calls.delivery import Delivery
-from tidegate.upstream.calls.interactive import Ask, BatchSide, Interactive
-from tidegate.upstream.calls.lessons import Lessons
-from tidegate.upstream.calls.passage import Passage
-from tidegate.upstream.calls.put_off import PutOff
-from tidegate.upstream.calls.room import Room
+from tidegate.upstream.calls.interactive import BatchSide, Interactive, InteractiveCall
+from tidegate.upstream.calls.lessons import Feedback
+from tidegate.upstream.calls.passage import UpstreamResponse
+from tidegate.upstream.calls.put_off import BudgetWait
+from tidegate.upstream.calls.room import Availability
 from tidegate.upstream.calls.translation import MESSAGES
-from tidegate.upstream.calls.waiters import Missing, Waiters
+from tidegate.upstream.calls.waiters import Missing, SlotQueue
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import Leave, LeaveDied
+from tidegate.upstream.http.leave import PermitExpired, SendPermit
 from tidegate.upstream.http.transport import AiohttpTransport, Transport
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.lane import DeploymentStatus, Lane, LanePolicy
-from tidegate.upstream.routing.lanes import Lanes
-from tidegate.upstream.routing.notebook import Notebook
-from tidegate.upstream.routing.parallel import Parallel
-from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, knock
-from tidegate.upstream.routing.routes import Route, Routes, stick
-from tidegate.upstream.routing.slots import Capacity, Caps, SharedSlots
+from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState, DeploymentStatus
+from tidegate.upstream.routing.lanes import Deployments
+from tidegate.upstream.routing.notebook import DiscoveredLimits
+from tidegate.upstream.routing.parallel import KeySlots
+from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, probe
+from tidegate.upstream.routing.routes import NameRoute, Routes, stick
+from tidegate.upstream.routing.slots import Capacity, DeploymentSlots, ModelSlots
 from tidegate.upstream.tide.tide_loop import TideLoop
 from tidegate.upstream.tide.tides import tide_of
 
@@ -67,7 +67,7 @@ class Router:
         control: Transport,
         clock: Clock,
         entropy: Entropy,
-        policy: LanePolicy | None = None,
+        policy: DeploymentPolicy | None = None,
         pool_timeout_s: float = 10.0,
         resources: Iterable[Resource] = (),
         capacity: Capacity | None = None,
@@ -76,40 +76,40 @@ class Router:
         self._control = control
         self._clock = clock
         capacity = capacity or Capacity()
-        policy = policy or LanePolicy()
+        policy = policy or DeploymentPolicy()
         self._patience_ms = policy.patience_ms
         self._routes = Routes()
-        self._purse = Purse(capacity.limits, clock)
-        self._parallel = Parallel(capacity.limits, capacity.worker_id, clock)
-        self._caps = Caps(capacity.model_in_flight_max, capacity.in_flight_max_global)
-        self._room = Room(
+        self._purse = BudgetClient(capacity.limits, clock)
+        self._parallel = KeySlots(capacity.limits, capacity.worker_id, clock)
+        self._caps = ModelSlots(capacity.model_in_flight_max, capacity.in_flight_max_global)
+        self._room = Availability(
             self._purse, clock, self._patience_ms, self._caps, lambda: self._lanes.spare_calls(capacity.in_flight_max)
         )
         self._groups = self._room.groups = Groups(
             self._find, self._send_from, self._bears, clock, policy.attempts_grouped
         )
         missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms, self._routes.may_try)
-        self._waiters = Waiters(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
-        self._put_off = PutOff(self._purse, clock, self._patience_ms, self._choose, self._waiters)
+        self._waiters = SlotQueue(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
+        self._put_off = BudgetWait(self._purse, clock, self._patience_ms, self._choose, self._waiters)
         self._room_heard: list[Callable[[], None]] = []
         room, runs_items = (self._has_room, self._waiters.wake), capacity.runs_items
-        self._lanes = Lanes(
+        self._lanes = Deployments(
             transport, control, policy, lambda one, line: tide_of(one, line, clock, *room, runs_items=runs_items)
         )
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
-        self._shared: SharedSlots | None = None
+        self._shared: DeploymentSlots | None = None
         self._backpressure: Backpressure | None = None
         for why in self.replace(deployments, resources).values():
             raise SettingsError(why)
-        self._reserve = Reserve()
-        self._notebook = Notebook(capacity.discovered, self._lanes) if capacity.discovered is not None else None
+        self._reserve = TokenEstimator()
+        self._notebook = DiscoveredLimits(capacity.discovered, self._lanes) if capacity.discovered is not None else None
         rests = capacity.rests
         if rests is not None:
             self._backpressure = Backpressure(rests, clock, policy, self._lanes.values())
-        self._lessons = Lessons(clock, entropy, self._room, self._routes.of, rests, self._backpressure)
+        self._lessons = Feedback(clock, entropy, self._room, self._routes.of, rests, self._backpressure)
         self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, rests)
         if capacity.worker_id is not None and capacity.limits is not None:
-            self._shared = SharedSlots(
+            self._shared = DeploymentSlots(
                 capacity.limits, capacity.worker_id, self._lanes.for_batch(), self._caps, rests, self._has_room
             )
             self._room.shared = self._shared
@@ -157,7 +157,7 @@ class Router:
         route = self._routes.of(model)
         return any(one.interactive_lanes for one in (route, *route.fallbacks))
 
-    async def open(self, ask: Ask) -> Passage:
+    async def open(self, ask: InteractiveCall) -> UpstreamResponse:
         """Begin an interactive call: its answer, whole or from its first byte on."""
         route, call = self._routes.of(ask.call.model), ask.call
         if not call.parallel:
@@ -235,14 +235,14 @@ class Router:
             return self._send_within(route, call)
         return self._send_by(route, call) if route.is_direct else self._send(route, call)
 
-    async def _send_within(self, route: Route, call: Call) -> Answer:
+    async def _send_within(self, route: NameRoute, call: Call) -> Answer:
         await self._parallel.take(call.parallel)
         try:
             return await self._send(route, call)
         finally:
             self._parallel.give_back(call.parallel)
 
-    async def _send(self, route: Route, call: Call) -> Answer:
+    async def _send(self, route: NameRoute, call: Call) -> Answer:
         for one in (route, *route.fallbacks):
             if one.queued_lanes and (len(one.lanes) > 1 or route.fallbacks):
                 lane = await self._out_at(one, call)
@@ -252,7 +252,7 @@ class Router:
             return await self._send_by(route, call)
         return await self._along(route, call, lambda one: self._send_by(one, call))
 
-    async def _out_at(self, route: Route, call: Call) -> Lane | None:
+    async def _out_at(self, route: NameRoute, call: Call) -> DeploymentState | None:
         """Where a worker that is gone left this very call: it is waited for there, and sent to no other."""
         for lane in route.queued_lanes:
             line = lane.queued_line
@@ -260,7 +260,7 @@ class Router:
                 return lane
         return None
 
-    async def _along(self, route: Route, call: Call, go: Callable[[Route], Awaitable[T]]) -> T:
+    async def _along(self, route: NameRoute, call: Call, go: Callable[[NameRoute], Awaitable[T]]) -> T:
         """The name's own deployments, then the fallbacks that its key allows, if those before can neither have done nor billed it.
 
         A retry goes first to those that did not fail this call, or all its tries could go to the one deployment that is ill.
@@ -283,17 +283,17 @@ class Router:
             failed.retry_after_ms = self._room.wait_ms(route, self._clock.monotonic_ms(), call)
         raise failed
 
-    def _send_by(self, route: Route, call: Call) -> Coroutine[Any, Any, Answer]:
+    def _send_by(self, route: NameRoute, call: Call) -> Coroutine[Any, Any, Answer]:
         return self._groups.send(route, call) if route.items_per_call > 1 else self._send_from(route, None, call)
 
-    async def _find(self, route: Route, call: Call) -> Lane:
+    async def _find(self, route: NameRoute, call: Call) -> DeploymentState:
         lane = self._choose(route, call, (), self._clock.monotonic_ms())
         return lane if lane is not None else await self._waiters.wait(route, call)
 
-    def _bears(self, route: Route, lane: Lane, call: Call) -> bool:
+    def _bears(self, route: NameRoute, lane: DeploymentState, call: Call) -> bool:
         return self._delivery.bears(route, lane, call)
 
-    async def _send_from(self, route: Route, lane: Lane | None, call: Call) -> Answer:
+    async def _send_from(self, route: NameRoute, lane: DeploymentState | None, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
         if lane is None:
             lane = self._choose(route, call, (), now_ms)
@@ -301,8 +301,8 @@ class Router:
                 lane = await self._waiters.wait(route, call)
                 now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
-        tried: list[Lane] = []
-        put_off: list[Lane] = []
+        tried: list[DeploymentState] = []
+        put_off: list[DeploymentState] = []
         while True:
             try:
                 return await self._send_to(route, lane, call, now_ms)
@@ -324,7 +324,9 @@ class Router:
                 )
                 lane = other
 
-    def _choose(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> Lane | None:
+    def _choose(
+        self, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
+    ) -> DeploymentState | None:
         """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
         beside a good one stays shut. A lane whose budget is spent for a moment is the last resort but one: the last is where this
         call was tried before, or all its tries could go to the one deployment that is ill.
@@ -333,10 +335,10 @@ class Router:
             for lane in route.lanes:
                 lane.is_asked = True
             return None
-        best: Lane | None = None
-        spent: Lane | None = None
-        again: Lane | None = None
-        sticky: list[Lane] | None = [] if call.prefix_salt and len(route.lanes) > 1 else None
+        best: DeploymentState | None = None
+        spent: DeploymentState | None = None
+        again: DeploymentState | None = None
+        sticky: list[DeploymentState] | None = [] if call.prefix_salt and len(route.lanes) > 1 else None
         for lane in route.lanes:
             if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
                 continue
@@ -369,7 +371,9 @@ class Router:
             return None
         return best or spent or again
 
-    def _is_full_elsewhere(self, route: Route, call: Call, tried: Collection[Lane], now_ms: float) -> bool:
+    def _is_full_elsewhere(
+        self, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
+    ) -> bool:
         """Whether a lane that has not failed this call is well and lacks only room for now: that is worth a wait."""
         return any(
             lane.slots > 0
@@ -379,7 +383,7 @@ class Router:
             for lane in route.lanes
         )
 
-    async def _send_to(self, route: Route, lane: Lane, call: Call, now_ms: float) -> Answer:
+    async def _send_to(self, route: NameRoute, lane: DeploymentState, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
         if left_s <= 0:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
@@ -403,11 +407,11 @@ class Router:
         refused = False
         try:
             if is_probe:
-                await knock(lane)
+                await probe(lane)
             total_s = min(left_s + call.grace_ms / 1000, route.total_s(lane, call.endpoint))
             if lane.is_plain and route.is_plain and not call.budgets and call.endpoint != MESSAGES:
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
-                leave = Leave(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+                leave = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
                 number = lane.quota.count(0)
                 status, headers, body = await lane.line.post(
                     lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
@@ -421,7 +425,7 @@ class Router:
         except UpstreamError as error:
             failed = self._lessons.failed(lane, call, error, attempt)
             refused = error.status in (429, 503, 529)
-        except LeaveDied:
+        except PermitExpired:
             late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
             late.until_ms = self._clock.monotonic_ms()
             failed = self._lessons.failed(lane, call, late, attempt)
@@ -487,7 +491,7 @@ def open_router(
     limits: HttpLimits,
     clock: Clock,
     entropy: Entropy,
-    policy: LanePolicy | None = None,
+    policy: DeploymentPolicy | None = None,
     resources: Iterable[Resource] = (),
     capacity: Capacity | None = None,
     open_queue: Callable[[Queue], RequestQueue] | None = None,

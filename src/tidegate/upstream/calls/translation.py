@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from tidegate.core import translate
 from tidegate.core.answers.results import refused_body
-from tidegate.core.deployments import Engine
+from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import ApiProblem, BrokenAnswer, Untranslatable, UpstreamError
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
-_VLLM_LIKE = (Engine.VLLM, Engine.SGLANG)
+_VLLM_LIKE = (EngineKind.VLLM, EngineKind.SGLANG)
 
 
 class Shaped(NamedTuple):
@@ -29,12 +29,12 @@ class Shaped(NamedTuple):
     hides_usage: bool = False
 
 
-def is_translated(endpoint: str, engine: Engine) -> bool:
+def is_translated(endpoint: str, engine: EngineKind) -> bool:
     """Whether calls to this endpoint must be said to this engine in the other shape."""
-    return (engine is Engine.ANTHROPIC) is not (endpoint == MESSAGES)
+    return (engine is EngineKind.ANTHROPIC) is not (endpoint == MESSAGES)
 
 
-def unserved_endpoints(engine: Engine, endpoints: Iterable[str]) -> list[str]:
+def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str]:
     """Those of these endpoints that an engine neither has nor can be asked for in its own shape, as far as is known."""
     return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
 
@@ -55,12 +55,12 @@ class Translation:
     def is_anthropic(self) -> bool:
         return self.endpoint == MESSAGES
 
-    def shape(self, engine: Engine) -> Shaped:
+    def shape(self, engine: EngineKind) -> Shaped:
         """The request as this engine takes it; ApiProblem when it cannot be said there."""
         self._is_translated = is_translated(self.endpoint, engine)
         self.left_out = ()
         if not self._is_translated:
-            has_beta = self._beta and engine is Engine.ANTHROPIC
+            has_beta = self._beta and engine is EngineKind.ANTHROPIC
             return Shaped(self.endpoint, self._body, f"anthropic-beta: {self._beta}\r\n".encode() if has_beta else b"")
         if self.is_anthropic:
             said = translate.request_to_openai(self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI)
@@ -97,7 +97,7 @@ class Translation:
 class ItemTranslation:
     """A batch item on its way to an engine of the other shape. What cannot be translated is an UpstreamError of the item's own."""
 
-    def __init__(self, endpoint: str, body: bytes, engine: Engine, now_s: int) -> None:
+    def __init__(self, endpoint: str, body: bytes, engine: EngineKind, now_s: int) -> None:
         self._translation = Translation(endpoint, body, now_s)
         problem = None
         try:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import Purse
+from tidegate.upstream.budgets.purse import BudgetClient
 from tidegate.upstream.calls.closed_route import closed_route_error
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute
 
 RETRY_BUDGET_WAIT_MS = 5_000
 
@@ -25,13 +25,13 @@ class Missing:
     """Says what a call lacks when it is not a slot. `ready_at_ms` is when a lane takes calls of a route; `wait_ms`, until any does;
     `may_try`, whether a lane's retry budget allows a call there."""
 
-    purse: Purse
+    purse: BudgetClient
     clock: Clock
-    ready_at_ms: Callable[[Route, Lane], float]
-    wait_ms: Callable[[Route, float, Call], int | None]
-    may_try: Callable[[Lane, Call, float], bool]
+    ready_at_ms: Callable[[NameRoute, DeploymentState], float]
+    wait_ms: Callable[[NameRoute, float, Call], int | None]
+    may_try: Callable[[DeploymentState, Call, float], bool]
 
-    def refuse(self, route: Route, call: Call) -> None:
+    def refuse(self, route: NameRoute, call: Call) -> None:
         lanes = route.lanes
         if not lanes:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
@@ -59,10 +59,10 @@ class Missing:
             )
 
 
-class Waiters:
+class SlotQueue:
     def __init__(
         self,
-        choose: Callable[[Route, Call, Collection[Lane], float], Lane | None],
+        choose: Callable[[NameRoute, Call, Collection[DeploymentState], float], DeploymentState | None],
         missing: Missing,
         clock: Clock,
         pool_timeout_s: float,
@@ -75,7 +75,7 @@ class Waiters:
         self._hurry = hurry
         self._line: deque[asyncio.Future[None]] = deque()
 
-    async def wait(self, route: Route, call: Call, timeout_s: float | None = None) -> Lane:
+    async def wait(self, route: NameRoute, call: Call, timeout_s: float | None = None) -> DeploymentState:
         """Wait, in line and not for long, while the only thing missing is a slot; otherwise say what is missing."""
         timeout_s = timeout_s or self._pool_timeout_s
         try:
@@ -100,7 +100,7 @@ class Waiters:
             retry_after_ms=1000,
         )
 
-    async def _stand(self, route: Route, call: Call) -> None:
+    async def _stand(self, route: NameRoute, call: Call) -> None:
         place = asyncio.get_running_loop().create_future()
         self._line.append(place)
         # Those of this moment: a route may lead elsewhere before the place comes free.
@@ -129,7 +129,7 @@ class Waiters:
                 place.set_result(None)
 
 
-def _forget(route: Route, call: Call) -> None:
+def _forget(route: NameRoute, call: Call) -> None:
     for lane in route.lanes:
         if lane.tide is not None:
             lane.tide.forget(call.idempotency_key)

@@ -14,19 +14,19 @@ from tidegate.core.grouping.chat_batches import ChatBatching, ChatPart, Singly
 from tidegate.core.grouping.microbatch import Part
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.retry import GiveUp
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.routing.routes import NameRoute
 
 # One item's answer as a call of its own would have got it, or why it has none.
 Share = tuple[bytes, Usage] | UpstreamError
 
 
-class Kind(Protocol):
+class GroupKind(Protocol):
     """Items of one endpoint. `endpoint` is theirs, `path` where a call for several of them goes."""
 
     endpoint: str
     path: str
 
-    def read(self, route: Route, call: Call) -> Part | ChatPart | str:
+    def read(self, route: NameRoute, call: Call) -> Part | ChatPart | str:
         """What an item brings into a group, or in a word why it goes alone."""
 
     def items_max(self, deployment: Deployment) -> int:
@@ -45,10 +45,10 @@ class Kind(Protocol):
         """What each gets of the answer, in order; raises BrokenAnswer when nobody can say."""
 
 
-class Embeddings:
+class EmbeddingGroups:
     endpoint = path = microbatch.ENDPOINT
 
-    def read(self, route: Route, call: Call) -> Part | str:
+    def read(self, route: NameRoute, call: Call) -> Part | str:
         return microbatch.read(call.endpoint, route.model_of(call.model), call.body)
 
     def items_max(self, deployment: Deployment) -> int:
@@ -71,18 +71,18 @@ class Embeddings:
         raise BrokenAnswer(f"an answer for {len(parts)} requests cannot be taken apart: {why}")
 
 
-class Chats:
+class ChatGroups:
     endpoint = chat_batches.ENDPOINT
     path = chat_batches.BATCH_ENDPOINT
 
-    def read(self, route: Route, call: Call) -> ChatPart | str:
+    def read(self, route: NameRoute, call: Call) -> ChatPart | str:
         batching = _widest(route)
         if batching is None:
             return Singly.MODE
         # All that share a call go to one deployment under one name: who may take it over is the same for each of them.
         failover = tuple(lane.deployment.name for lane in route.lanes)
         model = route.model_of(call.model)
-        way = chat_batches.Route("", "", "", call.model, model, failover)
+        way = chat_batches.ChatRoute("", "", "", call.model, model, failover)
         return chat_batches.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
 
     def items_max(self, deployment: Deployment) -> int:
@@ -102,7 +102,7 @@ class Chats:
         return [_share(found) for found in chat_batches.split(body, len(parts))]
 
 
-def _widest(route: Route) -> ChatBatching | None:
+def _widest(route: NameRoute) -> ChatBatching | None:
     """The settings of the deployment of a route that takes most in one call, with an adapter if any has one."""
     asking = [lane.deployment.chat_batching for lane in route.lanes]
     asking = [one for one in asking if one.mode is chat_batches.ChatMode.SYNC_MICROBATCH]
@@ -117,4 +117,4 @@ def _share(found: chat_batches.ChatAnswer | UpstreamError | GiveUp) -> Share:
     return found
 
 
-KINDS: dict[str, Kind] = {kind.endpoint: kind for kind in (Embeddings(), Chats())}
+KINDS: dict[str, GroupKind] = {kind.endpoint: kind for kind in (EmbeddingGroups(), ChatGroups())}

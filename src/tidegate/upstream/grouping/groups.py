@@ -23,9 +23,9 @@ from tidegate.core.grouping.microbatch import GroupSize, Part, Remedy
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.grouping.group_kinds import KINDS, Kind, Share
-from tidegate.upstream.routing.lane import Lane
-from tidegate.upstream.routing.routes import Route
+from tidegate.upstream.grouping.group_kinds import KINDS, GroupKind, Share
+from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class _Trial:
 
     __slots__ = ("epoch", "kind", "lane", "left")
 
-    def __init__(self, kind: Kind, lane: Lane, left: int, epoch: int) -> None:
+    def __init__(self, kind: GroupKind, lane: DeploymentState, left: int, epoch: int) -> None:
         self.kind = kind
         self.lane = lane
         self.left = left
@@ -107,9 +107,9 @@ class Groups:
 
     def __init__(
         self,
-        find: Callable[[Route, Call], Awaitable[Lane]],
-        send: Callable[[Route, Lane, Call], Awaitable[Answer]],
-        bears: Callable[[Route, Lane, Call], bool],
+        find: Callable[[NameRoute, Call], Awaitable[DeploymentState]],
+        send: Callable[[NameRoute, DeploymentState, Call], Awaitable[Answer]],
+        bears: Callable[[NameRoute, DeploymentState, Call], bool],
         clock: Clock,
         attempts_grouped: int,
     ) -> None:
@@ -118,12 +118,12 @@ class Groups:
         self._send = send
         self._bears = bears
         self._attempts_grouped = attempts_grouped
-        self._benches: dict[Route, dict[BenchKey, _Bench]] = {}
-        self._sizes: dict[tuple[Lane, str], GroupSize] = {}
-        self._widths: dict[Route, int] = {}
-        self._singly: dict[tuple[Route, str], bool] = {}
+        self._benches: dict[NameRoute, dict[BenchKey, _Bench]] = {}
+        self._sizes: dict[tuple[DeploymentState, str], GroupSize] = {}
+        self._widths: dict[NameRoute, int] = {}
+        self._singly: dict[tuple[NameRoute, str], bool] = {}
 
-    def room(self, route: Route, slots: int) -> int:
+    def room(self, route: NameRoute, slots: int) -> int:
         """How many more items so many free slots are worth, beside those who wait for one.
 
         Where these fit together, a slot is worth several; where they do not, each of them takes one."""
@@ -136,7 +136,7 @@ class Groups:
             slack = max(slack, calls * width - len(bench.seats))
         return slots * width + slack if slots >= 0 else 0
 
-    def _width(self, route: Route) -> int:
+    def _width(self, route: NameRoute) -> int:
         width = max(self._size(lane, kind).inputs for lane in route.lanes for kind in KINDS.values())
         self._widths[route] = width
         return width
@@ -147,7 +147,7 @@ class Groups:
         self._sizes.clear()
         self._singly.clear()
 
-    async def send(self, route: Route, call: Call) -> Answer:
+    async def send(self, route: NameRoute, call: Call) -> Answer:
         """Send one item, in company or alone."""
         kind = KINDS.get(call.endpoint)
         part = self._read(kind, route, call) if kind is not None else None
@@ -184,7 +184,7 @@ class Groups:
             self._passed_alone(told)
         return answer
 
-    def _read(self, kind: Kind, route: Route, call: Call) -> Part | ChatPart | None:
+    def _read(self, kind: GroupKind, route: NameRoute, call: Call) -> Part | ChatPart | None:
         singly = self._singly.get((route, kind.endpoint))
         if singly is None:
             singly = all(kind.items_max(lane.deployment) < 2 for lane in route.lanes)
@@ -202,7 +202,7 @@ class Groups:
         metrics.group_singles.of(why).inc()
         return None
 
-    async def _alone(self, route: Route, call: Call) -> Answer:
+    async def _alone(self, route: NameRoute, call: Call) -> Answer:
         lane = await self._find(route, call)
         answer = await self._send(route, lane, call)
         size = self._sizes.get((lane, call.endpoint))
@@ -210,13 +210,13 @@ class Groups:
             self._learn(lane, call.endpoint, size.succeeded(size.epoch))
         return answer
 
-    def _learn(self, lane: Lane, endpoint: str, size: GroupSize) -> None:
+    def _learn(self, lane: DeploymentState, endpoint: str, size: GroupSize) -> None:
         self._sizes[lane, endpoint] = size
         self._widths.clear()
 
     # The group.
 
-    async def _lead(self, route: Route, kind: Kind, bench: _Bench, seat: _Seat) -> _Told:
+    async def _lead(self, route: NameRoute, kind: GroupKind, bench: _Bench, seat: _Seat) -> _Told:
         """Wait for a slot and send whoever sits here by then; gives what came of the leader's own item."""
         try:
             lane = await self._find(route, seat.call)
@@ -258,14 +258,16 @@ class Groups:
             raise found[0]
         return found[0]
 
-    def _size(self, lane: Lane, kind: Kind) -> GroupSize:
+    def _size(self, lane: DeploymentState, kind: GroupKind) -> GroupSize:
         allowed = kind.items_max(lane.deployment)
         size = self._sizes.get((lane, kind.endpoint))
         if size is None or size.inputs_max != allowed:
             size = self._sizes[lane, kind.endpoint] = GroupSize.fresh(allowed)
         return size
 
-    def _members(self, route: Route, kind: Kind, lane: Lane, company: list[_Seat]) -> tuple[list[_Seat], Call | None]:
+    def _members(
+        self, route: NameRoute, kind: GroupKind, lane: DeploymentState, company: list[_Seat]
+    ) -> tuple[list[_Seat], Call | None]:
         """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
         members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(lane.deployment)
         now_ms = self._clock.monotonic_ms()
@@ -283,7 +285,7 @@ class Groups:
             members = members[: len(members) // 2]
         return members[:1], None
 
-    def _takes(self, kind: Kind, lane: Lane, members: Sequence[_Seat]) -> bool:
+    def _takes(self, kind: GroupKind, lane: DeploymentState, members: Sequence[_Seat]) -> bool:
         """Whether another deployment could take this group over, by its own settings."""
         cap = kind.tokens_max(lane.deployment)
         return kind.items_max(lane.deployment) >= len(members) and not (
@@ -291,7 +293,7 @@ class Groups:
         )
 
     def _after_failure(
-        self, kind: Kind, lane: Lane, members: Sequence[_Seat], error: UpstreamError, epoch: int
+        self, kind: GroupKind, lane: DeploymentState, members: Sequence[_Seat], error: UpstreamError, epoch: int
     ) -> list[UpstreamError] | list[_Trial]:
         size, remedy = self._size(lane, kind).failed(error, epoch)
         self._learn(lane, kind.endpoint, size)
@@ -312,7 +314,7 @@ class Groups:
             self._learn(trial.lane, trial.kind.endpoint, size.unfit(trial.epoch))
 
 
-def _joined(kind: Kind, members: Sequence[_Seat]) -> Call:
+def _joined(kind: GroupKind, members: Sequence[_Seat]) -> Call:
     """One call for all of these. It may begin as long as each of them may; its key names them all."""
     calls = [member.call for member in members]
     first = calls[0]
@@ -338,6 +340,6 @@ def _again(error: UpstreamError) -> UpstreamError:
     return same
 
 
-def _count(lane: Lane, items: int, outcome: str) -> None:
+def _count(lane: DeploymentState, items: int, outcome: str) -> None:
     metrics.group_calls.of(lane.deployment.name, outcome).inc()
     metrics.group_items.observe(items)

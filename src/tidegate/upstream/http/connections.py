@@ -36,7 +36,7 @@ READ_BUFFER_BYTES = 64 * 1024
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
-class Wire(ResponseHandler):
+class Connection(ResponseHandler):
     """One connection, with aiohttp's parser of answers behind it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,7 +93,7 @@ class Connections(aiohttp.TCPConnector):
     def __init__(self, limits: HttpLimits) -> None:
         # The transport hands out the slots, so aiohttp's own queue (which cannot tell our time-out from others) is off.
         super().__init__(limit=0, keepalive_timeout=limits.kept_alive_s, ttl_dns_cache=DNS_CACHE_S)
-        self._factory = functools.partial(Wire, loop=self._loop)  # type: ignore[assignment]
+        self._factory = functools.partial(Connection, loop=self._loop)  # type: ignore[assignment]
         self._kept_alive_s = limits.kept_alive_s
         self._connecting = aiohttp.ClientTimeout(total=None, connect=limits.connect_timeout_s)
         self._open_max = limits.connections_max
@@ -107,17 +107,17 @@ class Connections(aiohttp.TCPConnector):
     def idle_count(self) -> int:
         return sum(map(len, self._conns.values()))
 
-    def take(self, key: ConnectionKey) -> Wire | None:
+    def take(self, key: ConnectionKey) -> Connection | None:
         """An idle connection that may be written to; those that may not are closed on the way to it."""
         idle = self._conns.get(key)
         if idle is None:
             return None
-        found: Wire | None = None
+        found: Connection | None = None
         # The clock is the one that aiohttp stamps an idle connection with.
         oldest = monotonic() - self._kept_alive_s
         while idle and found is None:
             wire, stamp = idle.popleft()
-            assert isinstance(wire, Wire)
+            assert isinstance(wire, Connection)
             if stamp < oldest or wire.has_spoken():
                 wire.close()
             else:
@@ -127,7 +127,7 @@ class Connections(aiohttp.TCPConnector):
             del self._conns[key]
         return found
 
-    async def open(self, request: ClientRequest) -> Wire:
+    async def open(self, request: ClientRequest) -> Connection:
         """A new connection to where this request would go; of the request nothing else counts."""
         if self.closed:
             raise aiohttp.ClientConnectionError("the connections were closed")
@@ -136,7 +136,7 @@ class Connections(aiohttp.TCPConnector):
         except TimeoutError:
             raise aiohttp.ConnectionTimeoutError from None
         wire = connection.protocol
-        assert isinstance(wire, Wire)
+        assert isinstance(wire, Connection)
         # It is given back by `give_back`: its wrapper would close it when it is collected.
         connection._protocol = None
         if wire.has_spoken():
@@ -144,7 +144,7 @@ class Connections(aiohttp.TCPConnector):
             raise aiohttp.ClientConnectionResetError("the server spoke or closed before it was asked")
         return wire
 
-    def give_back(self, key: ConnectionKey, wire: Wire, *, whole: bool) -> None:
+    def give_back(self, key: ConnectionKey, wire: Connection, *, whole: bool) -> None:
         """Keep a connection for the next call if HTTP allows it. If its answer is not whole, drop it at once."""
         transport = wire.transport
         if whole and transport is not None and not transport.get_write_buffer_size():

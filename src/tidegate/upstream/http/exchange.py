@@ -14,7 +14,7 @@ from tidegate.core.deployments import HttpLimits
 SWEEP_S = 0.25
 
 
-class Exchange:
+class InFlightCall:
     """One request and its answer, as far as they have got."""
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Exchange:
         return self._cut
 
 
-class Sweep:
+class TimeoutSweep:
     """Looks at every call in flight, and sleeps while there is none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
@@ -127,15 +127,15 @@ class Sweep:
         self._limits = limits
         shortest_s = min(limits.write_timeout_s, limits.read_timeout_s)
         self._period_s = min(SWEEP_S, max(shortest_s / 4, 0.01))
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[InFlightCall] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
 
-    def begin(self, total_s: float, read_timeout_s: float) -> Exchange:
+    def begin(self, total_s: float, read_timeout_s: float) -> InFlightCall:
         task = asyncio.current_task(self._loop)
         assert task is not None, "a call is made inside a task"
         deadline = self._loop.time() + total_s
-        exchange = Exchange(task, deadline, read_timeout_s)
+        exchange = InFlightCall(task, deadline, read_timeout_s)
         self._exchanges.add(exchange)
         if self._timer is None:
             self._schedule(min(deadline, deadline - total_s + self._period_s))
@@ -144,7 +144,7 @@ class Sweep:
             self._schedule(deadline)
         return exchange
 
-    def end(self, exchange: Exchange) -> None:
+    def end(self, exchange: InFlightCall) -> None:
         self._exchanges.discard(exchange)
 
     def stop(self) -> None:

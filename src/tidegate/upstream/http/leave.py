@@ -4,11 +4,11 @@ from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 
 
-class LeaveDied(Exception):
+class PermitExpired(Exception):
     """The leave ran out before the first byte was written: nothing was sent, and the call takes a new one."""
 
 
-class Leave:
+class SendPermit:
     """Leave to send one call until a moment. `begun` says that it was sent under it."""
 
     __slots__ = ("_clock", "begun", "budgets", "dies_ms", "grant_id", "nano", "tokens")
@@ -27,5 +27,5 @@ class Leave:
     def begin(self) -> None:
         """The next thing that happens is the first byte on the wire."""
         if self._clock.monotonic_ms() >= self.dies_ms:
-            raise LeaveDied
+            raise PermitExpired
         self.begun = True

@@ -10,7 +10,7 @@ from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
 
 
-class Seats:
+class ConnectionSlots:
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
         self._loop = loop
         self._max = limits.connections_max

@@ -11,7 +11,7 @@ from typing import Protocol
 from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.exchange import Exchange
+from tidegate.upstream.http.exchange import InFlightCall
 
 
 class Payload(Protocol):
@@ -50,7 +50,7 @@ class Stream:
         status: int,
         headers: Mapping[str, str],
         payload: Payload,
-        exchange: Exchange,
+        exchange: InFlightCall,
         end: Callable[[bool], None],
         bytes_max: int,
     ) -> None:

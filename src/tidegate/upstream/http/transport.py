@@ -21,13 +21,13 @@ from yarl import URL
 
 from tidegate import __version__
 from tidegate.core.answers.redaction import KeyRedactor
-from tidegate.core.deployments import AUDIO_PATH, Deployment, Engine, HttpLimits, Tls
+from tidegate.core.deployments import AUDIO_PATH, Deployment, EngineKind, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.connections import Connections, Wire, tls_context
-from tidegate.upstream.http.exchange import Exchange, Sweep
-from tidegate.upstream.http.leave import Leave, LeaveDied
-from tidegate.upstream.http.seats import Seats
+from tidegate.upstream.http.connections import Connection, Connections, tls_context
+from tidegate.upstream.http.exchange import InFlightCall, TimeoutSweep
+from tidegate.upstream.http.leave import PermitExpired, SendPermit
+from tidegate.upstream.http.seats import ConnectionSlots
 from tidegate.upstream.http.streams import RedactedPayload, Stream
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.
@@ -40,7 +40,7 @@ HINTS_MAX = 1_024
 ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """What came back, whole. `body` is already decompressed."""
 
     status: int
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Line(Protocol):
+class Client(Protocol):
     """The way to one deployment."""
 
     async def post(
@@ -58,21 +58,21 @@ class Line(Protocol):
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Reply:
+    ) -> HttpReply:
         """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
 
-        `headers` are more header lines, each with its line end. With a `leave`, LeaveDied when it ran out before the first byte. `attempt`
-        is how many calls with this key counted before.
+        `headers` are more header lines, each with its line end. With a `leave`, PermitExpired when it ran out before the first byte.
+        `attempt` is how many calls with this key counted before.
         """
 
-    async def get(self, url: URL, total_s: float) -> Reply:
+    async def get(self, url: URL, total_s: float) -> HttpReply:
         """The same for a question that costs nothing."""
 
 
 @runtime_checkable
-class OpenLine(Protocol):
+class StreamingClient(Protocol):
     """A way on which an answer can be read while it comes."""
 
     async def open(
@@ -82,7 +82,7 @@ class OpenLine(Protocol):
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         *,
         interactive: bool = True,
     ) -> Stream:
@@ -90,7 +90,7 @@ class OpenLine(Protocol):
 
 
 @runtime_checkable
-class QueuedLine(Protocol):
+class QueuedClient(Protocol):
     """A way on which a call may still be under way though whoever sent it is gone."""
 
     async def is_out(self, idempotency_key: str, attempt: int) -> bool:
@@ -98,7 +98,7 @@ class QueuedLine(Protocol):
 
 
 class Transport(Protocol):
-    def line(self, deployment: Deployment) -> Line:
+    def line(self, deployment: Deployment) -> Client:
         """The way to this deployment: with its key, its certificates and its time-outs."""
 
     def free_slots(self) -> int:
@@ -111,7 +111,7 @@ class Transport(Protocol):
         """End what is in flight and close every connection."""
 
 
-class Way:
+class RequestTemplate:
     """What is the same for every call to one URL: where it is, and the bytes that each request begins with."""
 
     __slots__ = ("confirms_handshakes", "get_head", "key", "post_head", "request")
@@ -141,7 +141,7 @@ class Way:
         return (b"%b%b\r\n%bContent-Length: %d\r\n\r\n" % (self.post_head, key, headers, size), body)
 
 
-class AiohttpLine:
+class AiohttpClient:
     __slots__ = ("_headers", "_may_be_quiet", "_read_timeout_s", "_tls", "_transport", "_ways", "key")
 
     def __init__(self, transport: "AiohttpTransport", deployment: Deployment, read_timeout_s: float) -> None:
@@ -151,7 +151,7 @@ class AiohttpLine:
         self._headers = _headers(deployment)
         self.key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
         self._tls = transport.tls(deployment.tls)
-        self._ways: dict[URL, Way] = {}
+        self._ways: dict[URL, RequestTemplate] = {}
 
     def post(
         self,
@@ -160,12 +160,12 @@ class AiohttpLine:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Coroutine[Any, Any, Reply]:
+    ) -> Coroutine[Any, Any, HttpReply]:
         return self._transport.call(self, url, idempotency_key, body, total_s, headers, leave)
 
-    def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, Reply]:
+    def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, HttpReply]:
         return self._transport.call(self, url, "", None, total_s, b"", None)
 
     def open(
@@ -175,7 +175,7 @@ class AiohttpLine:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         *,
         interactive: bool = True,
     ) -> Coroutine[Any, Any, Stream]:
@@ -186,10 +186,10 @@ class AiohttpLine:
         """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
         return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
 
-    def way(self, url: URL) -> Way:
+    def way(self, url: URL) -> RequestTemplate:
         way = self._ways.get(url)
         if way is None:
-            way = self._ways[url] = Way(url, self._headers, self._tls)
+            way = self._ways[url] = RequestTemplate(url, self._headers, self._tls)
         return way
 
 
@@ -198,8 +198,8 @@ class AiohttpTransport:
         self.limits = limits
         self.connections = Connections(limits)
         self._loop = asyncio.get_running_loop()
-        self._sweep = Sweep(self._loop, limits)
-        self._seats = Seats(self._loop, limits)
+        self._sweep = TimeoutSweep(self._loop, limits)
+        self._seats = ConnectionSlots(self._loop, limits)
         # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 
@@ -212,8 +212,8 @@ class AiohttpTransport:
             self._contexts[tls] = made
         return made
 
-    def line(self, deployment: Deployment) -> AiohttpLine:
-        return AiohttpLine(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
+    def line(self, deployment: Deployment) -> AiohttpClient:
+        return AiohttpClient(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
 
     def free_slots(self) -> int:
         return self._seats.free()
@@ -228,14 +228,14 @@ class AiohttpTransport:
 
     async def call(
         self,
-        line: AiohttpLine,
+        line: AiohttpClient,
         url: URL,
         idempotency_key: str,
         body: bytes | None,
         total_s: float,
         headers: bytes,
-        leave: Leave | None,
-    ) -> Reply:
+        leave: SendPermit | None,
+    ) -> HttpReply:
         """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
         that the upstream sees it.
         """
@@ -259,20 +259,20 @@ class AiohttpTransport:
 
     async def _exchange(
         self,
-        line: AiohttpLine,
+        line: AiohttpClient,
         url: URL,
         idempotency_key: str,
         body: bytes | None,
-        exchange: Exchange,
+        exchange: InFlightCall,
         headers: bytes,
-        leave: Leave | None,
-    ) -> Reply:
+        leave: SendPermit | None,
+    ) -> HttpReply:
         way, wire = await self._wire(line, url, idempotency_key)
         whole = False
         try:
             try:
                 message, payload = await self._ask(way, wire, (idempotency_key, body, headers), exchange, leave)
-            except LeaveDied:
+            except PermitExpired:
                 # A connection that took too long is kept: with the next leave it is there at once.
                 whole = True
                 raise
@@ -285,15 +285,15 @@ class AiohttpTransport:
             whole = True
         finally:
             self.connections.give_back(way.key, wire, whole=whole)
-        return Reply(message.code, message.headers, line.key.whole(answer))
+        return HttpReply(message.code, message.headers, line.key.whole(answer))
 
     async def open(
         self,
-        line: AiohttpLine,
+        line: AiohttpClient,
         url: URL,
         request: tuple[str, bytes, bytes],
         total_s: float,
-        leave: Leave | None,
+        leave: SendPermit | None,
         *,
         interactive: bool,
     ) -> Stream:
@@ -324,18 +324,18 @@ class AiohttpTransport:
 
     async def _open(
         self,
-        line: AiohttpLine,
+        line: AiohttpClient,
         url: URL,
         request: tuple[str, bytes, bytes],
-        exchange: Exchange,
-        leave: Leave | None,
+        exchange: InFlightCall,
+        leave: SendPermit | None,
         end: Callable[[], None],
     ) -> Stream:
         way, wire = await self._wire(line, url, request[0])
         try:
             message, payload = await self._ask(way, wire, request, exchange, leave)
         except BaseException as wrong:
-            self.connections.give_back(way.key, wire, whole=isinstance(wrong, LeaveDied))
+            self.connections.give_back(way.key, wire, whole=isinstance(wrong, PermitExpired))
             raise
 
         def finish(whole: bool) -> None:
@@ -345,7 +345,7 @@ class AiohttpTransport:
         source = RedactedPayload(payload, line.key) if line.key else payload
         return Stream(message.code, message.headers, source, exchange, finish, self.limits.response_bytes_max)
 
-    async def _wire(self, line: AiohttpLine, url: URL, idempotency_key: str) -> tuple[Way, Wire]:
+    async def _wire(self, line: AiohttpClient, url: URL, idempotency_key: str) -> tuple[RequestTemplate, Connection]:
         way = line.way(url)
         if not idempotency_key.isprintable():
             raise ValueError("an idempotency key with control characters")
@@ -355,7 +355,12 @@ class AiohttpTransport:
         return way, wire
 
     async def _ask(
-        self, way: Way, wire: Wire, request: tuple[str, bytes | None, bytes], exchange: Exchange, leave: Leave | None
+        self,
+        way: RequestTemplate,
+        wire: Connection,
+        request: tuple[str, bytes | None, bytes],
+        exchange: InFlightCall,
+        leave: SendPermit | None,
     ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
         """Write the request, and wait for the head of its answer."""
         idempotency_key, body, headers = request
@@ -385,7 +390,7 @@ class AiohttpTransport:
         exchange.heard(message.code)
         return message, payload
 
-    async def _read_body(self, payload: aiohttp.StreamReader, exchange: Exchange) -> bytes:
+    async def _read_body(self, payload: aiohttp.StreamReader, exchange: InFlightCall) -> bytes:
         bytes_max = self.limits.response_bytes_max
         chunks = []
         size = 0
@@ -398,14 +403,14 @@ class AiohttpTransport:
             exchange.received(chunk)
         return b"".join(chunks)
 
-    def _sort(self, wrong: BaseException, exchange: Exchange, *, repeatable: bool) -> UpstreamError | None:
+    def _sort(self, wrong: BaseException, exchange: InFlightCall, *, repeatable: bool) -> UpstreamError | None:
         """The error to raise, or None when nothing was written or asked for work and the call may simply be made again."""
         if isinstance(wrong, asyncio.CancelledError):
             cut = exchange.cut_reason()
             if cut is None:
                 raise wrong
             return classify.failure(classify.CallCut(cut), sent=exchange.sent)
-        if isinstance(wrong, LeaveDied):
+        if isinstance(wrong, PermitExpired):
             raise wrong
         was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
             wrong, classify.NEVER_CONNECTED
@@ -422,10 +427,10 @@ def _headers(deployment: Deployment) -> dict[str, str]:
         "Content-Type": "application/json",
         "User-Agent": f"tidegate/{__version__}",
     }
-    if deployment.engine is Engine.ANTHROPIC:
+    if deployment.engine is EngineKind.ANTHROPIC:
         headers["anthropic-version"] = "2023-06-01"
     if deployment.api_key is not None:
-        if deployment.engine is Engine.ANTHROPIC:
+        if deployment.engine is EngineKind.ANTHROPIC:
             headers["x-api-key"] = deployment.api_key.reveal()
         else:
             headers["Authorization"] = f"Bearer {deployment.api_key.reveal()}"

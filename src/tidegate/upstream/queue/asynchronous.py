@@ -16,9 +16,9 @@ from yarl import URL
 from tidegate.core.deployments import Deployment, HttpLimits, Queue
 from tidegate.core.errors import Ambiguous, Refused, Unavailable, UpstreamError
 from tidegate.core.ports import Clock, Entropy, RequestQueue
-from tidegate.core.queues import Found, Kind, QueueAway, Request, Withdrawal
-from tidegate.upstream.http.leave import Leave
-from tidegate.upstream.http.transport import Line, Reply, Transport
+from tidegate.core.queues import Found, QueueAway, QueueKind, QueueRequest, Withdrawal
+from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.transport import Client, HttpReply, Transport
 from tidegate.upstream.queue import messages
 from tidegate.upstream.queue.mailbox import Mailbox
 from tidegate.upstream.queue.receipts import Receipts
@@ -91,7 +91,7 @@ class Office:
             await mailbox.queue.close()
 
 
-class QueueLine:
+class QueueClient:
     """The way to one deployment through its queue."""
 
     def __init__(self, office: Office, deployment: Deployment) -> None:
@@ -108,9 +108,9 @@ class QueueLine:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: Leave | None = None,
+        leave: SendPermit | None = None,
         attempt: int = 0,
-    ) -> Reply:
+    ) -> HttpReply:
         request_id = _request_id(idempotency_key, attempt)
         try:
             await self._mailbox.queue.reach()
@@ -139,20 +139,22 @@ class QueueLine:
         except QueueAway:
             return False
 
-    async def get(self, url: URL, total_s: float) -> Reply:
+    async def get(self, url: URL, total_s: float) -> HttpReply:
         """Whether the queue is there: nobody but whoever takes from it knows how the model server is."""
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
             raise _never_started(away) from None
         data = [{"id": model} for model in self._models]
-        return Reply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
+        return HttpReply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
 
-    def _request(self, request_id: str, endpoint: str, headers: dict[str, str], body: bytes, total_s: float) -> Request:
+    def _request(
+        self, request_id: str, endpoint: str, headers: dict[str, str], body: bytes, total_s: float
+    ) -> QueueRequest:
         now_ms = self._office.clock.now_ms()
         return messages.request(request_id, self._office.token(), self._names, endpoint, headers, body, now_ms, total_s)
 
-    async def _put(self, request: Request) -> None:
+    async def _put(self, request: QueueRequest) -> None:
         """Lay it down. Once it may lie there, only the queue can say whether it does; asking again lays nothing down twice."""
         is_unsure = False
         while True:
@@ -173,14 +175,14 @@ class QueueLine:
         finally:
             self._mailbox.leave(request_id, waiting)
 
-    async def _read(self, item: str, found: Found) -> Reply:
+    async def _read(self, item: str, found: Found) -> HttpReply:
         queue, request_id = self._mailbox.queue, found.request_id
-        if found.kind is Kind.LOST:
+        if found.kind is QueueKind.LOST:
             raise Ambiguous(
                 "the queue no longer knows this request: it was emptied, or another process has recorded its answer"
             )
         try:
-            if found.kind is Kind.TOO_LARGE:
+            if found.kind is QueueKind.TOO_LARGE:
                 raise messages.too_large(self._office.answer_bytes_max)
             reply = messages.reply(request_id, found.message, self._office.answer_bytes_max)
             is_kept = messages.was_done(reply.status)
@@ -226,8 +228,8 @@ class QueueTransport:
         self._http = http
         self._office = office
 
-    def line(self, deployment: Deployment) -> Line:
-        return self._http.line(deployment) if deployment.queue is None else QueueLine(self._office, deployment)
+    def line(self, deployment: Deployment) -> Client:
+        return self._http.line(deployment) if deployment.queue is None else QueueClient(self._office, deployment)
 
     def free_slots(self) -> int:
         return self._http.free_slots()

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, Throttled, Unavailable, UpstreamError
-from tidegate.core.queues import Request
-from tidegate.upstream.http.transport import Reply
+from tidegate.core.queues import QueueRequest
+from tidegate.upstream.http.transport import HttpReply
 
 # Requests of one deadline stay in the order in which they were laid down, in steps of 62.5 ms: the processor's own formula.
 ORDER_MS = (1 << 17) * 1000
@@ -65,13 +65,13 @@ def request(
     body: bytes,
     now_ms: int,
     total_s: float,
-) -> Request:
+) -> QueueRequest:
     """One request, to be answered within `total_s`. `names` are those of the set of requests and of the list of results."""
     deadline_s = int(now_ms / 1000 + total_s)
     routing = _Routing(now_ms, token, *names)
     data = _Data(request_id, now_ms // 1000, deadline_s, endpoint, dict(headers), msgspec.Raw(body))
     message = msgspec.json.encode(_Envelope(routing, "plain", data))
-    return Request(request_id, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
+    return QueueRequest(request_id, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
 
 
 def score(deadline_s: int, now_ms: int) -> float:
@@ -86,7 +86,7 @@ def headers_of(lines: bytes) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def reply(request_id: str, message: bytes, bytes_max: int) -> Reply:
+def reply(request_id: str, message: bytes, bytes_max: int) -> HttpReply:
     """What a result comes to: the reply that a call would have got, or one UpstreamError raised."""
     try:
         result = _read(message)
@@ -102,7 +102,7 @@ def reply(request_id: str, message: bytes, bytes_max: int) -> Reply:
         raise _failure(result)
     if len(body) > bytes_max:
         raise too_large(bytes_max, result.status_code)
-    return Reply(result.status_code, {}, body)
+    return HttpReply(result.status_code, {}, body)
 
 
 def too_large(bytes_max: int, status: int = 0) -> BrokenAnswer:

@@ -9,22 +9,22 @@ import math
 from collections.abc import Iterable
 
 from tidegate.core.ports import Clock, Rests
-from tidegate.upstream.routing.lane import Lane, LanePolicy
+from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState
 
 GROUP = "model:"
 
 
 class Backpressure:
-    def __init__(self, rests: Rests, clock: Clock, policy: LanePolicy, lanes: Iterable[Lane]) -> None:
+    def __init__(self, rests: Rests, clock: Clock, policy: DeploymentPolicy, lanes: Iterable[DeploymentState]) -> None:
         self._rests = rests
         self._clock = clock
         self._min_ms = policy.model_rest_ms_min
         self._max_ms = policy.model_rest_ms_max
         self._lanes = lanes
         self._deaf: set[str] = set()
-        self._ill: dict[str, list[Lane]] = {}
+        self._ill: dict[str, list[DeploymentState]] = {}
 
-    def failed(self, lane: Lane) -> None:
+    def failed(self, lane: DeploymentState) -> None:
         """A call there failed in a way that speaks of its health."""
         now_ms = self._clock.monotonic_ms()
         for model in lane.deployment.models:
@@ -35,7 +35,7 @@ class Backpressure:
                 self._rests.publish(GROUP + model, math.ceil(min(max(ready_ms, self._min_ms), self._max_ms)))
                 self._ill[model] = group
 
-    def answered(self, lane: Lane) -> None:
+    def answered(self, lane: DeploymentState) -> None:
         """It is well: whatever others say of its models is not so here."""
         for model in lane.deployment.models:
             if model not in self._deaf:
@@ -58,5 +58,5 @@ class Backpressure:
             for one in group:
                 one.batch_rests_until_ms = until_ms
 
-    def _group(self, model: str) -> list[Lane]:
+    def _group(self, model: str) -> list[DeploymentState]:
         return [lane for lane in self._lanes if model in lane.deployment.models and lane.deployment.takes_batch]

@@ -16,7 +16,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 NAMES_MAX = 4_096
 
 
-class Hinter:
+class PriorityHints:
     """What one deployment is told. `is_silent` when it is told nothing, so that most calls pay nothing for this."""
 
     def __init__(self, deployment: Deployment) -> None:

@@ -11,19 +11,19 @@ from typing import TypeVar
 
 from yarl import URL
 
-from tidegate.core.budgets.budget import Bound, Budget, Limit, Period
-from tidegate.core.deployments import Deployment, Engine
+from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
+from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.upstream.budgets.discovered import Told
+from tidegate.upstream.budgets.discovered import RateLimitHeaders
 from tidegate.upstream.budgets.quota import Quota
-from tidegate.upstream.http.transport import Line, OpenLine, QueuedLine
+from tidegate.upstream.http.transport import Client, QueuedClient, StreamingClient
 from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
-from tidegate.upstream.routing.hints import Hinter
+from tidegate.upstream.routing.hints import PriorityHints
 from tidegate.upstream.routing.refusals import Refusals
 from tidegate.upstream.routing.retry_budget import RetryBudget
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy
-from tidegate.upstream.tide.tides import LaneTide
+from tidegate.upstream.tide.tides import DeploymentTide
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
 FORBIDDEN_IN_A_ROW_MAX = 3
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class LanePolicy:
+class DeploymentPolicy:
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     retry_budget: RetryBudgetPolicy = field(default_factory=RetryBudgetPolicy)
     retry_after_ms_max: int = 86_400_000
@@ -84,8 +84,8 @@ class DeploymentStatus:
     upstream_model: str = ""
 
 
-class Lane:
-    def __init__(self, deployment: Deployment, line: Line, control: Line, policy: LanePolicy) -> None:
+class DeploymentState:
+    def __init__(self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy) -> None:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
@@ -93,7 +93,7 @@ class Lane:
         self.in_flight = 0
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
-        self.tide: LaneTide | None = None
+        self.tide: DeploymentTide | None = None
         self.standing = 0
         self.slots = deployment.batch_in_flight_max
         self.expecting = 0
@@ -122,19 +122,19 @@ class Lane:
         self._failed_at_ms = -math.inf
         self.become(deployment, line, control)
 
-    def become(self, deployment: Deployment, line: Line, control: Line) -> None:
+    def become(self, deployment: Deployment, line: Client, control: Client) -> None:
         """The same server under another agreement: what is in flight and what was learned stay."""
         self.deployment = deployment
         self.line = line
-        self.open_line = line if isinstance(line, OpenLine) else None
-        self.queued_line = line if isinstance(line, QueuedLine) else None
+        self.open_line = line if isinstance(line, StreamingClient) else None
+        self.queued_line = line if isinstance(line, QueuedClient) else None
         self.control = control
         self.slots = min(self.slots, deployment.batch_in_flight_max)
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
-        self.hinter = Hinter(deployment)
+        self.hinter = PriorityHints(deployment)
         self.is_plain = self._is_plain()
-        is_anthropic = deployment.engine is Engine.ANTHROPIC
+        is_anthropic = deployment.engine is EngineKind.ANTHROPIC
         self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
         self.weight = deployment.weight
         self._urls.clear()
@@ -231,7 +231,7 @@ class Lane:
 
     # What it says about itself.
 
-    def told(self, told: Told, now_ms: float) -> bool:
+    def told(self, told: RateLimitHeaders, now_ms: float) -> bool:
         """It said what its limits are. True when that is news."""
         if told.empty_for_ms:
             self._rest(told.empty_for_ms, now_ms)
@@ -252,13 +252,13 @@ class Lane:
         found = []
         limits = tuple(limit for limit in self.deployment.limits if limit.enabled)
         if limits:
-            found.append(Budget(Bound.DEPLOYMENT, name, limits))
+            found.append(Budget(LimitBound.DEPLOYMENT, name, limits))
         if self.discovered is not None:
-            found.append(Budget(Bound.DEPLOYMENT, f"{name}/discovered", (self.discovered,)))
+            found.append(Budget(LimitBound.DEPLOYMENT, f"{name}/discovered", (self.discovered,)))
         return tuple(found)
 
     def _is_plain(self) -> bool:
-        is_as_sent = self.deployment.engine is not Engine.ANTHROPIC and not self.deployment.upstream_model
+        is_as_sent = self.deployment.engine is not EngineKind.ANTHROPIC and not self.deployment.upstream_model
         return is_as_sent and not self.budgets and self.hinter.is_silent and not self.tokens_max
 
     # What it learns.

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
 from tidegate.core.usage.prices import Price
-from tidegate.upstream.http.transport import Line, Transport
-from tidegate.upstream.routing.lane import Lane, LanePolicy
-from tidegate.upstream.tide.tides import LaneTide, tide_terms
+from tidegate.upstream.http.transport import Client, Transport
+from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState
+from tidegate.upstream.tide.tides import DeploymentTide, tide_terms
 
 
-class Lanes(dict[str, Lane]):
+class Deployments(dict[str, DeploymentState]):
     """By the deployment's name. `tide_for` makes the tide of a deployment, where it has one."""
 
     def __init__(
         self,
         transport: Transport,
         control: Transport,
-        policy: LanePolicy,
-        tide_for: Callable[[Deployment, Line], LaneTide | None],
+        policy: DeploymentPolicy,
+        tide_for: Callable[[Deployment, Client], DeploymentTide | None],
     ) -> None:
         super().__init__()
         # Calls that a deployment leaves behind still cost what they did there.
@@ -37,8 +37,8 @@ class Lanes(dict[str, Lane]):
 
         Nothing changes before every line is there. `is_alone`: all slots of a deployment are this process's.
         """
-        kept: dict[str, Lane] = {}
-        changed: list[tuple[Lane, Deployment, Line, Line]] = []
+        kept: dict[str, DeploymentState] = {}
+        changed: list[tuple[DeploymentState, Deployment, Client, Client]] = []
         refused: dict[str, str] = {}
         for deployment in deployments:
             name = deployment.name
@@ -57,7 +57,7 @@ class Lanes(dict[str, Lane]):
                     continue
                 if lane is None or not lane.deployment.is_same_server(deployment):
                     # What is in flight at the server before ends there, and says nothing about this one.
-                    lane = Lane(deployment, line, control, self._policy)
+                    lane = DeploymentState(deployment, line, control, self._policy)
                     lane.tide = self._tide_for(deployment, control)
                 changed.append((lane, deployment, line, control))
             kept[name] = lane
@@ -77,7 +77,7 @@ class Lanes(dict[str, Lane]):
                 self.prices.pop(name, None)
         return refused
 
-    def for_batch(self) -> list[Lane]:
+    def for_batch(self) -> list[DeploymentState]:
         return [lane for lane in self.values() if lane.deployment.takes_batch]
 
     def spare_calls(self, in_flight_max: int) -> int:
@@ -87,5 +87,5 @@ class Lanes(dict[str, Lane]):
             free = min(free, in_flight_max - sum(lane.in_flight for lane in self.values()))
         return free if free > 0 else 0
 
-    def tides(self) -> list[LaneTide]:
+    def tides(self) -> list[DeploymentTide]:
         return [lane.tide for lane in self.values() if lane.tide is not None]

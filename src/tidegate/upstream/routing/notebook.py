@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable, StoreError
-from tidegate.core.ports import DiscoveredLimits
-from tidegate.upstream.routing.lane import Lane
+from tidegate.core.ports import DiscoveredLimitsStore
+from tidegate.upstream.routing.lane import DeploymentState
 
 log = structlog.get_logger(__name__)
 
@@ -18,15 +18,15 @@ READ_EVERY_S = 60.0
 WRITE_AFTER_S = 1.0
 
 
-class Notebook:
-    def __init__(self, kept: DiscoveredLimits, lanes: Mapping[str, Lane]) -> None:
+class DiscoveredLimits:
+    def __init__(self, kept: DiscoveredLimitsStore, lanes: Mapping[str, DeploymentState]) -> None:
         self._kept = kept
         self._lanes = lanes
-        self._news: dict[str, Lane] = {}
+        self._news: dict[str, DeploymentState] = {}
         self._rung = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
-    def note(self, lane: Lane) -> None:
+    def note(self, lane: DeploymentState) -> None:
         """This deployment said something new."""
         self._news[lane.deployment.name] = lane
         self._rung.set()

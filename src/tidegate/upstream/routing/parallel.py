@@ -53,7 +53,7 @@ class _Places:
                 free -= 1
 
 
-class Parallel:
+class KeySlots:
     def __init__(self, limits: Limits | None, worker_id: Callable[[], str] | None, clock: Clock) -> None:
         self._limits = limits
         self._worker_id = worker_id if limits is not None else None

@@ -10,10 +10,10 @@ from datetime import datetime
 
 import msgspec
 
-from tidegate.core.deployments import Engine, HttpLimits
+from tidegate.core.deployments import EngineKind, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.routing.lane import FAILING, Lane
+from tidegate.upstream.routing.lane import FAILING, DeploymentState
 
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"
@@ -90,7 +90,7 @@ class _Models(msgspec.Struct):
     has_more: object = False
 
 
-async def knock(lane: Lane) -> None:
+async def probe(lane: DeploymentState) -> None:
     """Raise Unavailable when the server is plainly not there: then the item that was to be the probe is not used up."""
     lane.probes += 1
     if lane.probes % UNANNOUNCED_EVERY == 0:
@@ -106,11 +106,11 @@ async def knock(lane: Lane) -> None:
     raise Unavailable(f"{lane.deployment.name} is still away: {why}", code=code)
 
 
-async def ask_models(lane: Lane, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
+async def ask_models(lane: DeploymentState, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     began_ms = clock.monotonic_ms()
     name = lane.deployment.name
     # Anthropic lists twenty where it is not asked for more.
-    endpoint = f"{MODELS_ENDPOINT}?limit=1000" if lane.deployment.engine is Engine.ANTHROPIC else MODELS_ENDPOINT
+    endpoint = f"{MODELS_ENDPOINT}?limit=1000" if lane.deployment.engine is EngineKind.ANTHROPIC else MODELS_ENDPOINT
     try:
         status, _, body = await lane.control.get(lane.url(endpoint), timeout_s)
     except UpstreamError as wrong:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from tidegate.core.budgets.budget import Bound, Budget
+from tidegate.core.budgets.budget import Budget, LimitBound
 from tidegate.core.deployments import Resource, fallbacks
 from tidegate.core.nouns import Call
 from tidegate.upstream.routing.hints import renamed
-from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.lane import DeploymentState
 
 # A deployment may have this much more than its part before a prefix is served elsewhere: a warm cache is worth a short queue.
 STICKY_LOAD_MAX = 1.25
@@ -23,24 +23,26 @@ STICKY_LOAD_MAX = 1.25
 Place = tuple[str, int]
 
 
-class Route:
+class NameRoute:
     """Its lanes change while calls are out: whoever waits along a route sees those that it has now. After them come its `fallbacks`."""
 
-    def __init__(self, lanes: Sequence[Lane] = (), resource: Resource | None = None) -> None:
-        self.lanes: list[Lane] = []
-        self.queued_lanes: list[Lane] = []
-        self.interactive_lanes: list[Lane] = []
+    def __init__(self, lanes: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
+        self.lanes: list[DeploymentState] = []
+        self.queued_lanes: list[DeploymentState] = []
+        self.interactive_lanes: list[DeploymentState] = []
         self.own_budgets: tuple[Budget, ...] = ()
-        self.fallbacks: tuple[Route, ...] = ()
+        self.fallbacks: tuple[NameRoute, ...] = ()
         self.is_plain = self.is_direct = True
         self._total_s: float | None = None
         self._model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
-        self._by_place: dict[Place, Route] = {}
+        self._by_place: dict[Place, NameRoute] = {}
         self.lead(lanes, resource)
 
-    def lead(self, lanes: Sequence[Lane], resource: Resource | None = None, *, is_fallback: bool = False) -> None:
+    def lead(
+        self, lanes: Sequence[DeploymentState], resource: Resource | None = None, *, is_fallback: bool = False
+    ) -> None:
         """Lead to these from now on. A call that comes here by another name is told the model's own."""
         self.lanes = [lane for lane in lanes if lane.deployment.takes_batch]
         self.interactive_lanes = [lane for lane in lanes if lane.deployment.takes_interactive]
@@ -56,16 +58,16 @@ class Route:
             self._replaced = frozenset(limit.period for limit in limits)
             self._model = resource.model if is_fallback or resource.model != resource.name else ""
             if limits:
-                self.own_budgets = (Budget(Bound.RESOURCE, resource.name, limits),)
+                self.own_budgets = (Budget(LimitBound.RESOURCE, resource.name, limits),)
         self.is_plain = not self._model and not self.own_budgets
         self._look_whether_direct()
 
-    def fall_back_to(self, found: Mapping[Place, tuple[Sequence[Lane], Resource | None]]) -> None:
+    def fall_back_to(self, found: Mapping[Place, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
         """After its own deployments come these, in order: what is left of its own name, and then other names."""
         for place, route in self._by_place.items():
             if place not in found:
                 route.lead(())
-        self._by_place = {place: self._by_place.get(place) or Route() for place in found}
+        self._by_place = {place: self._by_place.get(place) or NameRoute() for place in found}
         for place, (lanes, resource) in found.items():
             self._by_place[place].lead(lanes, resource, is_fallback=bool(place[0]))
         self.fallbacks = tuple(self._by_place.values())
@@ -75,7 +77,7 @@ class Route:
         """Whether a call goes straight to one of its lanes: nothing comes after them, and it can lie in no queue but one."""
         self.is_direct = not self.fallbacks and not (self.queued_lanes and len(self.lanes) > 1)
 
-    def ways(self, models: frozenset[str]) -> "tuple[Route, ...]":
+    def ways(self, models: frozenset[str]) -> "tuple[NameRoute, ...]":
         """This route and then its fallbacks, without those that lead to a model which is not among these; none named: all."""
         if not models:
             return (self, *self.fallbacks)
@@ -89,16 +91,16 @@ class Route:
         """The model itself, when this name is a resource's."""
         return self._model or model
 
-    def total_s(self, lane: Lane, endpoint: str) -> float:
+    def total_s(self, lane: DeploymentState, endpoint: str) -> float:
         """How long a whole call for this name may take on this deployment."""
         return lane.total_s(endpoint) if self._total_s is None else self._total_s
 
-    def body(self, lane: Lane, body: bytes) -> bytes:
+    def body(self, lane: DeploymentState, body: bytes) -> bytes:
         """The request with the name by which the deployment knows the model."""
         model = lane.deployment.upstream_model or self._model
         return renamed(body, model) if model else body
 
-    def budgets(self, lane: Lane) -> tuple[Budget, ...]:
+    def budgets(self, lane: DeploymentState) -> tuple[Budget, ...]:
         """What binds a call for this name on this deployment, beside its own."""
         if not self.own_budgets:
             return lane.budgets
@@ -108,7 +110,7 @@ class Route:
             self._made[lane.deployment.name] = made
         return made[1]
 
-    def _make(self, lane: Lane) -> Iterable[Budget]:
+    def _make(self, lane: DeploymentState) -> Iterable[Budget]:
         for budget in lane.budgets:
             limits = budget.limits
             if budget.name == lane.deployment.name:
@@ -122,13 +124,13 @@ class Routes:
     """The route of every name, and the one of all other names."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Route] = {}
-        self._any = Route()
+        self._by_name: dict[str, NameRoute] = {}
+        self._any = NameRoute()
 
-    def of(self, name: str) -> Route:
+    def of(self, name: str) -> NameRoute:
         return self._by_name.get(name) or self._any
 
-    def is_retry(self, lane: Lane, call: Call, now_ms: float) -> bool:
+    def is_retry(self, lane: DeploymentState, call: Call, now_ms: float) -> bool:
         """Whether this deployment failed this call before. A failover from another deployment is a first attempt here.
 
         A call whose failures another process saw counts as a retry where it has no other deployment, or where calls failed lately.
@@ -143,28 +145,28 @@ class Routes:
             return False
         return not others or lane.has_failed_lately(now_ms)
 
-    def may_try(self, lane: Lane, call: Call, now_ms: float) -> bool:
+    def may_try(self, lane: DeploymentState, call: Call, now_ms: float) -> bool:
         """Whether the retry budget of this deployment allows this call now."""
         return lane.budget.allows_retry(now_ms) or not self.is_retry(lane, call, now_ms)
 
-    def all(self) -> Iterable[Route]:
+    def all(self) -> Iterable[NameRoute]:
         return (*self._by_name.values(), self._any)
 
     def names(self) -> list[str]:
         """Every name that leads somewhere."""
         return [name for name, route in self._by_name.items() if route.lanes or route.interactive_lanes]
 
-    def lead(self, lanes: Iterable[Lane], resources: Iterable[Resource]) -> dict[str, str]:
+    def lead(self, lanes: Iterable[DeploymentState], resources: Iterable[Resource]) -> dict[str, str]:
         """From now on every name leads to these; a name that is gone leads nowhere. Says which resources do not, and why."""
-        by_model: dict[str, list[Lane]] = {}
-        for_any: list[Lane] = []
+        by_model: dict[str, list[DeploymentState]] = {}
+        for_any: list[DeploymentState] = []
         for lane in lanes:
             for model in lane.deployment.models:
                 by_model.setdefault(model, []).append(lane)
             if not lane.deployment.models:
                 for_any.append(lane)
         by_resource = {one.name: one for one in resources}
-        wanted: dict[str, tuple[list[Lane], Resource | None]] = {
+        wanted: dict[str, tuple[list[DeploymentState], Resource | None]] = {
             name: (found, None) for name, found in by_model.items()
         }
         lost: dict[str, str] = {}
@@ -184,16 +186,19 @@ class Routes:
         for name, (found, own) in wanted.items():
             aims = {} if own is None else fallbacks(own, by_resource)
             later = {one: (by_model.get(aim.model) or for_any, aim) for one, aim in aims.items()}
-            _lead_in_order(self._by_name.setdefault(name, Route()), found, own, later)
+            _lead_in_order(self._by_name.setdefault(name, NameRoute()), found, own, later)
         _lead_in_order(self._any, for_any, None, {})
         return lost
 
 
 def _lead_in_order(
-    route: Route, lanes: Sequence[Lane], own: Resource | None, later: Mapping[str, tuple[Sequence[Lane], Resource]]
+    route: NameRoute,
+    lanes: Sequence[DeploymentState],
+    own: Resource | None,
+    later: Mapping[str, tuple[Sequence[DeploymentState], Resource]],
 ) -> None:
     """Lead to the deployments that come first, and fall back to those that come later, by their own order."""
-    places: dict[Place, tuple[Sequence[Lane], Resource | None]] = {}
+    places: dict[Place, tuple[Sequence[DeploymentState], Resource | None]] = {}
     for name, (some, resource) in {"": (lanes, own), **later}.items():
         for order in sorted({lane.deployment.order for lane in some}):
             places[name, order] = ([lane for lane in some if lane.deployment.order == order], resource)
@@ -202,7 +207,7 @@ def _lead_in_order(
     route.fall_back_to(places)
 
 
-def stick(fit: Sequence[Lane], group: str) -> Lane | None:
+def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
     """The deployment among these that a prefix's calls go to, in every process the same one, unless it has too much already."""
     weights = sum(lane.weight for lane in fit)
     calls = sum(lane.in_flight for lane in fit) + 1
@@ -213,7 +218,7 @@ def stick(fit: Sequence[Lane], group: str) -> Lane | None:
     return None
 
 
-def _rank(lane: Lane, group: str) -> float:
+def _rank(lane: DeploymentState, group: str) -> float:
     """Rendezvous hashing by weight: a deployment that comes or goes moves only what is its own part."""
     digest = blake2b(f"{lane.deployment.name}\0{group}".encode("utf-8", "replace"), digest_size=8).digest()
     return -math.log((int.from_bytes(digest) + 1) / 2**64) / lane.weight

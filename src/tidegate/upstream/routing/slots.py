@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable
-from tidegate.core.ports import DiscoveredLimits, Fleet, Limits, Notices, Rests
-from tidegate.upstream.routing.lane import Lane
+from tidegate.core.ports import DiscoveredLimitsStore, Fleet, Limits, Notices, Rests
+from tidegate.upstream.routing.lane import DeploymentState
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Capacity:
 
     limits: Limits | None = None
     worker_id: Callable[[], str] | None = None
-    discovered: DiscoveredLimits | None = None
+    discovered: DiscoveredLimitsStore | None = None
     rests: Rests | None = None
     fleet: Fleet | None = None
     notices: Notices | None = None
@@ -45,7 +45,7 @@ class Capacity:
     runs_items: bool = True
 
 
-class Caps:
+class ModelSlots:
     """Calls in flight per model and in all, for the names that have a cap. The model's is looked at before the one over all."""
 
     def __init__(self, model_max: Mapping[str, int], all_max: int) -> None:
@@ -112,22 +112,22 @@ class Caps:
         return max(self.slots[name], in_flight)
 
 
-class SharedSlots:
+class DeploymentSlots:
     """The loop that keeps this process's part; `worker_id` is asked each time, for a process may begin a new life."""
 
     def __init__(
         self,
         limits: Limits,
         worker_id: Callable[[], str],
-        lanes: Sequence[Lane],
-        caps: Caps,
+        lanes: Sequence[DeploymentState],
+        caps: ModelSlots,
         rests: Rests | None,
         on_more: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._worker_id = worker_id
-        self._lanes: list[Lane] = []
-        self._leaving: list[Lane] = []
+        self._lanes: list[DeploymentState] = []
+        self._leaving: list[DeploymentState] = []
         self._caps = caps
         self._rests = rests
         self._on_more = on_more
@@ -145,7 +145,7 @@ class SharedSlots:
         """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
         return self._given_to == self._worker_id()
 
-    def serve(self, lanes: Sequence[Lane]) -> None:
+    def serve(self, lanes: Sequence[DeploymentState]) -> None:
         """Ask for slots of these from now on; those of one that is gone are held until its calls have ended."""
         self._leaving += [lane for lane in self._lanes if lane not in lanes]
         for lane in lanes:
@@ -238,5 +238,5 @@ class SharedSlots:
         return sum(lane.slots for lane in self._lanes) + sum(self._caps.slots.values())
 
 
-def _serves(lane: Lane, model: str) -> bool:
+def _serves(lane: DeploymentState, model: str) -> bool:
     return not lane.deployment.models or model in lane.deployment.models

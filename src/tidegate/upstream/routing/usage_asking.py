@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tidegate.core.answers.stream_options import ENDPOINTS, asking_for_usage, without_asking
 from tidegate.core.errors import Ambiguous, Refused, UpstreamError
-from tidegate.upstream.routing.lane import Lane
+from tidegate.upstream.routing.lane import DeploymentState
 
 _NAMES = (b"stream_options", b"include_usage")
 
@@ -28,7 +28,7 @@ class UsageAsking:
     def __init__(self) -> None:
         self._takes: dict[tuple[str, str], bool] = {}
 
-    def request(self, lane: Lane, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
+    def request(self, lane: DeploymentState, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
         """Return how to ask for the usage of this stream; None when the body goes as it is."""
         if endpoint not in ENDPOINTS:
             return None
@@ -38,14 +38,14 @@ class UsageAsking:
         asking = asking_for_usage(body)
         return None if asking is None else Asking(asking, lambda: body, is_extra=True)
 
-    def takes(self, lane: Lane) -> bool | None:
+    def takes(self, lane: DeploymentState) -> bool | None:
         """Return whether the deployment takes the option; None when nobody knows yet."""
         return self._takes.get(_key(lane))
 
-    def learn(self, lane: Lane, *, takes: bool) -> None:
+    def learn(self, lane: DeploymentState, *, takes: bool) -> None:
         self._takes[_key(lane)] = takes
 
-    def may_be_refused_for(self, lane: Lane, error: UpstreamError) -> bool:
+    def may_be_refused_for(self, lane: DeploymentState, error: UpstreamError) -> bool:
         """Return whether this failure may be about the option."""
         if names_the_option(error):
             return True
@@ -59,5 +59,5 @@ def names_the_option(error: BaseException) -> bool:
     return any(name in error.body for name in _NAMES)
 
 
-def _key(lane: Lane) -> tuple[str, str]:
+def _key(lane: DeploymentState) -> tuple[str, str]:
     return lane.deployment.name, lane.deployment.url

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.core.ports import Clock, Present, Told
+from tidegate.core.ports import Clock, FleetReport, Present
 
 # What another process said counts for so long; then it may be gone, or the store may be out of reach.
 TOLD_MS = 3_000.0
@@ -84,7 +84,7 @@ class Peers:
         self._workers_ms: float | None = None
         self._gateway_ms: float | None = None
 
-    def read(self, rows: Mapping[str, Told]) -> None:
+    def read(self, rows: Mapping[str, FleetReport]) -> None:
         """The store was read: these are all processes that told it something lately."""
         now_ms = self._read_ms = self._clock.monotonic_ms()
         before, self._peers = self._peers, {}

@@ -13,7 +13,7 @@ import structlog
 
 from tidegate.core.ports import Clock, Fleet, Notices
 from tidegate.upstream.tide.peers import decode_notice, encode_notices
-from tidegate.upstream.tide.tides import LaneTide
+from tidegate.upstream.tide.tides import DeploymentTide
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class TideLoop:
 
     def __init__(
         self,
-        tides: Iterable[LaneTide],
+        tides: Iterable[DeploymentTide],
         clock: Clock,
         fleet: Fleet | None,
         worker_id: Callable[[], str] | None,
@@ -37,12 +37,12 @@ class TideLoop:
         self._is_shared = worker_id is not None
         self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
         self._silent: set[str] = set()
-        self._tides: dict[str, LaneTide] = {}
+        self._tides: dict[str, DeploymentTide] = {}
         self._clock = clock
         self._fleet = fleet
         self._worker_id = worker_id or (lambda: "")
         self._told_ms = 0.0
-        self._looks: dict[LaneTide, asyncio.Task[None]] = {}
+        self._looks: dict[DeploymentTide, asyncio.Task[None]] = {}
         self._teller: asyncio.Task[None] | None = None
         self._notices = notices if self._is_shared else None
         self._changed: set[str] = set()
@@ -53,7 +53,7 @@ class TideLoop:
         self._leaving: set[asyncio.Task[None]] = set()
         self.serve(tides)
 
-    def serve(self, tides: Iterable[LaneTide]) -> None:
+    def serve(self, tides: Iterable[DeploymentTide]) -> None:
         """Look at these from now on, each by itself, so that an engine or a store that does not answer keeps no other tide from turning."""
         self._tides = {tide.deployment.name: tide for tide in tides}
         for tide in self._looks.keys() - set(self._tides.values()):

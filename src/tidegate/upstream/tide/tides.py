@@ -14,7 +14,7 @@ import structlog
 from yarl import URL
 
 from tidegate import metrics
-from tidegate.core.deployments import Deployment, Engine, TideMode
+from tidegate.core.deployments import Deployment, EngineKind, TideMode
 from tidegate.core.errors import UpstreamError
 from tidegate.core.ports import Clock, Present
 from tidegate.core.schedule.reasons import Reason
@@ -22,7 +22,7 @@ from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
-from tidegate.upstream.http.transport import Line
+from tidegate.upstream.http.transport import Client
 from tidegate.upstream.tide.peers import GATEWAY_MS, Peers, Users
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ UNTOLD_MS = 1_000.0
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class BackgroundFlight:
     """One batch call in the air, from its first byte to its end."""
 
     prompt_tokens: int
@@ -59,7 +59,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Held:
+class TideHold:
     """One call that is ready and may not begin: how long its prompt is, since when, and when it was last heard of."""
 
     prompt_tokens: int
@@ -68,13 +68,13 @@ class Held:
     stands: bool = True
 
 
-class LaneTide:
+class DeploymentTide:
     """The tide of one deployment, as this process knows it."""
 
     def __init__(
         self,
         deployment: Deployment,
-        control: Line,
+        control: Client,
         clock: Clock,
         opened: Callable[[], None],
         wake: Callable[[], None],
@@ -99,10 +99,10 @@ class LaneTide:
         self._prefill = PrefillRate()
         self._names = _names(deployment)
         self._metrics_url = URL(deployment.metrics_url or _metrics_url(deployment))
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, BackgroundFlight] = {}
         self._awaiting_tokens = self._sent_tokens = 0
         self._ahead: list[int] = []
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, TideHold] = {}
         self._ended: list[Ended] = []
         self._refusals = 0
         self._learned_ms = -LEARN_EVERY_MS
@@ -140,7 +140,7 @@ class LaneTide:
         if held is not None:
             held.heard_ms, held.stands = now_ms, True
         elif len(self._held) < HELD_MAX:
-            self._held[key] = Held(prompt_tokens(body), now_ms, now_ms)
+            self._held[key] = TideHold(prompt_tokens(body), now_ms, now_ms)
 
     def leaves(self, key: str) -> None:
         """It stands no longer, but may come again."""
@@ -159,7 +159,7 @@ class LaneTide:
             return False
         return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
 
-    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> Flight:
+    def begin(self, key: str, body: bytes, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")) -> BackgroundFlight:
         """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
         now_ms, tokens = self._clock.monotonic_ms(), prompt_tokens(body)
         if self._held:
@@ -168,7 +168,7 @@ class LaneTide:
         self._sent_tokens += tokens
         # Only where batch stands back for others is a call ever taken back.
         task = asyncio.current_task() if self.yields else None
-        flight = Flight(tokens, now_ms, self._awaiting_tokens, hand_backs, task, kind)
+        flight = BackgroundFlight(tokens, now_ms, self._awaiting_tokens, hand_backs, task, kind)
         self._flights[id(flight)] = flight
         if self.yields:
             self._ahead.append(flight.ahead_tokens)
@@ -176,7 +176,7 @@ class LaneTide:
             flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
         return flight
 
-    def end(self, flight: Flight, answer_tokens: int | None, *, refused: bool = False) -> None:
+    def end(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
         """The call ended: with an answer of so many tokens, or without one."""
         if flight.due is not None:
             flight.due.cancel()
@@ -204,7 +204,7 @@ class LaneTide:
 
     # What it makes of it.
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: BackgroundFlight) -> None:
         """This call has its first token: it was seen, or by the estimate it is there now."""
         if flight.due is not None:
             flight.due.cancel()
@@ -217,7 +217,7 @@ class LaneTide:
             # The controller was asked a moment ago: there is room now within what it said.
             self._wake()
 
-    def _no_longer_awaiting(self, flight: Flight) -> None:
+    def _no_longer_awaiting(self, flight: BackgroundFlight) -> None:
         if flight.awaiting:
             flight.awaiting = False
             self._awaiting_tokens -= flight.prompt_tokens
@@ -264,7 +264,7 @@ class LaneTide:
             workers=max(1, others.workers + 1),
         )
 
-    def _longest_held(self, now_ms: float) -> Held | None:
+    def _longest_held(self, now_ms: float) -> TideHold | None:
         while self._held:
             key, held = next(iter(self._held.items()))
             if held.stands or now_ms - held.heard_ms < FORGOTTEN_MS:
@@ -383,17 +383,17 @@ class LaneTide:
 
 def tide_of(
     deployment: Deployment,
-    control: Line,
+    control: Client,
     clock: Clock,
     opened: Callable[[], None],
     wake: Callable[[], None],
     *,
     runs_items: bool = True,
-) -> LaneTide | None:
+) -> DeploymentTide | None:
     """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
-    return LaneTide(deployment, control, clock, opened, wake, runs_items=runs_items)
+    return DeploymentTide(deployment, control, clock, opened, wake, runs_items=runs_items)
 
 
 def tide_terms(deployment: Deployment) -> tuple[object, ...]:
@@ -406,7 +406,7 @@ def tide_terms(deployment: Deployment) -> tuple[object, ...]:
 
 def shares_engine(deployment: Deployment) -> bool:
     """Whether batch stands back here for interactive calls: the engine is our own and says how it is."""
-    return deployment.engine in (Engine.VLLM, Engine.SGLANG) or bool(deployment.metrics_names)
+    return deployment.engine in (EngineKind.VLLM, EngineKind.SGLANG) or bool(deployment.metrics_names)
 
 
 def prompt_tokens(body: bytes) -> int:
@@ -416,7 +416,7 @@ def prompt_tokens(body: bytes) -> int:
 def _names(deployment: Deployment) -> MetricNames | None:
     if deployment.metrics_names:
         return metric_names(deployment.metrics_names)
-    return {Engine.VLLM: VLLM, Engine.SGLANG: SGLANG}.get(deployment.engine)
+    return {EngineKind.VLLM: VLLM, EngineKind.SGLANG: SGLANG}.get(deployment.engine)
 
 
 def _metrics_url(deployment: Deployment) -> str:
