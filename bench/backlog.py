@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.schedule import Why
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 from tidegate.store.table import SLICE_COLUMNS

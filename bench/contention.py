@@ -33,7 +33,7 @@ from tidegate.core.schedule import Policy
 from tidegate.core.states import Outcome
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
-from tidegate.worker.choose import Scheduler
+from tidegate.worker.scheduler import Scheduler
 
 COUNTS = (2, 4, 8)
 ROUNDS = 5

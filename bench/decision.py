@@ -24,7 +24,7 @@ from tidegate.core.schedule import Policy
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.worker.choose import MODELS_MAX, Scheduler
+from tidegate.worker.scheduler import MODELS_MAX, Scheduler
 
 WORKERS, SLICES_EACH = 8, 16
 ROOM_ITEMS, SLICES_MAX = 100, 16

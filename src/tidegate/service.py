@@ -30,8 +30,8 @@ from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
-from tidegate.interactive_book import InteractiveUsageBook
-from tidegate.roster import LiveConfig
+from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.body_fields import field_rules
@@ -50,7 +50,7 @@ from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router, open_router
 from tidegate.upstream.http.connections import make_room_for_connections
-from tidegate.upstream.routing.lane import DeploymentPolicy, RetryBudgetPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
@@ -62,11 +62,11 @@ from tidegate.web.operator_socket import operator_socket
 from tidegate.web.pepper import pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
-from tidegate.worker.incarnation import Registration, beat_until
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
+from tidegate.worker.options import WorkerOptions
+from tidegate.worker.registration import Registration, beat_until
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker
-from tidegate.worker.worker_options import WorkerOptions
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, 
 from tidegate.core.usage.spending import row, sum_by
 from tidegate.service import opened
 from tidegate.store.usage import DAY_S
-from tidegate.web.limit_asks import KeyLimitAsk
+from tidegate.web.limit_requests import KeyLimitAsk
 from tidegate.web.operator import KeyWish, make_key
 from tidegate.web.pepper import pepper_of
 

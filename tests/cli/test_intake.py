@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli import intake, results
+from tidegate.cli import input_file, results
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.settings import load
 
-WISHES = intake.Wishes(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
+WISHES = input_file.Wishes(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
 
 
-def read(tmp_path: Path, data: bytes, bytes_max: int = 1_000) -> intake.Input:
+def read(tmp_path: Path, data: bytes, bytes_max: int = 1_000) -> input_file.Input:
     (tmp_path / "in.jsonl").write_bytes(data)
-    return intake.read_input(str(tmp_path / "in.jsonl"), tmp_path, bytes_max)
+    return input_file.read_input(str(tmp_path / "in.jsonl"), tmp_path, bytes_max)
 
 
 def test_an_input_is_known_by_its_bytes(tmp_path: Path) -> None:
@@ -65,18 +65,18 @@ def test_inputs_that_cannot_be(tmp_path: Path) -> None:
             read(tmp_path, data)
     for name, says in (("absent", "There is no file"), (".", "is a directory")):
         with pytest.raises(SettingsError, match=says):
-            intake.read_input(str(tmp_path / name), tmp_path, 1_000)
+            input_file.read_input(str(tmp_path / name), tmp_path, 1_000)
 
 
 def test_a_pipe_is_spooled_because_it_cannot_be_read_twice(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, LINE)
     os.close(writer)
-    source = intake.read_input(f"/dev/fd/{reader}", tmp_path / "new", 1_000)
+    source = input_file.read_input(f"/dev/fd/{reader}", tmp_path / "new", 1_000)
     os.close(reader)
     assert source.is_spooled
     assert source.path.read_bytes() == LINE
-    assert intake.targets(None, None, source).results is None
+    assert input_file.targets(None, None, source).results is None
 
 
 def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) -> None:
@@ -86,30 +86,30 @@ def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) 
         None, tmp_path, {"upstream.url": "http://a/v1", "worker.in_flight_max": 200, "upstream.api_key": "k"}, {}
     ).settings
     there = load(None, tmp_path, {"upstream.url": "http://b/v1"}, {}).settings
-    ordered = intake.Wishes(endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail")
-    name = intake.job_id(source, here, WISHES, 0)
+    ordered = input_file.Wishes(endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail")
+    name = input_file.job_id(source, here, WISHES, 0)
     assert ids.is_valid("batch", name)
-    assert name == intake.job_id(source, faster, WISHES, 0)
+    assert name == input_file.job_id(source, faster, WISHES, 0)
     others = {
-        intake.job_id(source, there, WISHES, 0),
-        intake.job_id(source, here, ordered, 0),
-        intake.job_id(source, here, WISHES, 1),
-        intake.job_id(read(tmp_path, LINE * 2), here, WISHES, 0),
+        input_file.job_id(source, there, WISHES, 0),
+        input_file.job_id(source, here, ordered, 0),
+        input_file.job_id(source, here, WISHES, 1),
+        input_file.job_id(read(tmp_path, LINE * 2), here, WISHES, 0),
     }
     assert len(others | {name}) == 5
     for spelling in ("http://a", "http://a/", "http://a/v1/"):
         same = load(None, tmp_path, {"upstream.url": spelling}, {}).settings
-        assert intake.job_id(source, same, WISHES, 0) == name
+        assert input_file.job_id(source, same, WISHES, 0) == name
 
 
 def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:
     source = read(tmp_path, LINE)
     for output, errors in (("r.jsonl", "r.errors.jsonl"), ("r", "r.errors.jsonl"), ("a.b.jsonl", "a.b.errors.jsonl")):
-        found = intake.targets(str(tmp_path / output), None, source)
-        assert found == intake.Targets(tmp_path / output, tmp_path / errors)
-    assert intake.targets(None, None, source).results == Path("in.results.jsonl")
-    assert intake.targets("-", None, source) == intake.Targets(None, None)
-    assert intake.targets("/dev/null", None, source) == intake.Targets(Path("/dev/null"), None)
+        found = input_file.targets(str(tmp_path / output), None, source)
+        assert found == input_file.Targets(tmp_path / output, tmp_path / errors)
+    assert input_file.targets(None, None, source).results == Path("in.results.jsonl")
+    assert input_file.targets("-", None, source) == input_file.Targets(None, None)
+    assert input_file.targets("/dev/null", None, source) == input_file.Targets(Path("/dev/null"), None)
 
 
 def test_targets_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_targets_that_cannot_be_written_are_refused_before_any_work(tmp_path: Pa
         (str(tmp_path / "r"), str(tmp_path / "r"), "same file"),
     ):
         with pytest.raises(SettingsError, match=says):
-            intake.targets(output, errors, source)
+            input_file.targets(output, errors, source)
 
 
 async def pieces(*data: bytes, fails: bool = False) -> AsyncIterator[bytes]:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tidegate.cli import screen
+from tidegate.cli import terminal
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:
-    assert screen.clean("a\x1b[2Jb\r\n\u202e\x07") == r"a\x1b[2Jb\r\n\u202e\x07"
-    assert screen.clean("grüße 世界") == "grüße 世界"
-    assert len(screen.clean("x" * 100_000)) == screen.VALUE_CHARS_MAX + 1
+    assert terminal.clean("a\x1b[2Jb\r\n\u202e\x07") == r"a\x1b[2Jb\r\n\u202e\x07"
+    assert terminal.clean("grüße 世界") == "grüße 世界"
+    assert len(terminal.clean("x" * 100_000)) == terminal.VALUE_CHARS_MAX + 1
 
 
 @pytest.mark.parametrize(
@@ -24,18 +24,18 @@ def test_control_characters_are_shown_not_obeyed() -> None:
     ],
 )
 def test_durations(seconds: float, said: str) -> None:
-    assert screen.duration(seconds) == said
+    assert terminal.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
     ("count", "said"), [(0, "0"), (9_999, "9,999"), (12_345, "12.3k"), (4_500_000, "4.5M"), (2_000_000_000, "2.0G")]
 )
 def test_short_numbers(count: int, said: str) -> None:
-    assert screen.short(count) == said
+    assert terminal.short(count) == said
 
 
 def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.show_table(["key", "value"], [["a", "x" * 300], ["long name", "\x1b[31m"]])
+    terminal.show_table(["key", "value"], [["a", "x" * 300], ["long name", "\x1b[31m"]])
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading == "key        value"
     assert first == "a          " + "x" * 300

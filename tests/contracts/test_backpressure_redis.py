@@ -16,7 +16,7 @@ from tidegate.core.deployments import Deployment, HttpLimits
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.router import Router, open_router
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
 from tidegate.core.schedule import Choice, Policy, Reason
-from tidegate.worker.choose import Scheduler
+from tidegate.worker.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
 

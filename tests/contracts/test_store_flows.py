@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.schedule.snapshot import FlowView, Why
 from tidegate.core.states import Outcome
 from tidegate.stages.tend.flows import FlowUpkeep

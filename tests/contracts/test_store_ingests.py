@@ -10,7 +10,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, Job, JobStart
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio

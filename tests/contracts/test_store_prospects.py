@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.store_world import MODEL, World, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio

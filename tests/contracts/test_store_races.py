@@ -14,7 +14,7 @@ from tests.support.processes import wait_until_async
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
 from tidegate.core.schedule import Pick, Why
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.states import JobState
 from tidegate.store.driver import Body, Tx
 from tidegate.store.postgres import PostgresDriver

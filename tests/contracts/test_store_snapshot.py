@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.nouns import IngestPlan, Job, Usage
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.schedule.snapshot import Pick, Snapshot, Suspects, Turn, Why
 from tidegate.store.snapshots import SnapshotBounds
 

@@ -19,7 +19,7 @@ from tidegate.core.answers import results
 from tidegate.core.policy import policy_rules
 from tidegate.judge import rules_items, rules_lines
 from tidegate.store.queries import statements
-from tidegate.web import asks, wire
+from tidegate.web import requests, schemas
 
 API = page("docs/reference/api.md")
 ARCHITECTURE = page("docs/architecture.md")
@@ -71,7 +71,11 @@ def test_every_route_is_explained_below_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("head", "struct"),
-    [("field of a file", wire.FileObject), ("field of create", asks.BatchCreate), ("field of a batch", wire.Batch)],
+    [
+        ("field of a file", schemas.FileObject),
+        ("field of create", requests.BatchCreate),
+        ("field of a batch", schemas.Batch),
+    ],
 )
 def test_every_field_is_on_the_page_and_no_other(head: str, struct: type[msgspec.Struct]) -> None:
     table = re.search(rf"^\| {head} \|.*\n(?:\|.*\n)+", API, re.M)
@@ -80,7 +84,9 @@ def test_every_field_is_on_the_page_and_no_other(head: str, struct: type[msgspec
 
 
 @pytest.mark.parametrize(
-    "struct", [wire.RequestCounts, wire.Extras, wire.BatchUsage, wire.BatchError], ids=lambda one: one.__name__
+    "struct",
+    [schemas.RequestCounts, schemas.Extras, schemas.BatchUsage, schemas.BatchError],
+    ids=lambda one: one.__name__,
 )
 def test_the_fields_of_parts_are_on_the_page(struct: type[msgspec.Struct]) -> None:
     said = {part.strip('{}"[] ') for code in codes(API) for part in re.split(r"[.,:]", code)}
@@ -88,7 +94,7 @@ def test_the_fields_of_parts_are_on_the_page(struct: type[msgspec.Struct]) -> No
 
 
 def test_endpoints_and_purposes_are_on_the_page() -> None:
-    assert set(asks.ENDPOINTS) | set(asks.LISTED_PURPOSES) <= set(codes(API))
+    assert set(requests.ENDPOINTS) | set(requests.LISTED_PURPOSES) <= set(codes(API))
 
 
 # ---- rooms and states

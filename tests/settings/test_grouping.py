@@ -6,7 +6,7 @@ import pytest
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
-from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching, ChatMode
+from tidegate.core.grouping.chat import ChatAdapter, ChatBatching, ChatMode
 from tidegate.settings import deployments, load
 from tidegate.settings.models import slot_caps
 

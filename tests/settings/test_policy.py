@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tidegate.core.errors import SettingsError
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.queues import QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.snapshot import JobView
-from tidegate.core.schedule.switch import ModeOverride
 from tidegate.settings import load, schedule_policy, switched
 
 PLUGIN = """\

@@ -13,7 +13,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router, open_router
 from tidegate.upstream.http.transport import AiohttpClient, AiohttpTransport
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT_ENDPOINT = "/v1/chat/completions"

@@ -17,7 +17,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Job
-from tidegate.interactive_book import InteractiveUsageBook
+from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
 from tidegate.store.limits import StoreLimits

@@ -20,7 +20,7 @@ import pytest
 from tests.worker.world import START_MS, World
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.settings import load
 from tidegate.web.forecast import Forecaster
 

@@ -17,8 +17,8 @@ from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.states import JobState
 from tidegate.stages import lease
 from tidegate.worker import kept_worker
-from tidegate.worker.incarnation import Registration
 from tidegate.worker.kept_worker import KeptWorker
+from tidegate.worker.registration import Registration
 
 pytestmark = pytest.mark.anyio
 

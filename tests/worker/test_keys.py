@@ -17,7 +17,7 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
 from tidegate.core.states import JOB_ENDED
-from tidegate.worker.key_state import BELIEVED_MS, KeyStates
+from tidegate.worker.key_states import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled
 from tidegate.service import lane_policy
 from tidegate.settings.groups import Retry, Settings
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 
 DAY_MS = 86_400_000
 

@@ -10,11 +10,11 @@ import pytest
 import structlog
 
 from tests.support.processes import wait_until_async
-from tidegate import roster
+from tidegate import live_config
 from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
-from tidegate.roster import LiveConfig
+from tidegate.live_config import LiveConfig
 from tidegate.settings import load
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 async def test_while_the_store_is_away_everything_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster, "LOOK_S", 0.001)
+    monkeypatch.setattr(live_config, "LOOK_S", 0.001)
     store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
     await store.migrate()
     served: list[list[str]] = []
@@ -73,7 +73,7 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: set[str]
 ) -> None:
     """Of the settings' deployments, where nothing was ever added too, and of those that were; half a file changes nothing."""
-    monkeypatch.setattr(roster, "LOOK_S", 0.001)
+    monkeypatch.setattr(live_config, "LOOK_S", 0.001)
     key, config = tmp_path / "key", tmp_path / "c.yaml"
     key.write_text("first")
     place = f"url: 'http://h/v1', api_key: 'file:{key}'"
@@ -88,7 +88,7 @@ async def test_another_key_in_the_same_file_is_served_without_a_word_from_anybod
 
     following = asyncio.create_task(LiveConfig(store, load(config, tmp_path, {}, {}).settings, serve).follow())
     logged = structlog.testing.CapturingLogger()
-    monkeypatch.setattr(roster, "log", logged)
+    monkeypatch.setattr(live_config, "log", logged)
     try:
         document = f'{{"model": "m", "url": "http://h/v1", "api_key": "file:{key}"}}'
         if "added" in names:

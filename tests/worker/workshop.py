@@ -17,9 +17,9 @@ from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Reason
 from tidegate.stages.record import FlushLimits
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.options import WorkerOptions
+from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker
-from tidegate.worker.worker_options import WorkerOptions
 
 BODY = b'{"choices":[{}]}'
 DEADLINE_S = 20.0

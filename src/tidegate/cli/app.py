@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batches, deployments, keys, models, scheduler, screen
+from tidegate.cli import batches, deployments, keys, models, scheduler, terminal
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -69,11 +69,13 @@ def main() -> None:
     except TidegateError as error:
         if "--debug" in sys.argv:
             traceback.print_exc()
-        screen.fail(str(error) or type(error).__name__)
+        terminal.fail(str(error) or type(error).__name__)
         sys.exit(UNUSABLE)
     except OSError as error:
         if "--debug" in sys.argv:
             traceback.print_exc()
         place = f"{error.filename}: " if error.filename else ""
-        screen.fail(f"{place}{error.strerror or error}. Check that the path is right and writable; --debug shows more.")
+        terminal.fail(
+            f"{place}{error.strerror or error}. Check that the path is right and writable; --debug shows more."
+        )
         sys.exit(UNUSABLE)

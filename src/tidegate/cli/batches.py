@@ -10,8 +10,8 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import beside, options, progress, results, screen
-from tidegate.cli.stopping import Stopping
+from tidegate.cli import options, progress, results, server_client, terminal
+from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
@@ -44,14 +44,14 @@ def list_batches(
     settings = options.loaded(config, data).settings
     jobs = uvloop.run(_newest(settings, org, limit))
     if as_json:
-        screen.show_json([facts(job) for job in jobs])
+        terminal.show_json([facts(job) for job in jobs])
     elif not jobs:
-        screen.say(
+        terminal.say(
             "There are no batches yet. Begin with: tidegate run requests.jsonl --upstream http://localhost:8000/v1"
         )
     else:
         rows = [[job.id, job.state, _counts(job), _failed(job), _when(job.created_at), job.endpoint] for job in jobs]
-        screen.show_table(["batch", "status", "done", "failed", "created", "endpoint"], rows)
+        terminal.show_table(["batch", "status", "done", "failed", "created", "endpoint"], rows)
 
 
 @app.command()
@@ -70,10 +70,10 @@ def show(
     settings = options.loaded(config, data).settings
     known = facts(uvloop.run(_one(settings, org, batch)))
     if as_json:
-        screen.show_json(known)
+        terminal.show_json(known)
     else:
         shown = {name: value for name, value in known.items() if value not in (None, [], {})}
-        screen.show_table(["", ""], [[name, _text(name, value)] for name, value in shown.items()])
+        terminal.show_table(["", ""], [[name, _text(name, value)] for name, value in shown.items()])
 
 
 @app.command()
@@ -94,7 +94,7 @@ def watch(
     settings = options.loaded(config, data).settings
     job, exit_code = uvloop.run(_follow(settings, org, batch, as_json=as_json))
     if not as_json:
-        screen.say(f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed")
+        terminal.say(f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed")
     raise typer.Exit(exit_code)
 
 
@@ -114,9 +114,9 @@ def cancel(
     settings = options.loaded(config, data).settings
     status = uvloop.run(_cancel(settings, org, batch))
     if as_json:
-        screen.show_json({"id": batch, "status": status})
+        terminal.show_json({"id": batch, "status": status})
     else:
-        screen.say(f"{batch} is {status}. Its results so far: tidegate batches output {batch}")
+        terminal.say(f"{batch} is {status}. Its results so far: tidegate batches output {batch}")
 
 
 @app.command()
@@ -140,9 +140,9 @@ def abandon(
         typer.confirm(f"Give up publishing {batch}? What never ran will be in no file.", abort=True, err=True)
     status = uvloop.run(_abandon(settings, org, batch))
     if as_json:
-        screen.show_json({"id": batch, "status": status})
+        terminal.show_json({"id": batch, "status": status})
     else:
-        screen.say(f"{batch} is {status}. What was recorded of it: tidegate batches output {batch}")
+        terminal.say(f"{batch} is {status}. What was recorded of it: tidegate batches output {batch}")
 
 
 @app.command()
@@ -171,7 +171,7 @@ def output(
 
 
 async def _newest(settings: Settings, org: str | None, limit: int) -> list[Job]:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         tenant_id = await tenant(parts, org)
         found: list[Job] = []
         while len(found) < limit:
@@ -186,12 +186,12 @@ async def _newest(settings: Settings, org: str | None, limit: int) -> list[Job]:
 
 
 async def _one(settings: Settings, org: str | None, batch: str) -> Job:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         return await job_of(parts, org, batch)
 
 
 async def _follow(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[Job, int]:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         stopping = Stopping().listen()
         display = None if as_json else progress.display()
         last: Job | None = None
@@ -201,7 +201,7 @@ async def _follow(settings: Settings, org: str | None, batch: str, *, as_json: b
                 if display is not None:
                     display.show(progress.snapshot(job, time.monotonic()))
                 elif job != last:
-                    screen.show_json_line(facts(job))
+                    terminal.show_json_line(facts(job))
                 if job.state in JOB_ENDED:
                     return job, _exit_code(job)
                 last = job
@@ -216,7 +216,7 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         answer = await server.post(f"/v1/batches/{batch}/cancel", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
@@ -230,7 +230,7 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
     from tidegate import service
 
     options.check_batch_id(batch)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         answer = await server.post(f"/control/batches/{batch}/abandon", dict[str, msgspec.Raw], tenant=org)
         return str(msgspec.json.decode(answer["status"], type=str))
     async with service.opened(settings) as parts:
@@ -243,7 +243,7 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
 async def _output(
     settings: Settings, org: str | None, batch: str, target: Path | None, *, errors: bool, follow: bool
 ) -> int:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         stopping = Stopping().listen()
         at = 0
         while True:
@@ -261,7 +261,9 @@ async def _output(
                 at += await results.pour(stream)
             if has_ended or not follow:
                 if not has_ended and not follow and sys.stderr.isatty():
-                    screen.say(f"The batch is {job.state}: this is what it has so far. --follow goes on until it ends.")
+                    terminal.say(
+                        f"The batch is {job.state}: this is what it has so far. --follow goes on until it ends."
+                    )
                 return 0
             if await stopping.wait(FOLLOW_EVERY_S):
                 return stopping.exit_code

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tidegate.cli import options, screen
+from tidegate.cli import options, terminal
 from tidegate.core.deployments import Secret
 from tidegate.settings import Loaded, catalog, redacted
 
@@ -29,13 +29,13 @@ def config(
     loaded = options.loaded(config, data)
     entries = [entry for entry in _entries(loaded) if not changed or entry["origin"] != "default"]
     if as_json:
-        screen.show_json(entries)
+        terminal.show_json(entries)
     elif explain:
         rows = [[e["key"], e["origin"], e["variable"], e["allowed"], e["about"], e["value_text"]] for e in entries]
-        screen.show_table(["setting", "from", "variable", "may be", "what it is for", "value"], rows)
+        terminal.show_table(["setting", "from", "variable", "may be", "what it is for", "value"], rows)
     else:
         # A mapping of models is long: last in its line, it pushes nothing away.
-        screen.show_table(["setting", "from", "value"], [[e["key"], e["origin"], e["value_text"]] for e in entries])
+        terminal.show_table(["setting", "from", "value"], [[e["key"], e["origin"], e["value_text"]] for e in entries])
 
 
 def _entries(loaded: Loaded) -> list[dict[str, object]]:

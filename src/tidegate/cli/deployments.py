@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from tidegate.cli import beside, options, screen
+from tidegate.cli import options, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 from tidegate.settings.yaml_file import parse
@@ -57,15 +57,15 @@ def list_deployments(
     """
     found = listed(options.loaded(config, data).settings, "deployment")
     if as_json:
-        screen.show_json(found)
+        terminal.show_json(found)
     elif not found:
-        screen.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
+        terminal.say("There are none. Add one: tidegate deployments add NAME --model MODEL --url http://HOST:PORT/v1")
     else:
         rows = [
             [one.name, one.model, one.url, one.origin, one.revision, STATES.get(one.state, one.state), one.in_flight]
             for one in found
         ]
-        screen.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
+        terminal.show_table(["name", "model", "url", "origin", "revision", "state", "in flight"], rows)
         tell_troubles(found)
 
 
@@ -148,12 +148,12 @@ def list_resources(
     """
     shown = listed(options.loaded(config, data).settings, "resource")
     if as_json:
-        screen.show_json(shown)
+        terminal.show_json(shown)
     elif not shown:
-        screen.say("There are none. Add one: tidegate resources add NAME --model MODEL")
+        terminal.say("There are none. Add one: tidegate resources add NAME --model MODEL")
     else:
         rows = [[one.name, one.model, ", ".join(one.fallbacks), one.origin, one.revision] for one in shown]
-        screen.show_table(["name", "model", "fallbacks", "origin", "revision"], rows)
+        terminal.show_table(["name", "model", "fallbacks", "origin", "revision"], rows)
         tell_troubles(shown)
 
 
@@ -233,9 +233,9 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
     """All that there is, as the server on this machine knows it, or as the store does where none runs."""
     from tidegate.web.deployments import RoutingEditor, RoutingList
 
-    if (server := beside.running_server(settings)) is not None:
+    if (server := server_client.running_server(settings)) is not None:
         return (await server.get("/control/routing", RoutingList)).data
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         return await RoutingEditor(parts.store, settings, looks_up=False).list()
 
 
@@ -255,18 +255,18 @@ def do(
 
     done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
     for warning in done.warnings:
-        screen.warn(warning)
+        terminal.warn(warning)
     if as_json:
-        screen.show_json(done)
+        terminal.show_json(done)
     else:
-        screen.say("Done. Every process follows within 5 s.")
+        terminal.say("Done. Every process follows within 5 s.")
 
 
 async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
     from tidegate import service
     from tidegate.web.deployments import RoutingDone, RoutingEditor
 
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return await server.post(f"/control/{kind}s/{verb}", RoutingDone, wish)
     async with service.opened(settings) as parts:
         # The processes that will call it look up its key: this one need not have it.
@@ -280,4 +280,4 @@ def tell_troubles(shown: "list[RoutingShown]") -> None:
     """Warn of what cannot be used, with why."""
     for one in shown:
         if one.why:
-            screen.warn(f"{one.kind} {one.name} is not used: {one.why}")
+            terminal.warn(f"{one.kind} {one.name} is not used: {one.why}")

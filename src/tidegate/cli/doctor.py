@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 import uvloop
 
-from tidegate.cli import examine, examine_routing, options, screen
+from tidegate.cli import examine, examine_routing, options, terminal
 from tidegate.cli.examine import DoctorFinding, Grade
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.settings import Loaded, Settings, load, local_path, redacted
@@ -44,12 +44,12 @@ def doctor(
     """
     findings = uvloop.run(_examine(config, data, {"upstream.url": upstream, "upstream.api_key": api_key}))
     if as_json:
-        screen.show_json([{"about": f.about, "grade": f.grade, "said": f.said, "to_do": f.to_do} for f in findings])
+        terminal.show_json([{"about": f.about, "grade": f.grade, "said": f.said, "to_do": f.to_do} for f in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.grade:<8} {finding.about:<10} {screen.clean(finding.said)}")
+            typer.echo(f"{finding.grade:<8} {finding.about:<10} {terminal.clean(finding.said)}")
             if finding.to_do:
-                typer.echo(f"{'':20}-> {screen.clean(finding.to_do)}")
+                typer.echo(f"{'':20}-> {terminal.clean(finding.to_do)}")
     raise typer.Exit(UNWELL if any(finding.grade is Grade.WRONG for finding in findings) else 0)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 import uvloop
 
-from tidegate.cli import batches, beside, options, screen
+from tidegate.cli import batches, options, server_client, terminal
 from tidegate.core import schedule
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, LimitBound, with_limits
 from tidegate.core.deployments import Deployment, Resource
@@ -54,15 +54,17 @@ def explain(
     job, standing = uvloop.run(standing_of(settings, org, batch))
     said = reasons.explain(job, standing)
     if as_json:
-        screen.show_json({"batch": job.id, "status": job.state, "why": said, "standing": dataclasses.asdict(standing)})
+        terminal.show_json(
+            {"batch": job.id, "status": job.state, "why": said, "standing": dataclasses.asdict(standing)}
+        )
         return
     for sentence in said:
-        typer.echo(screen.clean(sentence))
+        typer.echo(terminal.clean(sentence))
 
 
 async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.Standing]:
     """A batch, and all that is known of why it runs or waits."""
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         job = await batches.job_of(parts, org, batch)
         standing = await parts.store.standing(job.id)
         assert standing is not None, "the job was just read"

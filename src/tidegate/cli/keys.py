@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from tidegate.cli import beside, options, screen
+from tidegate.cli import options, server_client, terminal
 from tidegate.cli.deployments import shown
 from tidegate.cli.key_limits import limit_text, read_limits
 from tidegate.core import keys, window
@@ -89,10 +89,10 @@ def create(
     made = uvloop.run(_create(settings, wish))
     _warn_of_unserved_names(settings, wish.models, wish.resources)
     if as_json:
-        screen.show_json({"id": made.id, "key": made.key, "org": org})
+        terminal.show_json({"id": made.id, "key": made.key, "org": org})
         return
     typer.echo(made.key)
-    screen.say(
+    terminal.say(
         f"This is the only time that key {made.id} is shown; keep it. From now on every call to this store needs a key."
     )
 
@@ -111,14 +111,14 @@ def list_keys(
     settings = options.loaded(config, data).settings
     rows = uvloop.run(_list(settings))
     if as_json:
-        screen.show_json(rows)
+        terminal.show_json(rows)
     elif not rows:
-        screen.say(
+        terminal.say(
             "There are no keys: anyone on this machine may use the API. Make one: tidegate keys create --org NAME"
         )
     else:
         names = ["id", "org", "label", "state", "created", "last_used", "expires", "scopes", "models"]
-        screen.show_table(names, [[row[name] for name in names] for row in rows])
+        terminal.show_table(names, [[row[name] for name in names] for row in rows])
 
 
 @app.command()
@@ -139,9 +139,11 @@ def show(
     if not found:
         raise SettingsError(f"There is no key {key}; see `tidegate keys list`.")
     if as_json:
-        screen.show_json(found[0])
+        terminal.show_json(found[0])
     else:
-        screen.show_table(["what", "is"], [[name, "" if value is None else value] for name, value in found[0].items()])
+        terminal.show_table(
+            ["what", "is"], [[name, "" if value is None else value] for name, value in found[0].items()]
+        )
 
 
 @app.command()
@@ -208,9 +210,9 @@ def change(
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
     _warn_of_unserved_names(settings, wish.models or [], wish.resources or [])
     if as_json:
-        screen.show_json({"id": key, "changed": True})
+        terminal.show_json({"id": key, "changed": True})
     else:
-        screen.say(f"Key {key} is changed; it holds everywhere within seconds.")
+        terminal.say(f"Key {key} is changed; it holds everywhere within seconds.")
 
 
 @app.command()
@@ -235,10 +237,10 @@ def rotate(
     grace_ms = 0 if grace in ("0", "0s") else _duration_ms("--grace", grace)
     made = uvloop.run(_rotate(settings, key, grace_ms or 0))
     if as_json:
-        screen.show_json({"id": made.id, "key": made.key})
+        terminal.show_json({"id": made.id, "key": made.key})
         return
     typer.echo(made.key)
-    screen.say(
+    terminal.say(
         f"This is the only time that the new secret of key {made.id} is shown; the one before works for {grace}."
     )
 
@@ -260,9 +262,9 @@ def revoke(
     if not uvloop.run(_revoke(settings, key)):
         raise SettingsError(f"There is no key {key} that could be revoked; see `tidegate keys list`.")
     if as_json:
-        screen.show_json({"id": key, "revoked": True})
+        terminal.show_json({"id": key, "revoked": True})
     else:
-        screen.say(f"Key {key} is revoked; it stops working everywhere within seconds.")
+        terminal.say(f"Key {key} is revoked; it stops working everywhere within seconds.")
 
 
 @app.command()
@@ -298,9 +300,9 @@ def delete(
         whose = f"key {key}" if org is None else f"key of {org}"
         raise SettingsError(f"There is no {whose} that could be deleted; see `tidegate keys list`.")
     if as_json:
-        screen.show_json({"deleted": deleted})
+        terminal.show_json({"deleted": deleted})
     else:
-        screen.say(f"Deleted {', '.join(deleted)}: nothing more is sent under it anywhere within seconds.")
+        terminal.say(f"Deleted {', '.join(deleted)}: nothing more is sent under it anywhere within seconds.")
 
 
 def _warn_of_unserved_names(settings: Settings, models: list[str], resources: list[str]) -> None:
@@ -315,13 +317,13 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
     served = {one.model for one in deployments}
     for name in models:
         if name not in served:
-            screen.warn(
+            terminal.warn(
                 f"No deployment serves the model {name!r}, which this key allows. See `tidegate deployments list`."
             )
     named = served | {one.name for one in known if one.kind == "resource"}
     for name in resources:
         if name not in named:
-            screen.warn(
+            terminal.warn(
                 f"There is no resource or model {name!r}, which this key allows. See `tidegate resources list`."
             )
 
@@ -331,7 +333,7 @@ async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate.web.operator import KeyMade, check_wish, make_key
 
     check_wish(wish)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return await server.post("/control/keys", KeyMade, wish)
     async with service.opened(settings) as parts:
         return await make_key(parts.store, parts.entropy, await _pepper(parts), wish)
@@ -350,7 +352,7 @@ async def _pepper(parts: "Parts") -> bytes:
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         now_ms = await parts.store.now_ms()
         return [_told(row, now_ms) for row in await parts.store.list_keys(KEYS_SHOWN_MAX)]
 
@@ -360,7 +362,7 @@ async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
     from tidegate.web.operator import KeyChanged, change_key, check_change
 
     check_change(change)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return (await server.post(f"/control/keys/{key}/change", KeyChanged, change)).changed
     async with service.opened(settings) as parts:
         return await change_key(parts.store, key, change)
@@ -373,7 +375,7 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
     rotation = KeyRotation(grace_ms)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return await server.post(f"/control/keys/{key}/rotate", KeyMade, rotation)
     async with service.opened(settings) as parts:
         return await rotate_key(parts.store, parts.entropy, await _pepper(parts), key, rotation)
@@ -383,7 +385,7 @@ async def _revoke(settings: Settings, key: str) -> bool:
     from tidegate import service
     from tidegate.web.operator import KeyRevoked
 
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return (await server.post(f"/control/keys/{key}/revoke", KeyRevoked)).revoked
     async with service.opened(settings) as parts:
         return await parts.store.revoke_key(key)
@@ -393,7 +395,7 @@ async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
     from tidegate import service
     from tidegate.web.operator import KeysDeleted, delete_keys
 
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return (await server.post("/control/keys/delete", KeysDeleted, deletion)).deleted
     async with service.opened(settings) as parts:
         return (await delete_keys(parts.store, deletion)).deleted

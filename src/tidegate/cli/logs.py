@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from tidegate.cli.screen import clean
+from tidegate.cli.terminal import clean
 from tidegate.settings import Settings
 
 FIELD_CHARS_MAX = 2_000

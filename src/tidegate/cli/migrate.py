@@ -2,7 +2,7 @@
 
 import uvloop
 
-from tidegate.cli import options, screen
+from tidegate.cli import options, terminal
 from tidegate.settings import redacted
 
 
@@ -21,8 +21,8 @@ def migrate(
     settings = options.loaded(config, data).settings
     ran = uvloop.run(service.migrate(settings))
     if as_json:
-        screen.show_json({"store": redacted(settings.store.location), "ran": ran})
+        terminal.show_json({"store": redacted(settings.store.location), "ran": ran})
     elif ran:
-        screen.say(f"The store at {redacted(settings.store.location)} is now at version {ran[-1]}.")
+        terminal.say(f"The store at {redacted(settings.store.location)} is now at version {ran[-1]}.")
     else:
-        screen.say(f"The store at {redacted(settings.store.location)} is at this program's version already.")
+        terminal.say(f"The store at {redacted(settings.store.location)} is at this program's version already.")

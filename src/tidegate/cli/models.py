@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options, screen
+from tidegate.cli import options, terminal
 from tidegate.cli.deployments import Name, Revision, do, fields_of, listed, tell_troubles
 
 app = typer.Typer(
@@ -38,9 +38,9 @@ def list_models(
     """
     shown = listed(options.loaded(config, data).settings, "model")
     if as_json:
-        screen.show_json(shown)
+        terminal.show_json(shown)
     elif not shown:
-        screen.say("There is nothing. Say something: tidegate models add NAME --set in_flight_max=32")
+        terminal.say("There is nothing. Say something: tidegate models add NAME --set in_flight_max=32")
     else:
         rows = [
             [
@@ -52,7 +52,7 @@ def list_models(
             ]
             for one in shown
         ]
-        screen.show_table(["name", "in flight max", "retry", "origin", "revision"], rows)
+        terminal.show_table(["name", "in flight max", "retry", "origin", "revision"], rows)
         tell_troubles(shown)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import screen
+from tidegate.cli import terminal
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Loaded, load
@@ -72,5 +72,5 @@ def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loade
     """The settings under these options, keys written with `__` for the dot; says what should be mended."""
     found = load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
     for warning in found.warnings:
-        screen.warn(warning)
+        terminal.warn(warning)
     return found

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tidegate.cli import screen
+from tidegate.cli import terminal
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JobState
 
@@ -86,15 +86,17 @@ def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
     if now.state is JobState.IN_PROGRESS and pace.per_s is not None:
         parts.append(f"{_rate(pace.per_s)} items/s")
         left_s = pace.left_s(now)
-        parts.append(f"{screen.duration(left_s)} left" if left_s is not None else "time left unknown")
+        parts.append(f"{terminal.duration(left_s)} left" if left_s is not None else "time left unknown")
     else:
         parts.append(_DOING.get(now.state, str(now.state)))
     if now.usage.input_tokens or now.usage.output_tokens:
-        parts.append(f"tokens {screen.short(now.usage.input_tokens)} in, {screen.short(now.usage.output_tokens)} out")
+        parts.append(
+            f"tokens {terminal.short(now.usage.input_tokens)} in, {terminal.short(now.usage.output_tokens)} out"
+        )
     if now.failed_count:
         parts.append(f"{now.failed_count:,} failed")
     if now.trouble:
-        parts.append(f"waiting: {screen.clean(now.trouble)}")
+        parts.append(f"waiting: {terminal.clean(now.trouble)}")
     return " · ".join(parts)
 
 
@@ -146,7 +148,7 @@ class LineDisplay:
         if (now.state, now.trouble) == self._said and now.at_s - self._said_s < LINE_EVERY_S:
             return
         self._said, self._said_s = (now.state, now.trouble), now.at_s
-        screen.say(words(now, self._pace))
+        terminal.say(words(now, self._pace))
 
     def close(self) -> None:
         pass
@@ -154,7 +156,7 @@ class LineDisplay:
 
 def display() -> Display:
     """The display that fits where stderr leads."""
-    console = screen.stderr()
+    console = terminal.stderr()
     return BarDisplay(console) if console.is_terminal else LineDisplay()
 
 

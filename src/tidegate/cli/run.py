@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import uvloop
 
-from tidegate.cli import beside, intake, logs, options, progress, results, screen, summary
+from tidegate.cli import input_file, logs, options, progress, results, server_client, summary, terminal
 from tidegate.cli.serve import require_upstream
-from tidegate.cli.stopping import Stopping
+from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError, StoreUnavailable
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.queues import QueueState
@@ -38,9 +38,9 @@ class Errand:
     """Everything that one run was asked for."""
 
     settings: Settings
-    source: intake.Input
-    targets: intake.Targets
-    wishes: intake.Wishes
+    source: input_file.Input
+    targets: input_file.Targets
+    wishes: input_file.Wishes
     fresh: bool
     wait: bool
     where: str
@@ -98,12 +98,12 @@ def run(
         http__connections_max=_connections(in_flight),
     ).settings  # fmt: skip
     require_upstream(settings)
-    source = intake.read_input(file, settings.data_dir / "scratch", settings.limits.file_bytes_max)
+    source = input_file.read_input(file, settings.data_dir / "scratch", settings.limits.file_bytes_max)
     try:
-        targets = intake.targets(output, errors, source)
+        targets = input_file.targets(output, errors, source)
         if as_json and targets.results is None:
             raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
-        wishes = intake.Wishes(_endpoint(endpoint, source), ordered, prefix_order, invalid_lines.value)
+        wishes = input_file.Wishes(_endpoint(endpoint, source), ordered, prefix_order, invalid_lines.value)
         logs.configure(settings, quiet=True)
         errand = Errand(settings, source, targets, wishes, fresh, wait, options.said_again(config, data))
         ending, exit_code = uvloop.run(_perform(errand))
@@ -111,9 +111,9 @@ def run(
         if source.is_spooled:
             source.path.unlink(missing_ok=True)
     if as_json:
-        screen.show_json({**summary.for_scripts(ending), "exit_code": exit_code})
+        terminal.show_json({**summary.for_scripts(ending), "exit_code": exit_code})
     elif ending.job.state in JOB_ENDED:
-        screen.say(summary.for_people(ending))
+        terminal.say(summary.for_people(ending))
     raise typer.Exit(exit_code)
 
 
@@ -122,7 +122,7 @@ def _connections(in_flight: int | None) -> int | None:
     return in_flight if in_flight is not None and in_flight > 500 else None
 
 
-def _endpoint(given: str | None, source: intake.Input) -> str:
+def _endpoint(given: str | None, source: input_file.Input) -> str:
     if given is not None and not given.startswith("/"):
         raise SettingsError(f"--endpoint {given} is no path: write it like /v1/chat/completions.")
     endpoint = given or source.endpoint
@@ -143,9 +143,11 @@ async def _perform(errand: Errand) -> tuple[summary.Ending, int]:
         if job is None:
             job = await _begin(errand, working)
         elif job.state in JOB_ENDED:
-            screen.say("This run was done before; its results are copied again. --fresh begins anew.")
+            terminal.say("This run was done before; its results are copied again. --fresh begins anew.")
         elif found_done_count:
-            screen.say(f"Going on: {found_done_count:,} of {screen.in_words(job.item_count, 'item')} were done before.")
+            terminal.say(
+                f"Going on: {found_done_count:,} of {terminal.in_words(job.item_count, 'item')} were done before."
+            )
         stopping = Stopping(lambda: _say_stopping(working, errand.settings)).listen()
         if job.state not in JOB_ENDED:
             job = await _watch(job, working, stopping)
@@ -155,7 +157,7 @@ async def _perform(errand: Errand) -> tuple[summary.Ending, int]:
                 await _deliver(ending, working.parts)
             return ending, ending.exit_code
     # The worker has finished what was in flight by now, so this look is the one to tell.
-    async with beside.reading(errand.settings) as parts:
+    async with server_client.reading(errand.settings) as parts:
         job = await parts.store.get_job(parts.tenant_id, job.id) or job
     _say_how_to_go_on(job)
     return replace(ending, job=job), stopping.exit_code
@@ -200,7 +202,7 @@ async def _turns(errand: Errand, working: "Working") -> AsyncIterator[Job]:
 
 
 def _id(errand: Errand, turn: int) -> str:
-    return intake.job_id(errand.source, errand.settings, errand.wishes, turn)
+    return input_file.job_id(errand.source, errand.settings, errand.wishes, turn)
 
 
 async def _begin(errand: Errand, working: "Working") -> Job:
@@ -214,7 +216,7 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     upload = await reception.begin_upload(errand.settings.limits.file_bytes_max)
     try:
         with source.path.open("rb") as stream:
-            while piece := stream.read(intake.PIECE_BYTES):
+            while piece := stream.read(input_file.PIECE_BYTES):
                 await upload.write(piece)
         file = await upload.keep(
             caller,
@@ -289,16 +291,16 @@ async def _deliver(ending: summary.Ending, parts: "Parts") -> None:
 def _say_stopping(working: "Working", settings: Settings) -> None:
     count = working.worker.in_flight
     if count:
-        screen.say(
-            f"Stopping: {screen.in_words(count, 'call')} in flight may take up to "
-            f"{screen.duration(settings.worker.grace_ms / 1000)}; once more leaves at once."
+        terminal.say(
+            f"Stopping: {terminal.in_words(count, 'call')} in flight may take up to "
+            f"{terminal.duration(settings.worker.grace_ms / 1000)}; once more leaves at once."
         )
 
 
 def _say_how_to_go_on(job: Job) -> None:
     done = (
-        f"{job.done_count:,} of {screen.in_words(job.item_count, 'item')} done"
+        f"{job.done_count:,} of {terminal.in_words(job.item_count, 'item')} done"
         if job.item_count
         else "nothing sent yet"
     )
-    screen.say(f"Stopped: {done}. Nothing is lost; run the same command again to go on.")
+    terminal.say(f"Stopped: {done}. Nothing is lost; run the same command again to go on.")

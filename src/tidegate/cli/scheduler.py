@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import uvloop
 
-from tidegate.cli import beside, options, screen
+from tidegate.cli import options, server_client, terminal
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def set_mode(
 async def _status(settings: Settings) -> "SchedulerStatus":
     from tidegate.web.scheduler import SchedulerStatus, status_of
 
-    if (server := beside.running_server(settings)) is not None:
+    if (server := server_client.running_server(settings)) is not None:
         return await server.get("/control/scheduler", SchedulerStatus)
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         return status_of(settings, await parts.store.scheduler_switch())
 
 
@@ -94,7 +94,7 @@ async def _switch(settings: Settings, mode: ModeWord, shadow: ShadowWord | None)
     from tidegate.web.scheduler import SchedulerStatus, SchedulerWish, status_of, switch_to
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
-    if (server := beside.server(settings)) is not None:
+    if (server := server_client.server(settings)) is not None:
         return await server.post("/control/scheduler", SchedulerStatus, wish)
     async with service.opened(settings) as parts:
         return status_of(settings, await switch_to(parts.store, wish))
@@ -102,7 +102,7 @@ async def _switch(settings: Settings, mode: ModeWord, shadow: ShadowWord | None)
 
 def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
     if as_json:
-        screen.show_json(status)
+        terminal.show_json(status)
         return
     rows = [
         ["mode", f"{status.mode}{' (switched at run time)' if status.mode_switched else ''}"],
@@ -112,4 +112,4 @@ def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:
         rows.append(["shadow differed in", f"{status.shadow_differences:,} of {status.shadow_decisions:,} decisions"])
     rows += [[f"picked as {why}", f"{count:,} slices"] for why, count in sorted(status.picks.items())]
     rows += [[f"passed over: {reason}", f"{count:,} times"] for reason, count in sorted(status.skips.items())]
-    screen.show_table(["", ""], rows)
+    terminal.show_table(["", ""], rows)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from tidegate.cli import logs, options, screen
-from tidegate.cli.stopping import Stopping, leave_at_once
+from tidegate.cli import logs, options, terminal
+from tidegate.cli.signals import Stopping, leave_at_once
 from tidegate.core.errors import SettingsError, WorkerBroken
 from tidegate.settings import Settings, deployments
 
@@ -95,7 +95,7 @@ def _be(
     try:
         uvloop.run(_serve(settings, api=api, worker=worker))
     except WorkerBroken as error:
-        screen.say(f"The worker ended after an internal error ({error}). Nothing is lost; start it again.")
+        terminal.say(f"The worker ended after an internal error ({error}). Nothing is lost; start it again.")
         raise typer.Exit(BROKEN) from None
 
 
@@ -114,7 +114,7 @@ async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
     def on_ready(address: str) -> None:
         typer.echo(f"tidegate listening on {address}" if api else f"tidegate {address} at work")
 
-    stopping = Stopping(lambda: screen.say("Stopping; calls in flight are finished first. Once more stops at once."))
+    stopping = Stopping(lambda: terminal.say("Stopping; calls in flight are finished first. Once more stops at once."))
     stopping.listen()
     await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready)
     leave_at_once(0)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tidegate.cli import screen
-from tidegate.cli.intake import Targets
+from tidegate.cli import terminal
+from tidegate.cli.input_file import Targets
 from tidegate.core.nouns import Job
 from tidegate.core.states import JobState
 
@@ -63,9 +63,9 @@ def for_people(ending: Ending) -> str:
         return _refused(ending)
     lines = [_counts(ending)]
     if job.usage.input_tokens or job.usage.output_tokens:
-        cached = f" ({screen.short(job.usage.cached_tokens)} from the cache)" if job.usage.cached_tokens else ""
+        cached = f" ({terminal.short(job.usage.cached_tokens)} from the cache)" if job.usage.cached_tokens else ""
         lines.append(
-            f"tokens   {screen.short(job.usage.input_tokens)} in{cached}, {screen.short(job.usage.output_tokens)} out"
+            f"tokens   {terminal.short(job.usage.input_tokens)} in{cached}, {terminal.short(job.usage.output_tokens)} out"
         )
     if ending.targets.results is not None:
         lines.append(f"results  {ending.targets.results}")
@@ -84,14 +84,12 @@ def _counts(ending: Ending) -> str:
         when = "was done already"
     else:
         rate = (job.item_count - ending.found_done_count) / ending.took_s if ending.took_s > 0 else 0.0
-        when = f"in {screen.duration(ending.took_s)} ({rate:,.0f} items/s)"
+        when = f"in {terminal.duration(ending.took_s)} ({rate:,.0f} items/s)"
         if ending.found_done_count:
             when += f", {ending.found_done_count:,} done before"
     ended = "" if job.state is JobState.COMPLETED else f" [{job.state}]"
     failed = f", {ending.not_answered_count:,} failed" if ending.not_answered_count else ""
-    return (
-        f"done     {job.answered_count:,} of {screen.in_words(job.item_count, 'item')} succeeded{failed}{ended}, {when}"
-    )
+    return f"done     {job.answered_count:,} of {terminal.in_words(job.item_count, 'item')} succeeded{failed}{ended}, {when}"
 
 
 def _refused(ending: Ending) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from tidegate.cli import beside, options
+from tidegate.cli import options, server_client
 from tidegate.core.errors import SettingsError
 from tidegate.core.usage import spending
 from tidegate.settings import Settings
@@ -66,7 +66,7 @@ def usage(
 async def _lines(
     settings: Settings, by: list[str], from_day: date, to_day: date, org: str | None, form: Format
 ) -> Iterator[bytes]:
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         tenant_id = await parts.store.tenant_by_name(org) if org is not None else ""
         if tenant_id is None:
             raise SettingsError(f"There is no organization {org!r}; `tidegate keys list` shows those with keys.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import uvloop
 
-from tidegate.cli import beside, options, screen
+from tidegate.cli import options, server_client, terminal
 from tidegate.settings import Settings, local_path
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def verify(
     settings = options.loaded(config, data).settings
     report = uvloop.run(_judge(settings, batch, witness))
     if as_json:
-        screen.show_json(report.to_json())
+        terminal.show_json(report.to_json())
     else:
         for line in report.to_text().splitlines():
-            typer.echo(screen.clean(line))
+            typer.echo(terminal.clean(line))
     raise typer.Exit(0 if report.ok else VIOLATED)
 
 
@@ -50,7 +50,7 @@ async def _judge(settings: Settings, batch: str, witness: Path | None) -> "Repor
     allowance = Allowance(
         attempts_max=settings.retry.attempts_max, grace_ms=settings.worker.grace_ms + settings.worker.lease_ms
     )
-    async with beside.reading(settings) as parts:
+    async with server_client.reading(settings) as parts:
         if settings.store.is_postgresql:
             async with postgres_records(settings.store.location) as records:
                 return await judge(records, parts.blobs, batch, witness, allowance)

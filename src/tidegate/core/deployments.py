@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import SettingsError
-from tidegate.core.grouping.chat_batches import ChatBatching
+from tidegate.core.grouping.chat import ChatBatching
 from tidegate.core.usage.prices import Price
 
 

@@ -8,7 +8,7 @@ import msgspec
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, EngineKind, Estimate, Hints, Queue, Resource, Serves, TideMode, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
+from tidegate.core.grouping.chat import ChatAdapter, ChatBatching
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Price, nano_of
 from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ModelTerms, ResourceEntry

@@ -8,9 +8,9 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.hooks import PolicyRule, RuleBounds, Streams
 from tidegate.core.policy.guardrails import Action, AnswerShape, Length, Patterns, Unseen
 from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.schedule.policy import Mode, Policy, RankKey
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder, WeightedOrder
-from tidegate.core.schedule.switch import ModeOverride
 from tidegate.settings.groups import Settings
 from tidegate.settings.guards import BoundSettings, GuardrailEntry, HookEntry
 from tidegate.settings.plugins import load_hook, load_queue_order, load_rank

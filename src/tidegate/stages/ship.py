@@ -17,7 +17,7 @@ from tidegate.core.nouns import Job, Placed, Rest, Rewrite
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.states import JobState, Outcome
 from tidegate.failpoints import hit
-from tidegate.stages.steps import StageLeases
+from tidegate.stages.stage_leases import StageLeases
 from tidegate.store.store import Store
 
 log = structlog.get_logger()

@@ -9,9 +9,9 @@ from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import Standing
-from tidegate.core.schedule.scope import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_scope
 from tidegate.core.states import JOB_ENDED, JobState
-from tidegate.store.creations import count_creation
+from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.rows import errors_text, job_from

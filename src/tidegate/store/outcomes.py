@@ -8,9 +8,9 @@ from dataclasses import replace
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrite, Usage
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
-from tidegate.store.charges import Charges
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
+from tidegate.store.flow_accounting import Charges
 from tidegate.store.log_lines import Logs, add_lines
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table

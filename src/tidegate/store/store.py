@@ -9,18 +9,18 @@ from tidegate.core.errors import StoreRefused
 from tidegate.store.budgets import StoredBudgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
+from tidegate.store.fleet import Presence
 from tidegate.store.flows import StoredFlows
+from tidegate.store.forecasts import Prospects
 from tidegate.store.ingests import Ingests
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
+from tidegate.store.mode_overrides import Switches
 from tidegate.store.outcomes import Outcomes
-from tidegate.store.presence import Presence
-from tidegate.store.prospects import Prospects
 from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import edited_steps, migration_steps, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
-from tidegate.store.switches import Switches
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 

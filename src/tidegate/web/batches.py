@@ -8,11 +8,11 @@ from starlette.responses import Response
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, Job, Quotas
 from tidegate.core.problems import no_such_batch, no_such_file
-from tidegate.core.schedule.scope import scope_of
+from tidegate.core.schedule.share_owner import scope_of
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
-from tidegate.web import asks, content, wire
+from tidegate.web import content, requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.forecast import Forecaster
 from tidegate.web.routes import Guarded
@@ -43,32 +43,34 @@ class BatchRoutes:
         ]
 
     async def create(self, request: Request, caller: Caller) -> Response:
-        key = asks.idempotency_key(request)
-        body = await asks.json_body(request, asks.BatchCreate, self._settings.limits.body_bytes_max)
-        wanted = asks.job_request(body, self._settings)
+        key = requests.idempotency_key(request)
+        body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
+        wanted = requests.job_request(body, self._settings)
         scope = scope_of(caller, self._settings.scheduler.scope_preference)
         warnings = await self._forecaster.admit(caller, wanted, scope, key)
         job = await self._reception.create_job(
             caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), scope=scope
         )
         self._wake.ring()
-        return wire.json_answer(wire.batch(job, wire.Forecast(warnings=warnings)))
+        return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings)))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        asks.refuse_unknown(query, ("after", "limit"))
-        count = asks.limit(query, LIST_COUNT, LIST_COUNT_MAX)
-        after = asks.after(query, "batch")
+        requests.refuse_unknown(query, ("after", "limit"))
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        after = requests.after(query, "batch")
         found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
         if found is None:
-            raise asks.unknown_cursor()
+            raise requests.unknown_cursor()
         shown = found[:count]
-        page = wire.page([wire.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count)
-        return wire.json_answer(page)
+        page = schemas.page(
+            [schemas.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count
+        )
+        return schemas.json_answer(page)
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
-        return wire.json_answer(wire.batch(job, await self._forecaster.of_job(job)))
+        return schemas.json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         job_id = self._job_id(request)
@@ -76,7 +78,7 @@ class BatchRoutes:
         if job is None:
             raise no_such_batch(job_id)
         self._wake.ring()
-        return wire.json_answer(wire.batch(job))
+        return schemas.json_answer(schemas.batch(job))
 
     async def output(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
 from tidegate.core.ports import Blobs, Clock, Entropy, Wake
-from tidegate.interactive_book import InteractiveUsageBook
-from tidegate.roster import LiveConfig
+from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.body_fields import field_rules
 from tidegate.store.store import Store

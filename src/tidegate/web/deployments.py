@@ -18,7 +18,7 @@ from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import Added, Kind, added, check
 from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
-from tidegate.web import asks, wire
+from tidegate.web import requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.operator import require_operator
 from tidegate.web.routes import Guarded
@@ -246,17 +246,17 @@ class DeploymentRoutes:
             if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
                 one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
             shown.append(one)
-        return wire.json_answer(RoutingList(shown))
+        return schemas.json_answer(RoutingList(shown))
 
     def _doing(self, kind: str, verb: str) -> Any:
         async def do(request: Request, caller: Caller) -> Response:
             require_operator(request)
-            wish = await asks.json_body(request, RoutingWish, self._body_bytes_max)
+            wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
             done: RoutingDone = await getattr(self._clerk, verb)(kind, wish)
             if self._roster is not None:
                 # The others follow within seconds; whoever asked here sees it at once.
                 await self._roster.look()
-            return wire.json_answer(done)
+            return schemas.json_answer(done)
 
         return do
 

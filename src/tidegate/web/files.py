@@ -12,7 +12,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, File
 from tidegate.core.problems import no_such_file
 from tidegate.stages.accept import Reception, Upload, too_large
-from tidegate.web import asks, content, wire
+from tidegate.web import content, requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.intake import Intake
 from tidegate.web.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
@@ -40,13 +40,13 @@ class FileRoutes:
         ]
 
     async def upload(self, request: Request, caller: Caller) -> Response:
-        key = asks.idempotency_key(request)
+        key = requests.idempotency_key(request)
         form = UploadForm(request.headers.get("content-type"))
         async with self._slot(caller.tenant_id), self._received(request, form) as upload:
             filename = form.finish()
             assert upload is not None
-            purpose = asks.purpose(form.fields)
-            expires_after_s = asks.upload_expires_after_s(form.fields, self._keep_s)
+            purpose = requests.purpose(form.fields)
+            expires_after_s = requests.upload_expires_after_s(form.fields, self._keep_s)
             if upload.size_bytes == 0:
                 raise ApiProblem(400, "empty_file", "The file is empty.", param="file")
             file = await upload.keep(
@@ -57,35 +57,35 @@ class FileRoutes:
                 idempotency_key=key,
                 quotas=self._limits.quotas(),
             )
-        return wire.json_answer(wire.file_object(file))
+        return schemas.json_answer(schemas.file_object(file))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        asks.refuse_unknown(query, ("after", "limit", "order", "purpose"))
-        count = asks.limit(query, LIST_COUNT_MAX, LIST_COUNT_MAX)
+        requests.refuse_unknown(query, ("after", "limit", "order", "purpose"))
+        count = requests.limit(query, LIST_COUNT_MAX, LIST_COUNT_MAX)
         found = await self._store.list_files(
             caller.tenant_id,
-            after=asks.after(query, "file"),
+            after=requests.after(query, "file"),
             count_max=count + 1,
-            order=asks.choice(query, "order", ("asc", "desc")) or "desc",
-            purpose=asks.choice(query, "purpose", asks.LISTED_PURPOSES),
+            order=requests.choice(query, "order", ("asc", "desc")) or "desc",
+            purpose=requests.choice(query, "purpose", requests.LISTED_PURPOSES),
         )
         if found is None:
-            raise asks.unknown_cursor()
+            raise requests.unknown_cursor()
         shown = found[:count]
-        page = wire.page(
-            [wire.file_object(file) for file in shown], [file.id for file in shown], has_more=len(found) > count
+        page = schemas.page(
+            [schemas.file_object(file) for file in shown], [file.id for file in shown], has_more=len(found) > count
         )
-        return wire.json_answer(page)
+        return schemas.json_answer(page)
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
-        return wire.json_answer(wire.file_object(await self._file(request, caller)))
+        return schemas.json_answer(schemas.file_object(await self._file(request, caller)))
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         file_id = request.path_params["file_id"]
         if not ids.is_valid("file", file_id) or not await self._reception.delete_file(caller.tenant_id, file_id):
             raise no_such_file(file_id)
-        return wire.json_answer(wire.FileDeleted(file_id, "file", deleted=True))
+        return schemas.json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
 
     async def content(self, request: Request, caller: Caller) -> Response:
         file = await self._file(request, caller)
@@ -111,7 +111,7 @@ class FileRoutes:
                 for piece in form.feed(received):
                     if isinstance(piece, FileBegins):
                         if "purpose" in form.fields:
-                            asks.purpose(form.fields)
+                            requests.purpose(form.fields)
                         upload = await self._reception.begin_upload(size_bytes_max)
                     elif upload is not None:
                         await upload.write(piece)

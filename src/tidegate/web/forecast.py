@@ -18,7 +18,7 @@ from tidegate.core.usage import estimate
 from tidegate.core.window import spoken
 from tidegate.settings.tenants import Tenants
 from tidegate.store.rows import limits_from
-from tidegate.web import content, wire
+from tidegate.web import content, schemas
 from tidegate.web.context import WebContext
 
 SAMPLE_BYTES_MAX = 64 * 1024
@@ -36,28 +36,28 @@ class Forecaster:
         self._tenants = Tenants(context.settings)
         self._router = context.router
 
-    async def of_job(self, job: Job) -> wire.Forecast:
+    async def of_job(self, job: Job) -> schemas.Forecast:
         """What can be said of a job that runs; nothing of any other."""
         if job.state is not JobState.IN_PROGRESS or job.closing is not None:
-            return wire.UNKNOWN
+            return schemas.UNKNOWN
         outlook = await self._store.outlook(job.id)
         if outlook is None or not outlook.models:
-            return wire.UNKNOWN
+            return schemas.UNKNOWN
         work_units = sum(one.total_units for one in outlook.models)
         caller = await self._caller_of(job)
         least_ms = await self._least_ms(
             caller, job.item_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
         )
         if least_ms is None:
-            return wire.Forecast(work_units=work_units)
+            return schemas.Forecast(work_units=work_units)
         ends = [end_of(one, outlook, is_limited=least_ms > 0) for one in outlook.models]
         known = [end for end in ends if end is not None]
         if len(known) < len(ends):
-            return wire.Forecast(work_units=work_units)
+            return schemas.Forecast(work_units=work_units)
         last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
-        return wire.Forecast(
+        return schemas.Forecast(
             slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
-            eta=wire.EtaShown((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
+            eta=schemas.EtaShown((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
             work_units=work_units,
         )
 

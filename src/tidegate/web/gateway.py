@@ -26,9 +26,9 @@ from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import Dialect
 from tidegate.web.guarding import guarded_answer, guarded_stream, guarded_wish
-from tidegate.web.passing import ProxyResponse
+from tidegate.web.interactive_request import InteractiveRequest, interactive_request_of
+from tidegate.web.proxy_response import ProxyResponse
 from tidegate.web.routes import Guarded
-from tidegate.web.wishes import InteractiveRequest, interactive_request_of
 
 SCOPE = "inference"
 ENDPOINTS = (

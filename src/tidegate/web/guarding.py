@@ -7,16 +7,16 @@ is refused, unless the operator wrote that this rule lets streams pass, or that 
 import math
 
 from tidegate import metrics
-from tidegate.core.answers.said_anew import stream_of
-from tidegate.core.answers.whole_answer import WholeAnswer
+from tidegate.core.answers.stream_assembly import WholeAnswer
+from tidegate.core.answers.stream_synthesis import stream_of
 from tidegate.core.errors import ApiProblem, BrokenAnswer
 from tidegate.core.hooks import About, Stop
 from tidegate.core.translate.sse import StreamBroken
 from tidegate.guards.guard import Guard
-from tidegate.upstream.calls.passage import UpstreamResponse
+from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.web.dialects import Dialect, Translator
-from tidegate.web.passing import read_rest
-from tidegate.web.wishes import InteractiveRequest
+from tidegate.web.interactive_request import InteractiveRequest
+from tidegate.web.proxy_response import read_rest
 
 
 async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> InteractiveRequest:

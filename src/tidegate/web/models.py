@@ -18,9 +18,9 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.input.lines import MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller
 from tidegate.core.policy.policy_rules import allows
-from tidegate.upstream.routing.lane import DeploymentStatus
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.upstream.routing.probe import Listed
-from tidegate.web import asks, wire
+from tidegate.web import requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded
 
@@ -60,13 +60,13 @@ class ModelRoutes:
         ]
 
     async def list(self, request: Request, caller: Caller) -> Response:
-        asks.refuse_unknown(request.query_params, ANTHROPIC_LIST if _is_anthropic(request) else OPENAI_LIST)
+        requests.refuse_unknown(request.query_params, ANTHROPIC_LIST if _is_anthropic(request) else OPENAI_LIST)
         found = await self._found(caller)
         if _is_anthropic(request):
             data = [self._anthropic(name, said) for name, said in found.items()]
             first, last = (data[0].id, data[-1].id) if data else (None, None)
-            return wire.json_answer(wire.AnthropicModels(data, first, last, has_more=False))
-        return wire.json_answer(wire.ModelList("list", [self._model(name, said) for name, said in found.items()]))
+            return schemas.json_answer(schemas.AnthropicModels(data, first, last, has_more=False))
+        return schemas.json_answer(schemas.ModelList("list", [self._model(name, said) for name, said in found.items()]))
 
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
@@ -76,15 +76,15 @@ class ModelRoutes:
                 404, "model_not_found", "The model does not exist here: GET /v1/models lists those that do."
             )
         shown = self._anthropic if _is_anthropic(request) else self._model
-        return wire.json_answer(shown(name, found[name]))
+        return schemas.json_answer(shown(name, found[name]))
 
-    def _model(self, name: str, said: Listed) -> wire.ModelObject:
+    def _model(self, name: str, said: Listed) -> schemas.ModelObject:
         created_s = said.created_s or self._created_s
-        return wire.ModelObject(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
+        return schemas.ModelObject(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
 
-    def _anthropic(self, name: str, said: Listed) -> wire.AnthropicModel:
+    def _anthropic(self, name: str, said: Listed) -> schemas.AnthropicModel:
         created = datetime.fromtimestamp(said.created_s or self._created_s, UTC)
-        return wire.AnthropicModel("model", name, said.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        return schemas.AnthropicModel("model", name, said.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     async def _found(self, caller: Caller) -> dict[str, Listed]:
         """Every name that this caller may use, and what is known of it."""

@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from tidegate import metrics
 from tidegate.core.nouns import Caller
-from tidegate.core.schedule.switch import ModeOverride
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
 from tidegate.store.store import Store
-from tidegate.web import asks, wire
+from tidegate.web import requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.operator import require_operator
 from tidegate.web.routes import Guarded
@@ -83,12 +83,12 @@ class SchedulerRoutes:
 
     async def show(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
-        return wire.json_answer(self._counted(await self._store.scheduler_switch()))
+        return schemas.json_answer(self._counted(await self._store.scheduler_switch()))
 
     async def set(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
-        wish = await asks.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
-        return wire.json_answer(self._counted(await switch_to(self._store, wish)))
+        wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
+        return schemas.json_answer(self._counted(await switch_to(self._store, wish)))
 
     def _counted(self, switch: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(

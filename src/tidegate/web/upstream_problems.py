@@ -16,7 +16,7 @@ from tidegate.core.errors import (
     Withheld,
 )
 from tidegate.core.translate import says_why
-from tidegate.upstream.routing.lane import FAILING, TLS_REJECTED
+from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED
 
 # OpenAI's sentence for an account without money.
 NO_MONEY = "You exceeded your current quota, please check your plan and billing details."

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.usage import spending
-from tidegate.web import asks
+from tidegate.web import requests
 from tidegate.web.auth import TENANT_HEADER
 from tidegate.web.context import WebContext
 from tidegate.web.operator import require_operator
@@ -32,14 +32,14 @@ class UsageRoutes:
         """`by`, `from` and `to` (UTC days, both included) and `format`, as `tidegate usage` takes them."""
         require_operator(request)
         query = request.query_params
-        asks.refuse_unknown(query, ("by", "format", "from", "to"))
-        by = [name for name in (asks.one(query, "by") or BY).split(",") if name]
+        requests.refuse_unknown(query, ("by", "format", "from", "to"))
+        by = [name for name in (requests.one(query, "by") or BY).split(",") if name]
         if not by or any(name not in spending.DIMENSIONS for name in by):
             raise _bad("by", f"`by` may name: {', '.join(spending.DIMENSIONS)}.")
-        form = asks.choice(query, "format", tuple(FORMATS)) or "json"
+        form = requests.choice(query, "format", tuple(FORMATS)) or "json"
         today = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).date()
-        to_day = _day("to", asks.one(query, "to")) or today
-        from_day = _day("from", asks.one(query, "from")) or to_day - timedelta(days=DAYS_SHOWN - 1)
+        to_day = _day("to", requests.one(query, "to")) or today
+        from_day = _day("from", requests.one(query, "from")) or to_day - timedelta(days=DAYS_SHOWN - 1)
         entries = await self._store.usage(
             (from_day - _EPOCH).days,
             (to_day - _EPOCH).days + 1,

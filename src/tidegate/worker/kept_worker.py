@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from tidegate.core.errors import StoreUnavailable, WorkerBroken
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.registration import Registration
 
 log = structlog.get_logger()
 

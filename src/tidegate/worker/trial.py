@@ -25,8 +25,8 @@ from tidegate.core.schedule.snapshot import Suspects
 from tidegate.stages.record import Recorder
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
 from tidegate.store.store import Store
-from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.registration import Registration
 
 log = structlog.get_logger()
 

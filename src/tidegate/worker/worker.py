@@ -35,18 +35,18 @@ from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.perform import Again, Answered, Failed, perform
 from tidegate.stages.record import Recorder
 from tidegate.stages.ship import Ship
-from tidegate.stages.tend import crowded_files, deadlines, lost_workers, retention
+from tidegate.stages.tend import compact_extents, deadlines, lost_workers, retention
 from tidegate.stages.tend.flows import FlowUpkeep
 from tidegate.stages.tend.garbage import Garbage
 from tidegate.store.store import Store
-from tidegate.worker.choose import Scheduler
-from tidegate.worker.fill import FillLimits, Leaser
-from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
-from tidegate.worker.incarnation import Registration
 from tidegate.worker.kept_worker import until_any
-from tidegate.worker.key_state import ASKED_EVERY_MS, KeyStates
+from tidegate.worker.key_states import ASKED_EVERY_MS, KeyStates
+from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leaser import FillLimits, Leaser
+from tidegate.worker.options import WorkerOptions
+from tidegate.worker.registration import Registration
+from tidegate.worker.scheduler import Scheduler
 from tidegate.worker.trial import Trial
-from tidegate.worker.worker_options import WorkerOptions
 
 log = structlog.get_logger()
 
@@ -445,7 +445,7 @@ class Worker:
         """Apart from lost workers: nobody's slices wait for a blob store that takes its time to delete."""
         while True:
             await retention.tend(self._store, self._options.job_keep_ms)
-            await crowded_files.tend(self._store, self._blobs, self._entropy, self._me.id)
+            await compact_extents.tend(self._store, self._blobs, self._entropy, self._me.id)
             await self._garbage.tend()
             await self._flows.prune()
             await asyncio.sleep(_UPKEEP_EVERY * self._options.sweep_ms / 1000)

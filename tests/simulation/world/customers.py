@@ -15,9 +15,9 @@ from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, JobRequest, Usage
-from tidegate.core.schedule.scope import scope_of
+from tidegate.core.schedule.share_owner import scope_of
 from tidegate.core.usage.estimate import work_units
-from tidegate.store.charges import real_cost
+from tidegate.store.flow_accounting import real_cost
 from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"

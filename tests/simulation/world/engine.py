@@ -25,12 +25,12 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.breaker import BreakerPolicy
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.options import WorkerOptions
+from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker
-from tidegate.worker.worker_options import WorkerOptions
 
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0

@@ -17,7 +17,7 @@ from tests.simulation.world.disk import Disk
 from tests.simulation.world.estate import Shape
 from tests.simulation.world.plan import Plan
 from tidegate.core.schedule import Mode
-from tidegate.store.charges import real_cost
+from tidegate.store.flow_accounting import real_cost
 from tidegate.store.slices import SUSPECT_AFTER
 
 _FAIR_MODES = (Mode.FAIR_SHARE, Mode.SMART)

@@ -15,12 +15,12 @@ from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.stages import lease, record
-from tidegate.stages.steps import StageLeases
+from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend import lost_workers
 from tidegate.store import slices
-from tidegate.worker import hand
-from tidegate.worker.fill import Leaser
-from tidegate.worker.key_state import KeyStates
+from tidegate.worker import leased_work
+from tidegate.worker.key_states import KeyStates
+from tidegate.worker.leaser import Leaser
 
 _TOKEN = "and lease_token = :token"
 _OPEN = "and state in ('in_progress', 'cancelling')"
@@ -54,7 +54,7 @@ async def _reclaim_first(store: Any, blobs: Any, spool_wait_ms: int) -> int:
     return freed
 
 
-_extend_lease = hand.LeasedWork.extend_lease
+_extend_lease = leased_work.LeasedWork.extend_lease
 _take = lease.take
 _decide = retry.decide
 _read_items = lease.read_items
@@ -146,7 +146,7 @@ MUTANTS: dict[str, Mutant] = {
     "heartbeat_ignored": Mutant(
         "late_beats",
         "calls go on after the lease ran out",
-        patch(hand.LeasedWork, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
+        patch(leased_work.LeasedWork, "extend_lease", lambda self, until_ms: _extend_lease(self, float("inf"))),
     ),
     "close_at_once": Mutant(
         "closings",
@@ -186,7 +186,7 @@ MUTANTS: dict[str, Mutant] = {
     "alone_in_company": Mutant(
         "poison",
         "an item is called alone while others are in flight",
-        patch(hand.LeasedWork, "shut", lambda self: None),
+        patch(leased_work.LeasedWork, "shut", lambda self: None),
     ),
     "losses_unchecked": Mutant(
         "lonely_poison",

@@ -8,9 +8,9 @@ from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.store import budgets
 from tidegate.store.limits import StoreLimits
-from tidegate.upstream.budgets.purse import BudgetClient
-from tidegate.upstream.http.leave import SendPermit
-from tidegate.upstream.routing import lane
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.http.send_permit import SendPermit
+from tidegate.upstream.routing import deployment_state
 from tidegate.upstream.routing.routes import NameRoute
 
 _settle = StoreLimits.settle
@@ -61,7 +61,7 @@ CAPACITY: dict[str, Mutant] = {
     "rest_ignored": Mutant(
         "rests",
         "a deployment that asks for a rest gets none",
-        patch(lane.DeploymentState, "_rest", lambda self, wait_ms, now_ms: None),
+        patch(deployment_state.DeploymentState, "_rest", lambda self, wait_ms, now_ms: None),
     ),
     "most_served_first": Mutant(
         "shares",

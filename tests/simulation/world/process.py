@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tests.simulation.world.loop import OWNER, VirtualLoop
 from tests.simulation.world.weather import Weather
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker
 
 T = TypeVar("T")

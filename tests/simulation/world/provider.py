@@ -22,7 +22,7 @@ from tidegate.core.errors import Ambiguous, Unavailable, UpstreamError
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.estimate import prompt_tokens
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.http.transport import HttpReply
 
 HANG_S = 6.0

@@ -31,11 +31,11 @@ from tests.simulation.world.settings import PIECES_MAX, overheard, tiny_settings
 from tests.simulation.world.trace import Trace
 from tests.simulation.world.weather import Weather
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.schedule.switch import ModeOverride
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.registration import Registration
 
 CHAOS_S = 0.3
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.

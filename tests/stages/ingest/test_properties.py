@@ -15,8 +15,8 @@ from tidegate.core.input import scan as scan_module
 from tidegate.core.input.line_faults import BodyFault, LineFault
 from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.input.prefix import Bundle, order_family
+from tidegate.core.input.prefix_tree import KEY_BYTES, PrefixFamily, common_prefix, resume
 from tidegate.core.input.scan import Scan
-from tidegate.core.input.stems import KEY_BYTES, PrefixFamily, common_prefix, resume
 from tidegate.core.nouns import IngestPlan
 from tidegate.stages.ingest.ingest_file import ingest_file
 
@@ -267,7 +267,7 @@ def test_order_is_the_reference_order(contents: list[str], reference_bytes_max: 
     """However items are bundled, and however much is known of each bundle."""
     prompts = [json.dumps([{"role": "user", "content": text}]).encode() for text in contents]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidegate.core.input.stems.REFERENCE_BYTES_MAX", reference_bytes_max)
+        patch.setattr("tidegate.core.input.prefix_tree.REFERENCE_BYTES_MAX", reference_bytes_max)
         family = PrefixFamily(prompts[0])
         for prompt in prompts:
             family.take(prompt)

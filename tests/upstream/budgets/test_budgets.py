@@ -18,7 +18,7 @@ from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.connections import Connection
 from tidegate.upstream.http.transport import RequestTemplate
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

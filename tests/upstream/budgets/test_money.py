@@ -23,9 +23,9 @@ from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.errors import Ambiguous, Overspent, Refused, Throttled, Unbounded, Withheld
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.usage.prices import NANO, Price
-from tidegate.upstream.budgets.reserve import LETTER_TOKENS, OTHER_TOKENS
+from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.parallel import WAITERS_MAX, KeySlots
+from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

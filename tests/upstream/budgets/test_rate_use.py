@@ -21,7 +21,7 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.http.transport import HttpReply
 from tidegate.upstream.routing.slots import Capacity
 

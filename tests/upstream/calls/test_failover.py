@@ -21,7 +21,7 @@ from tidegate.core.deployments import HttpLimits, Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
 

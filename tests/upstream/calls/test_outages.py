@@ -11,7 +11,7 @@ from tests.upstream.world import World, deployment
 from tidegate.core import retry
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period
 from tidegate.core.errors import UpstreamError, Withheld
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.ports import Upstream
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import KEY_REST_MS_MAX
+from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 
 pytestmark = pytest.mark.anyio
 

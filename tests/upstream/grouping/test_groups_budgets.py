@@ -12,7 +12,7 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Estimate
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

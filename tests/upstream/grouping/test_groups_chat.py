@@ -10,7 +10,7 @@ import pytest
 from tests.upstream.raw_server import Peer, RawServer, Request
 from tests.upstream.world import CHAT_ENDPOINT, World, deployment
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, UpstreamError
-from tidegate.core.grouping.chat_batches import BATCH_ENDPOINT, USAGE_MISSING, ChatAdapter, ChatBatching, ChatMode
+from tidegate.core.grouping.chat import BATCH_ENDPOINT, USAGE_MISSING, ChatAdapter, ChatBatching, ChatMode
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.upstream.calls.router import Router
 

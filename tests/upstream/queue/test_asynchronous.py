@@ -19,7 +19,7 @@ from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret, Serves, TideMode
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, Unavailable, UpstreamError
 from tidegate.core.ids import item_id
-from tidegate.upstream.http.leave import PermitExpired, SendPermit
+from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
-from tidegate.core.grouping.chat_batches import ChatAdapter, ChatBatching
+from tidegate.core.grouping.chat import ChatAdapter, ChatBatching
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Secret, Tls
 from tidegate.core.errors import KeyRejected
 from tidegate.settings.renewal import Renewal
 from tidegate.upstream.http.transport import AiohttpTransport
-from tidegate.upstream.routing.lane import KEY_REST_MS_MAX
+from tidegate.upstream.routing.deployment_state import KEY_REST_MS_MAX
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,7 @@ from tidegate.store.limits import StoreLimits
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

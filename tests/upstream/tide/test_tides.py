@@ -26,7 +26,7 @@ from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.upstream.calls.interactive import InteractiveCall, Shaped
-from tidegate.upstream.calls.passage import UpstreamResponse
+from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.upstream.tide.tides import DeploymentTide

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 
-from tidegate.core.input import stems
-from tidegate.core.input.stems import KEY_BYTES, common_prefix
+from tidegate.core.input import prefix_tree
+from tidegate.core.input.prefix_tree import KEY_BYTES, common_prefix
 
 # Reads up to `count` bytes of item `number`'s prompt from `at` on: (number, at, count).
 Read = Callable[[int, int, int], bytes]
@@ -208,7 +208,7 @@ def _between(keys: Collection[bytes], at: int) -> int:
 
 def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
     """Items that agree up to `at`, read as much further as they agree."""
-    longest = reference = read(numbers[0], at, stems.REFERENCE_BYTES_MAX)
+    longest = reference = read(numbers[0], at, prefix_tree.REFERENCE_BYTES_MAX)
     cut = len(reference)
     keys: list[bytes] = []
     moved: list[tuple[int, int]] = []

@@ -11,9 +11,16 @@ from operator import itemgetter, sub
 from struct import pack
 
 from tidegate.core.input.line_faults import BodyFault, LineFault, strange_file
+from tidegate.core.input.line_templates import (
+    SHAPE_RETRY_EVERY,
+    SHAPES_MADE_MAX,
+    SHAPES_MAX,
+    AlikeLine,
+    LineTemplate,
+    shape_of,
+)
 from tidegate.core.input.lines import InputLine, LineRules, check_line, endpoint_of, is_utf8, too_long
-from tidegate.core.input.shapes import SHAPE_RETRY_EVERY, SHAPES_MADE_MAX, SHAPES_MAX, AlikeLine, LineTemplate, shape_of
-from tidegate.core.input.stems import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
+from tidegate.core.input.prefix_tree import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
 from tidegate.core.nouns import LineError
 
 BOM = b"\xef\xbb\xbf"

@@ -7,8 +7,8 @@ are of no use, and whoever asked scans the input in one.
 
 from dataclasses import replace
 
+from tidegate.core.input.prefix_tree import REFERENCE_BYTES_MAX
 from tidegate.core.input.scan import FAMILIES_MAX, MODELS_MAX, REFERENCES_BYTES_MAX, Scan
-from tidegate.core.input.stems import REFERENCE_BYTES_MAX
 
 ITEM_COLUMNS = ("at", "size", "id_hash", "output_tokens", "fixed_size", "prompt_at", "prompt_size", "keys")
 

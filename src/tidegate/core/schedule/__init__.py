@@ -1,8 +1,8 @@
 """Who goes next: pure functions from a bounded look at the store to picks with reasons. No clock, no I/O, no memory of its own."""
 
+from tidegate.core.schedule.forecast import FlowForecast, prospect_not_ready, prospects
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
-from tidegate.core.schedule.prospect import FlowForecast, prospect_not_ready, prospects
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare

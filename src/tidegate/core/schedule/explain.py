@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tidegate.core.nouns import Job
-from tidegate.core.schedule.prospect import FlowForecast
+from tidegate.core.schedule.forecast import FlowForecast
 from tidegate.core.schedule.reasons import Reason
 from tidegate.core.schedule.size import size_class
 from tidegate.core.schedule.snapshot import Why

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from tidegate.core.schedule.queues import QueueOrder, StrictOrder
-from tidegate.core.schedule.scope import tenant_of
+from tidegate.core.schedule.share_owner import tenant_of
 from tidegate.core.schedule.snapshot import JobView
 
 UNITS_PER_DELTALLM_UNIT = 256

@@ -7,8 +7,8 @@ from array import array
 from struct import iter_unpack
 
 from tidegate.core.input.prefix import Bundle, Read, order_family
+from tidegate.core.input.prefix_tree import KEY_BYTES, common_prefix
 from tidegate.core.input.scan import Scan
-from tidegate.core.input.stems import KEY_BYTES, common_prefix
 
 READ_BYTES = 256 << 10
 NEAR_BYTES = 4 << 10

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from tidegate.core.budgets.budget import Limit
-from tidegate.upstream.budgets.discovered import QuotaLeft
+from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft
 
 
 @dataclass(slots=True)

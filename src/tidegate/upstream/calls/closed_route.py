@@ -6,7 +6,7 @@ It reads what the lanes remember of their last failures. It waits for nothing an
 from collections.abc import Sequence
 
 from tidegate.core.errors import KeyRejected, Throttled, Unavailable, UpstreamError
-from tidegate.upstream.routing.lane import FAILING, TLS_REJECTED, DeploymentState
+from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED, DeploymentState
 
 
 def closed_route_error(model: str, lanes: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:

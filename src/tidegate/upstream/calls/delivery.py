@@ -14,14 +14,14 @@ from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable, U
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.ports import Clock, Rests
 from tidegate.core.usage.prices import CostRange, cost
-from tidegate.upstream.budgets import discovered
-from tidegate.upstream.budgets.purse import FREE, BindingLimits, BudgetClient
-from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, TokenEstimator
+from tidegate.upstream.budgets import rate_limit_headers
+from tidegate.upstream.budgets.budget_client import FREE, BindingLimits, BudgetClient
+from tidegate.upstream.budgets.token_estimator import WHOLE_BUDGET, TokenEstimator
 from tidegate.upstream.calls.translation import ItemTranslation, Shaped, is_translated
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import PermitExpired, SendPermit
-from tidegate.upstream.routing.lane import DeploymentState
-from tidegate.upstream.routing.notebook import DiscoveredLimits
+from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.tide.tides import BackgroundFlight
 
@@ -182,9 +182,9 @@ class Delivery:
         """The answer to the lane's call with this number tells of its deployment's limits, and of what is left of them."""
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
-        told = discovered.read_rate_limits(headers, wall_ms)
-        left = discovered.read_rest_left(
-            headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or discovered.MINUTE_MS
+        told = rate_limit_headers.read_rate_limits(headers, wall_ms)
+        left = rate_limit_headers.read_rest_left(
+            headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or rate_limit_headers.MINUTE_MS
         )
         tokens = self._reserve.tokens(call, lane.deployment.estimate)
         lane.is_empty = left.is_nothing

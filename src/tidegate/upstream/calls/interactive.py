@@ -30,17 +30,17 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import FREE, BudgetClient
-from tidegate.upstream.budgets.reserve import WHOLE_BUDGET, TokenEstimator
-from tidegate.upstream.budgets.tab import CallReceipt, Heard
+from tidegate.upstream.budgets.budget_client import FREE, BudgetClient
+from tidegate.upstream.budgets.call_receipt import CallReceipt, Heard
+from tidegate.upstream.budgets.token_estimator import WHOLE_BUDGET, TokenEstimator
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.delivery import LEAVE_DIED_MS, LEAVES_MAX, Delivery
-from tidegate.upstream.calls.passage import Admission, Closed, UpstreamResponse
+from tidegate.upstream.calls.response import Admission, Closed, UpstreamResponse
 from tidegate.upstream.calls.translation import Shaped as Shaped
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import PermitExpired
+from tidegate.upstream.http.send_permit import PermitExpired
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.probe import probe
 from tidegate.upstream.routing.retry_budget import Attempt
 from tidegate.upstream.routing.routes import NameRoute

@@ -28,26 +28,26 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.usage.prices import Price
-from tidegate.upstream.budgets.purse import BudgetClient
-from tidegate.upstream.budgets.reserve import TokenEstimator
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.token_estimator import TokenEstimator
+from tidegate.upstream.calls.availability import Availability
+from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.delivery import Delivery
+from tidegate.upstream.calls.feedback import Feedback
 from tidegate.upstream.calls.interactive import BatchSide, Interactive, InteractiveCall
-from tidegate.upstream.calls.lessons import Feedback
-from tidegate.upstream.calls.passage import UpstreamResponse
-from tidegate.upstream.calls.put_off import BudgetWait
-from tidegate.upstream.calls.room import Availability
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.slot_queue import Missing, SlotQueue
 from tidegate.upstream.calls.translation import MESSAGES
-from tidegate.upstream.calls.waiters import Missing, SlotQueue
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.leave import PermitExpired, SendPermit
+from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.transport import AiohttpTransport, Transport
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState, DeploymentStatus
-from tidegate.upstream.routing.lanes import Deployments
-from tidegate.upstream.routing.notebook import DiscoveredLimits
-from tidegate.upstream.routing.parallel import KeySlots
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState, DeploymentStatus
+from tidegate.upstream.routing.deployments import Deployments
+from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
+from tidegate.upstream.routing.key_slots import KeySlots
 from tidegate.upstream.routing.probe import CONTROL_LIMITS, PROBE_TIMEOUT_S, Probe, ask_models, probe
 from tidegate.upstream.routing.routes import NameRoute, Routes, stick
 from tidegate.upstream.routing.slots import Capacity, DeploymentSlots, ModelSlots

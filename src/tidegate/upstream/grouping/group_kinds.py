@@ -1,6 +1,6 @@
 """Which items of an endpoint may share a call, and how such a call is put together and taken apart: embeddings, and chat.
 
-What is grouped and why not stands in `core/grouping/microbatch.py` and `core/grouping/chat_batches.py`; here it meets a route
+What is grouped and why not stands in `core/grouping/embeddings.py` and `core/grouping/chat.py`; here it meets a route
 and a deployment's settings. Nothing here waits, sends or counts.
 """
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import BrokenAnswer, Refused, UpstreamError
-from tidegate.core.grouping import chat_batches, microbatch
-from tidegate.core.grouping.chat_batches import ChatBatching, ChatPart, Singly
-from tidegate.core.grouping.microbatch import Part
+from tidegate.core.grouping import chat, embeddings
+from tidegate.core.grouping.chat import ChatBatching, ChatPart, Singly
+from tidegate.core.grouping.embeddings import Part
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.retry import GiveUp
 from tidegate.upstream.routing.routes import NameRoute
@@ -46,10 +46,10 @@ class GroupKind(Protocol):
 
 
 class EmbeddingGroups:
-    endpoint = path = microbatch.ENDPOINT
+    endpoint = path = embeddings.ENDPOINT
 
     def read(self, route: NameRoute, call: Call) -> Part | str:
-        return microbatch.read(call.endpoint, route.model_of(call.model), call.body)
+        return embeddings.read(call.endpoint, route.model_of(call.model), call.body)
 
     def items_max(self, deployment: Deployment) -> int:
         return deployment.upstream_max_batch_inputs
@@ -61,19 +61,19 @@ class EmbeddingGroups:
         return 0
 
     def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
-        return microbatch.build([part for part in parts if isinstance(part, Part)])
+        return embeddings.build([part for part in parts if isinstance(part, Part)])
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
         try:
-            return list(microbatch.split(body, [part for part in parts if isinstance(part, Part)]))
-        except microbatch.CannotSplit as wrong:
+            return list(embeddings.split(body, [part for part in parts if isinstance(part, Part)]))
+        except embeddings.CannotSplit as wrong:
             why = str(wrong)
         raise BrokenAnswer(f"an answer for {len(parts)} requests cannot be taken apart: {why}")
 
 
 class ChatGroups:
-    endpoint = chat_batches.ENDPOINT
-    path = chat_batches.BATCH_ENDPOINT
+    endpoint = chat.ENDPOINT
+    path = chat.BATCH_ENDPOINT
 
     def read(self, route: NameRoute, call: Call) -> ChatPart | str:
         batching = _widest(route)
@@ -82,35 +82,35 @@ class ChatGroups:
         # All that share a call go to one deployment under one name: who may take it over is the same for each of them.
         failover = tuple(lane.deployment.name for lane in route.lanes)
         model = route.model_of(call.model)
-        way = chat_batches.ChatRoute("", "", "", call.model, model, failover)
-        return chat_batches.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
+        way = chat.ChatRoute("", "", "", call.model, model, failover)
+        return chat.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
 
     def items_max(self, deployment: Deployment) -> int:
         batching = deployment.chat_batching
         return batching.upstream_max_batch_size if batching.groups else 1
 
     def items_min(self, deployment: Deployment) -> int:
-        return microbatch.GROUP_INPUTS_MIN
+        return embeddings.GROUP_INPUTS_MIN
 
     def tokens_max(self, deployment: Deployment) -> int:
         return deployment.chat_batching.max_total_input_tokens
 
     def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
-        return chat_batches.build([part for part in parts if isinstance(part, ChatPart)])
+        return chat.build([part for part in parts if isinstance(part, ChatPart)])
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
-        return [_share(found) for found in chat_batches.split(body, len(parts))]
+        return [_share(found) for found in chat.split(body, len(parts))]
 
 
 def _widest(route: NameRoute) -> ChatBatching | None:
     """The settings of the deployment of a route that takes most in one call, with an adapter if any has one."""
     asking = [lane.deployment.chat_batching for lane in route.lanes]
-    asking = [one for one in asking if one.mode is chat_batches.ChatMode.SYNC_MICROBATCH]
+    asking = [one for one in asking if one.mode is chat.ChatMode.SYNC_MICROBATCH]
     return max(asking, key=lambda one: (one.has_executor, one.upstream_max_batch_size), default=None)
 
 
-def _share(found: chat_batches.ChatAnswer | UpstreamError | GiveUp) -> Share:
-    if isinstance(found, chat_batches.ChatAnswer):
+def _share(found: chat.ChatAnswer | UpstreamError | GiveUp) -> Share:
+    if isinstance(found, chat.ChatAnswer):
         return found.body, found.usage
     if isinstance(found, GiveUp):
         return Refused(found.message, status=502, code="chat_usage_missing")

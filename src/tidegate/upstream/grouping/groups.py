@@ -18,13 +18,13 @@ import structlog
 
 from tidegate import metrics
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
-from tidegate.core.grouping.chat_batches import ChatPart
-from tidegate.core.grouping.microbatch import GroupSize, Part, Remedy
+from tidegate.core.grouping.chat import ChatPart
+from tidegate.core.grouping.embeddings import GroupSize, Part, Remedy
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
 from tidegate.upstream.grouping.group_kinds import KINDS, GroupKind, Share
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from typing import Protocol
 from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream.http import classify
-from tidegate.upstream.http.exchange import InFlightCall
+from tidegate.upstream.http.in_flight import InFlightCall
 
 
 class Payload(Protocol):

@@ -24,10 +24,10 @@ from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.deployments import AUDIO_PATH, Deployment, EngineKind, HttpLimits, Tls
 from tidegate.core.errors import UpstreamError
 from tidegate.upstream.http import classify
+from tidegate.upstream.http.connection_slots import ConnectionSlots
 from tidegate.upstream.http.connections import Connection, Connections, tls_context
-from tidegate.upstream.http.exchange import InFlightCall, TimeoutSweep
-from tidegate.upstream.http.leave import PermitExpired, SendPermit
-from tidegate.upstream.http.seats import ConnectionSlots
+from tidegate.upstream.http.in_flight import InFlightCall, TimeoutSweep
+from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.streams import RedactedPayload, Stream
 
 # A server may close a connection that is new before a byte is written; the next one may be closed too.

@@ -17,7 +17,7 @@ from tidegate.core.deployments import Deployment, HttpLimits, Queue
 from tidegate.core.errors import Ambiguous, Refused, Unavailable, UpstreamError
 from tidegate.core.ports import Clock, Entropy, RequestQueue
 from tidegate.core.queues import Found, QueueAway, QueueKind, QueueRequest, Withdrawal
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.http.transport import Client, HttpReply, Transport
 from tidegate.upstream.queue import messages
 from tidegate.upstream.queue.mailbox import Mailbox

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from tidegate.core.ports import Clock, Rests
-from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 
 GROUP = "model:"
 

@@ -13,7 +13,7 @@ import msgspec
 from tidegate.core.deployments import EngineKind, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.routing.lane import FAILING, DeploymentState
+from tidegate.upstream.routing.deployment_state import FAILING, DeploymentState
 
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"

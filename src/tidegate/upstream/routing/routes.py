@@ -13,8 +13,8 @@ from hashlib import blake2b
 from tidegate.core.budgets.budget import Budget, LimitBound
 from tidegate.core.deployments import Resource, fallbacks
 from tidegate.core.nouns import Call
-from tidegate.upstream.routing.hints import renamed
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.priority_hints import renamed
 
 # A deployment may have this much more than its part before a prefix is served elsewhere: a warm cache is worth a short queue.
 STICKY_LOAD_MAX = 1.25

@@ -14,7 +14,7 @@ import structlog
 
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import DiscoveredLimitsStore, Fleet, Limits, Notices, Rests
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tidegate.core.answers.stream_options import ENDPOINTS, asking_for_usage, without_asking
 from tidegate.core.errors import Ambiguous, Refused, UpstreamError
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 
 _NAMES = (b"stream_options", b"include_usage")
 

@@ -21,7 +21,7 @@ from tidegate.core.errors import (
     UpstreamError,
     Withheld,
 )
-from tidegate.core.grouping.microbatch import (
+from tidegate.core.grouping.embeddings import (
     GROW_AFTER_GROUPS,
     Alone,
     CannotSplit,

@@ -11,7 +11,7 @@ from tidegate.core.input.turns import IngestLimits
 from tidegate.core.nouns import LeasedSlice
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
-from tidegate.core.schedule.switch import ModeOverride
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import FlushLimits
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement
-from tidegate.upstream.budgets.bills import Settlements
+from tidegate.upstream.budgets.settlements import Settlements
 
 pytestmark = pytest.mark.anyio
 

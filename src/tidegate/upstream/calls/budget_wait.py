@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 from tidegate.core.errors import Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import BudgetClient
-from tidegate.upstream.calls.waiters import SlotQueue
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.calls.slot_queue import SlotQueue
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
 # Calls of one tenant that wait for its budget must not take the place of everyone else's.

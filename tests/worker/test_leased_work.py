@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Upstream
-from tidegate.worker.hand import AHEAD_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
 
 
 class Clock:

@@ -12,7 +12,7 @@ from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import World, deployment
 from tidegate.core.deployments import Hints, Resource
 from tidegate.core.errors import SettingsError
-from tidegate.upstream.routing.hints import PriorityHints
+from tidegate.upstream.routing.priority_hints import PriorityHints
 
 pytestmark = pytest.mark.anyio
 

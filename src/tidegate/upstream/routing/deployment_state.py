@@ -15,11 +15,11 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.upstream.budgets.discovered import RateLimitHeaders
 from tidegate.upstream.budgets.quota import Quota
+from tidegate.upstream.budgets.rate_limit_headers import RateLimitHeaders
 from tidegate.upstream.http.transport import Client, QueuedClient, StreamingClient
 from tidegate.upstream.routing.breaker import Breaker, BreakerPolicy, BreakerState
-from tidegate.upstream.routing.hints import PriorityHints
+from tidegate.upstream.routing.priority_hints import PriorityHints
 from tidegate.upstream.routing.refusals import Refusals
 from tidegate.upstream.routing.retry_budget import RetryBudget
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy

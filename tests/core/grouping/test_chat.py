@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.answers.results import http_error_body
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, UpstreamError
-from tidegate.core.grouping.chat_batches import (
+from tidegate.core.grouping.chat import (
     ENDPOINT,
     ChatAnswer,
     ChatBatching,

@@ -14,7 +14,7 @@ from tidegate.core import schedule
 from tidegate.core.nouns import ModelPace
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import deadline, fair
-from tidegate.core.schedule.switch import ModeOverride
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.store.snapshots import SnapshotBounds
 from tidegate.store.store import Store
 from tidegate.worker.trial import Trial

@@ -18,7 +18,7 @@ from tidegate import metrics
 from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
 from tidegate.core.errors import ApiProblem, Refused, UpstreamError
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.passage import UpstreamResponse
+from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.web.dialects import Dialect
 from tidegate.web.open_calls import KeyCut, OpenCall
 from tidegate.web.open_calls import refusal as key_refusal

@@ -10,9 +10,9 @@ from tidegate.core.answers.answer_text import estimated, written_bytes
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import cost
-from tidegate.upstream.budgets.purse import BudgetClient
-from tidegate.upstream.budgets.reserve import SILENT, TokenEstimator
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.token_estimator import SILENT, TokenEstimator
+from tidegate.upstream.http.send_permit import SendPermit
 
 # Hears where a call was answered and what it used.
 Heard = Callable[[Deployment, Usage], None]

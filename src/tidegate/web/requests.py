@@ -17,7 +17,7 @@ from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.intake import Intake
-from tidegate.web.limit_asks import LIMITS_MAX, LimitAsks, job_limits
+from tidegate.web.limit_requests import LIMITS_MAX, LimitAsks, job_limits
 
 T = TypeVar("T")
 

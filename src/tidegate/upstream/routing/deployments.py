@@ -9,7 +9,7 @@ from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.http.transport import Client, Transport
-from tidegate.upstream.routing.lane import DeploymentPolicy, DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 from tidegate.upstream.tide.tides import DeploymentTide, tide_terms
 
 

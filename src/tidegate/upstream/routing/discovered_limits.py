@@ -10,7 +10,7 @@ import structlog
 
 from tidegate.core.errors import LimitsUnavailable, StoreError
 from tidegate.core.ports import DiscoveredLimitsStore
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,8 @@ from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import Throttled, Withheld
 from tidegate.core.nouns import Answer
-from tidegate.upstream.budgets.discovered import (
+from tidegate.upstream.budgets.quota import Quota
+from tidegate.upstream.budgets.rate_limit_headers import (
     NUMBER_MAX,
     RESET_MS_MAX,
     QuotaLeft,
@@ -21,9 +22,8 @@ from tidegate.upstream.budgets.discovered import (
     read_rate_limits,
     read_rest_left,
 )
-from tidegate.upstream.budgets.quota import Quota
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.routing.lane import DeploymentPolicy
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.world import HandClock
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
-from tidegate.upstream.budgets.purse import BudgetClient
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.http.send_permit import SendPermit
 
 pytestmark = pytest.mark.anyio
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.core.schedule import FlowView, JobView, ModelView, Pick, Snapshot, Why
-from tidegate.worker.choose import within_sight
+from tidegate.worker.scheduler import within_sight
 
 
 def look(flow_count: int, *, hides_flows: bool) -> Snapshot:

@@ -12,9 +12,9 @@ from tidegate.core.answers.stream_usage import UsageEar
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
-from tidegate.upstream.budgets.tab import CallReceipt
+from tidegate.upstream.budgets.call_receipt import CallReceipt
 from tidegate.upstream.http.streams import Stream
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.tide.tides import BackgroundFlight
 
 # The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.

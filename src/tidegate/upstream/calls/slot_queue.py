@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from tidegate.core.errors import PoolExhausted, RetryBudgetSpent, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.calls.closed_route import closed_route_error
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
 RETRY_BUDGET_WAIT_MS = 5_000

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.answers.said_anew import stream_of
-from tidegate.core.answers.whole_answer import WholeAnswer
+from tidegate.core.answers.stream_assembly import WholeAnswer
+from tidegate.core.answers.stream_synthesis import stream_of
 from tidegate.core.translate.sse import StreamBroken
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"

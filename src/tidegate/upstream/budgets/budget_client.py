@@ -24,8 +24,8 @@ from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
 from tidegate.core.ports import Clock, Limits
 from tidegate.core.usage.prices import CostRange, units_text
-from tidegate.upstream.budgets.bills import Settlements
-from tidegate.upstream.http.leave import SendPermit
+from tidegate.upstream.budgets.settlements import Settlements
+from tidegate.upstream.http.send_permit import SendPermit
 
 log = structlog.get_logger(__name__)
 

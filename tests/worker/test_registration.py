@@ -8,7 +8,7 @@ import pytest
 
 from tests.upstream.world import FairDice, HandClock
 from tidegate.core.nouns import Holding
-from tidegate.worker.incarnation import Registration
+from tidegate.worker.registration import Registration
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from tidegate.core.ports import Blobs, Clock, Entropy, Upstream
 from tidegate.core.schedule import Reason
 from tidegate.stages import lease
 from tidegate.store.store import Store
-from tidegate.worker.choose import Scheduler
-from tidegate.worker.hand import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
-from tidegate.worker.incarnation import Registration
-from tidegate.worker.key_state import KeyStates
+from tidegate.worker.key_states import KeyStates
+from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.registration import Registration
+from tidegate.worker.scheduler import Scheduler
 from tidegate.worker.trial import Trial
 
 log = structlog.get_logger()

@@ -24,10 +24,10 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock, Entropy, Rests
-from tidegate.upstream.budgets.purse import EXCEEDS_LIMIT
-from tidegate.upstream.calls.room import Availability
+from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
+from tidegate.upstream.calls.availability import Availability
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.retry_budget import Attempt
 from tidegate.upstream.routing.routes import NameRoute
 

@@ -11,10 +11,10 @@ from tidegate.core.budgets.budget import Budget
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
-from tidegate.upstream.budgets.purse import BudgetClient
+from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.routing.breaker import BreakerState
-from tidegate.upstream.routing.lane import DeploymentState
+from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.slots import DeploymentSlots, ModelSlots
 from tidegate.upstream.tide.tides import READY_MAX
