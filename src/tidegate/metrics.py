@@ -225,8 +225,8 @@ worker_broken = _gauge(
 queue_awaited = _gauge("queue_awaited", "Requests in queues that this process waits for.")
 queue_results = _counters(
     "queue_results_total",
-    "Results from queues by what they were: answers, nobody's, unreadable, there already, or not there any more.",
-    outcome=("answered", "too_large", "lost", "garbage", "unknown", "duplicate", "late"),
+    "Results from queues by what they were: answers, nobody's, unreadable, there already, recorded by another process, or gone.",
+    outcome=("answered", "too_large", "lost", "recorded", "garbage", "unknown", "duplicate", "late"),
 )
 
 # ---- interactive calls

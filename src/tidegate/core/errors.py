@@ -198,5 +198,11 @@ class HandedBack(UpstreamError):
     billed = True
 
 
+class RecordedElsewhere(UpstreamError):
+    """Another process had the same call's answer and recorded it: there is nothing to send again."""
+
+    reason = "recorded_elsewhere"
+
+
 class PoolExhausted(UpstreamError):
     reason = "upstream_pool_timeout"

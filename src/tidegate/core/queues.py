@@ -19,10 +19,11 @@ class QueueAway(TidegateError):
 
 
 class Put(StrEnum):
-    """What became of laying a request down: it lies there now, or it was out already and is ours to wait for."""
+    """What became of laying a request down: it lies there now, it was out already and is ours to wait for, or its answer is recorded."""
 
     LAID = "laid"
     OUT = "out"
+    RECORDED = "recorded"
 
 
 class Withdrawal(StrEnum):
@@ -39,6 +40,7 @@ class QueueKind(StrEnum):
     ANSWERED = "answered"
     TOO_LARGE = "too_large"
     LOST = "lost"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)

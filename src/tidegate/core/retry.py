@@ -6,10 +6,12 @@ nothing about the item, so they never use up its attempts and end only at the jo
 
 from dataclasses import dataclass
 
-from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
+from tidegate.core.errors import Ambiguous, BrokenAnswer, RecordedElsewhere, Refused, UpstreamError
 
 # An item fails when so many workers were lost while each ran only this item (`alone_losses`).
 ALONE_LOSSES_MAX = 3
+# How long an item rests whose answer another process has recorded: longer than a worker holds on to one that waits.
+RECORDED_MS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ def decide(
             return GiveUp(error.code, f"{error.message} (given up after {tries})")
     if now_ms >= expires_at_ms:
         return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")
+    if isinstance(error, RecordedElsewhere):
+        # Long enough that the item goes back with its slice: whoever leases that sees the outcome.
+        return RetryAt(min(now_ms + RECORDED_MS, expires_at_ms), counts=False)
     grown_ms = min(policy.backoff_ms_max, policy.backoff_ms * policy.backoff_multiplier ** min(attempts, 30))
     spread_ms = grown_ms if counts else policy.deferral_ms
     # Retry-After is a floor and the jitter comes on top, so that those who were told the same moment do not all come at once.

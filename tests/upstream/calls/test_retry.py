@@ -14,6 +14,7 @@ from tidegate.core.errors import (
     KeyRejected,
     Overspent,
     PoolExhausted,
+    RecordedElsewhere,
     Refused,
     RetryBudgetSpent,
     Throttled,
@@ -22,7 +23,8 @@ from tidegate.core.errors import (
     Untranslatable,
     Withheld,
 )
-from tidegate.core.retry import GiveUp, RetryAt, RetryPolicy, decide
+from tidegate.core.retry import RECORDED_MS, GiveUp, RetryAt, RetryPolicy, decide
+from tidegate.worker.leased_work import SHORT_WAIT_MS
 
 POLICY = RetryPolicy()
 COUNTED = (Ambiguous, BrokenAnswer)
@@ -40,10 +42,17 @@ def test_every_class_of_upstream_error_is_decided_on_purpose() -> None:
         for _, kind in inspect.getmembers(errors, inspect.isclass)
         if issubclass(kind, errors.UpstreamError) and kind is not errors.UpstreamError
     }
-    assert every == {*COUNTED, *UNCOUNTED, Refused, Overspent, Unbounded, Untranslatable}
+    assert every == {*COUNTED, *UNCOUNTED, RecordedElsewhere, Refused, Overspent, Unbounded, Untranslatable}
     assert issubclass(Overspent, Refused)
     assert issubclass(Unbounded, Refused)
     assert issubclass(Untranslatable, Refused)
+
+
+def test_what_another_process_recorded_goes_back_with_its_slice() -> None:
+    error = RecordedElsewhere("recorded")
+    assert decide(error, 0, 1_000, 90_000, POLICY, 0.0) == RetryAt(7_000, counts=False)
+    assert decide(error, 0, 1_000, 2_000, POLICY, 0.0) == RetryAt(2_000, counts=False)
+    assert RECORDED_MS > SHORT_WAIT_MS
 
 
 @given(counts, moments, moments, jitters, waits)

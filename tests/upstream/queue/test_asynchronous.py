@@ -17,7 +17,16 @@ from tests.support.redis import RedisServer
 from tidegate.backends.queue_redis import TIMEOUT_S, RedisQueue
 from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret, Serves, TideMode
-from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, SettingsError, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import (
+    Ambiguous,
+    BrokenAnswer,
+    RecordedElsewhere,
+    Refused,
+    SettingsError,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+)
 from tidegate.core.ids import item_id
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
 from tidegate.upstream.http.transport import AiohttpTransport, Client, HttpReply
@@ -154,6 +163,31 @@ async def test_an_answer_that_nobody_recorded_is_found_by_the_next(pair: Pair, p
     assert await processor.lies() == 0
     two.transport.recorded([(JOB, 7)])
     await processor.until_kept()
+
+
+async def test_an_answer_that_another_process_recorded_is_not_asked_for_again(pair: Pair, processor: Processor) -> None:
+    one, two = pair
+    first = one.post()
+    request = await processor.take()
+    await processor.push(request["data"]["id"], **OK)
+    await first
+    one.transport.recorded([(JOB, 7)])
+    await processor.until_kept()
+    # It was on its way to the same item when the outcome was recorded.
+    assert isinstance(await failure(two.post()), RecordedElsewhere)
+    assert await processor.lies() == 0
+
+
+async def test_one_that_waits_hears_that_another_process_recorded_the_answer(pair: Pair, processor: Processor) -> None:
+    one, two = pair
+    first = one.post()
+    request = await processor.take()
+    second = two.post()
+    mailbox = two.office.mailbox(processor.queue)
+    await wait_until_async(lambda: mailbox.is_awaited(request["data"]["id"]), what="the other to wait")
+    await mailbox.queue.acknowledge([request["data"]["id"]])
+    assert isinstance(await failure(second), RecordedElsewhere)
+    first.cancel()
 
 
 async def test_another_try_is_another_request(pair: Pair, processor: Processor) -> None:

@@ -47,8 +47,10 @@ for i = 7, #ARGV do
     if size == 0 then
         if ARGV[4] == '1' then
             local state = redis.call('GET', KEYS[1] .. ':sent:' .. ARGV[i])
-            if not state or state == 'done' then
+            if not state then
                 answer[#answer + 1] = { ARGV[i], 'lost', '' }
+            elseif state == 'done' then
+                answer[#answer + 1] = { ARGV[i], 'recorded', '' }
             end
         end
     elseif size > tonumber(ARGV[2]) then

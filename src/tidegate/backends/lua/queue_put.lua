@@ -4,7 +4,11 @@
 -- ARGV     id, the sorted set of requests, message, score, token, who asks, for how many ms it is remembered
 local sent = KEYS[1] .. ':sent:' .. ARGV[1]
 local state = redis.call('GET', sent)
-if state and state ~= 'done' then
+if state == 'done' then
+    -- Whoever had its answer recorded it: there is nothing to ask for again.
+    return 'recorded'
+end
+if state then
     local token, score = string.match(state, '^%S+ (%S+) (%S+)$')
     redis.call('SET', sent, ARGV[6] .. ' ' .. token .. ' ' .. score, 'KEEPTTL')
     -- Whoever left it may have wanted it stopped; it is wanted again.

@@ -14,6 +14,7 @@ from tidegate.core.errors import (
     KeyRejected,
     Overspent,
     PoolExhausted,
+    RecordedElsewhere,
     Refused,
     Throttled,
     Unavailable,
@@ -61,7 +62,8 @@ class Feedback:
         """Let the lane learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
         was_withheld = (
-            isinstance(error, Withheld | Overspent | Unbounded | Untranslatable) or error.code == EXCEEDS_LIMIT
+            isinstance(error, Withheld | Overspent | Unbounded | Untranslatable | RecordedElsewhere)
+            or error.code == EXCEEDS_LIMIT
         )
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.

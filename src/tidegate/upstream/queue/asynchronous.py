@@ -14,9 +14,9 @@ import structlog
 from yarl import URL
 
 from tidegate.core.deployments import Deployment, HttpLimits, Queue
-from tidegate.core.errors import Ambiguous, Refused, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, RecordedElsewhere, Refused, Unavailable, UpstreamError
 from tidegate.core.ports import Clock, Entropy, RequestQueue
-from tidegate.core.queues import Found, QueueAway, QueueKind, QueueRequest, Withdrawal
+from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest, Withdrawal
 from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.http.transport import Client, HttpReply, Transport
 from tidegate.upstream.queue import messages
@@ -159,13 +159,15 @@ class QueueClient:
         is_unsure = False
         while True:
             try:
-                await self._mailbox.queue.put(request)
+                put = await self._mailbox.queue.put(request)
             except QueueAway as away:
                 is_unsure = is_unsure or away.is_unsure
                 if not is_unsure:
                     raise _never_started(away) from None
                 await asyncio.sleep(AGAIN_S)
             else:
+                if put is Put.RECORDED:
+                    raise _recorded_elsewhere()
                 return
 
     async def _wait(self, request_id: str) -> Found:
@@ -178,9 +180,9 @@ class QueueClient:
     async def _read(self, item: str, found: Found) -> HttpReply:
         queue, request_id = self._mailbox.queue, found.request_id
         if found.kind is QueueKind.LOST:
-            raise Ambiguous(
-                "the queue no longer knows this request: it was emptied, or another process has recorded its answer"
-            )
+            raise Ambiguous("the queue no longer knows this request: it was emptied")
+        if found.kind is QueueKind.RECORDED:
+            raise _recorded_elsewhere()
         try:
             if found.kind is QueueKind.TOO_LARGE:
                 raise messages.too_large(self._office.answer_bytes_max)
@@ -244,6 +246,10 @@ class QueueTransport:
 
 def _request_id(idempotency_key: str, attempt: int) -> str:
     return f"{idempotency_key}.{attempt}"
+
+
+def _recorded_elsewhere() -> RecordedElsewhere:
+    return RecordedElsewhere("another process has recorded the answer of this request")
 
 
 def _never_started(away: QueueAway) -> Unavailable:
