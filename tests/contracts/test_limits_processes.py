@@ -22,7 +22,7 @@ KILLS = 6
 
 SENDER = f"""
 import asyncio, os, sys
-from tidegate.core.budgets.budget import Ask, Bound, Budget, Limit, Period
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
@@ -33,11 +33,11 @@ async def main():
     if redis:
         from tidegate.backends.limits_redis import RedisLimits
         limits = RedisLimits(redis, "t", limits, timeout_s=5)
-    budget = Budget(Bound.TENANT, "acme", (Limit(Period.LIFETIME, requests={LIMIT}), Limit(Period.MINUTE, requests=10**6)))
+    budget = Budget(LimitBound.TENANT, "acme", (Limit(Period.LIFETIME, requests={LIMIT}), Limit(Period.MINUTE, requests=10**6)))
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     refused = 0
     while refused < 5:
-        [grant] = await limits.debit([Ask((budget,), {AT_ONCE}, 0)])
+        [grant] = await limits.debit([BudgetRequest((budget,), {AT_ONCE}, 0)])
         for _ in range(grant.requests):
             os.write(log, b"sent\\n")
         refused = 0 if grant.requests else refused + 1

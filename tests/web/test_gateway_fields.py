@@ -32,7 +32,7 @@ def asks(*parts: Any, **more: Any) -> dict[str, Any]:
         (CHAT, asks({"type": "file", "file": {"file_id": "file-1"}}), NOT_ALLOWED, "messages[0].content[0].file.file_id"),
         (CHAT, asks(priority=1), NOT_ALLOWED, "priority"),
         (CHAT, asks(chat_template="{{ 1 }}"), NOT_ALLOWED, "chat_template"),
-        (CHAT, asks(Model="dearer"), "duplicate_parameter", "ModelSettings"),
+        (CHAT, asks(Model="dearer"), "duplicate_parameter", "Model"),
         (CHAT, asks(IMAGE), "media_not_allowed", "messages[0].content[0].image_url.url"),
         (MESSAGES, asks(KEPT), NOT_ALLOWED, "messages[0].content[0].source.file_id"),
         (MESSAGES, asks(SOURCE), "media_not_allowed", "messages[0].content[0].source.url"),

@@ -117,5 +117,7 @@ async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: l
     try:
         await serve(options)
     finally:
-        processor.cancel()
-        await asyncio.gather(processor, return_exceptions=True)
+        # Redis's client may take a cancellation for a time-out of its own and go on.
+        while not processor.done():
+            processor.cancel()
+            await asyncio.wait({processor}, timeout=1.0)
