@@ -288,7 +288,8 @@ async def test_nothing_is_left_on_a_pooled_connection(postgres_url: str) -> None
         await store.begin_blobs(["a", "b"], "answers", "w")
         async with driver._pool.acquire() as connection:
             assert await connection.fetchval("select count(*) from pg_prepared_statements where name <> ''") == 0
-            assert await connection.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+            locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+            assert await connection.fetchval(locks) == 0
             assert await connection.fetch(settings) == before
 
 
