@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.schedule import Why
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 from tidegate.store.table import SLICE_COLUMNS
@@ -20,12 +20,12 @@ _JOB_ZEROS = (
 )  # fmt: skip
 _JOB = (
     "id", "tenant_id", "endpoint", "input_file_id", "window_text", "state", "created_at", "expires_at", "begun_at", "invalid_lines",
-    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "scope",
+    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "share_owner",
 )  # fmt: skip
 _JOB_MODEL = (
-    "job_id", "model", "item_count", "slice_count", "work_units", "scope", "created_at", "expires_at", "due_at", "begun_at",
+    "job_id", "model", "item_count", "slice_count", "work_units", "share_owner", "created_at", "expires_at", "due_at", "begun_at",
 )  # fmt: skip
-_FLOW = ("model", "scope", "tenant_id", "state", "weight_milli", "served", "served_tokens", "changed_at")
+_FLOW = ("model", "share_owner", "tenant_id", "state", "weight_milli", "served", "served_tokens", "changed_at")
 _RATE = ("model", "minute", "worker_id", "units", "tokens", "items")
 
 
@@ -112,20 +112,20 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
         "blob_x",
         f"out_{_id(tenant, model)}",
         f"err_{_id(tenant, model)}",
-        tenant_scope(owner),
+        tenant_owner(owner),
         *[0] * len(_JOB_ZEROS),
     )
 
 
 def _job_model(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
     items = slices * SLICE_ITEMS
-    scope, due = tenant_scope(f"tenant-{tenant:05}"), now + _DAY_MS
-    return (_id(tenant, model), model, items, slices, items * ITEM_UNITS, scope, now - tenant, due, due, now)
+    share_owner, due = tenant_owner(f"tenant-{tenant:05}"), now + _DAY_MS
+    return (_id(tenant, model), model, items, slices, items * ITEM_UNITS, share_owner, now - tenant, due, due, now)
 
 
 def _flow(tenant: int, model: str, now: int) -> tuple[Any, ...]:
     owner = f"tenant-{tenant:05}"
-    return (model, tenant_scope(owner), owner, "awake", 1000, tenant * 7_919 % 1_000_003, 0, now)
+    return (model, tenant_owner(owner), owner, "awake", 1000, tenant * 7_919 % 1_000_003, 0, now)
 
 
 def _slices(jobs: list[tuple[int, str]], slices: int, now: int) -> Iterator[tuple[Any, ...]]:

@@ -129,14 +129,14 @@ async def _child(url: str, worker_id: str, seconds: float, flush_items: int) -> 
     # Every process of ours starts here, where the garbage collector is told how often to look.
     importlib.import_module("tidegate.cli")
     store = _store(url)
-    hand = _Hand(store, worker_id)
-    await hand.open()
-    await hand.work_fast()
+    leased_work = _Hand(store, worker_id)
+    await leased_work.open()
+    await leased_work.work_fast()
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     slices, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        slices += await hand.work(flush_items)
+        slices += await leased_work.work(flush_items)
     print(json.dumps({"slices": slices, "seconds": time.perf_counter() - began}), flush=True)
     await store.close()
 

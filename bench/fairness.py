@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 @dataclass(slots=True)
 class Tenant:
-    scope: str
+    share_owner: str
     slices_left: int
     served: float = 0.0
     in_flight: int = 0
@@ -39,7 +39,7 @@ class Cluster:
     """One model, several workers. A look is what a store would tell; what is charged differs from what was estimated."""
 
     def __init__(self, tenants: list[Tenant], seed: int) -> None:
-        self.tenants = {tenant.scope: tenant for tenant in tenants}
+        self.tenants = {tenant.share_owner: tenant for tenant in tenants}
         self.chance = random.Random(seed)
         self.now = self.number = 0
         self.free = [SLOTS] * WORKERS
@@ -49,9 +49,10 @@ class Cluster:
 
     def look(self, worker: int) -> Snapshot:
         waiting = [tenant for tenant in self.tenants.values() if tenant.slices_left]
-        flows = [FlowView("m", tenant.scope, 1.0, tenant.served, tenant.in_flight) for tenant in waiting]
+        flows = [FlowView("m", tenant.share_owner, 1.0, tenant.served, tenant.in_flight) for tenant in waiting]
         jobs = [
-            _job(tenant.scope, "m", tenant.slices_left * SLICE_UNITS + tenant.in_flight, tenant) for tenant in waiting
+            _job(tenant.share_owner, "m", tenant.slices_left * SLICE_UNITS + tenant.in_flight, tenant)
+            for tenant in waiting
         ]
         out = sum(tenant.in_flight for tenant in self.tenants.values())
         model = ModelView("m", self.free[worker], None, out, {Why.FAIR: out}, None, 1.0, self.turns[worker])
@@ -87,9 +88,9 @@ class Cluster:
 
 def _job(name: str, model: str, left: int, tenant: Tenant | None = None, queued_at: int = 0) -> JobView:
     in_flight = tenant.in_flight if tenant else 0
-    scope = tenant.scope if tenant else name.partition("/")[0]
+    share_owner = tenant.share_owner if tenant else name.partition("/")[0]
     return JobView(
-        name, model, scope, "default", queued_at, 10**12, None, left, left, in_flight, SLICE_UNITS, None, None, 1
+        name, model, share_owner, "default", queued_at, 10**12, None, left, left, in_flight, SLICE_UNITS, None, None, 1
     )
 
 
@@ -111,7 +112,7 @@ def share_fairly(minutes: int, seed: int) -> tuple[list[float], int]:
         indices.append(jain([now - then for now, then in zip(after, before, strict=True)]))
         before = after
     newcomer = Tenant("newcomer", 1, served=min(tenant.served for tenant in tenants))
-    cluster.tenants[newcomer.scope] = newcomer
+    cluster.tenants[newcomer.share_owner] = newcomer
     dealt = cluster.number
     while newcomer.began_at is None:
         cluster.until(cluster.flights[0].done_at)

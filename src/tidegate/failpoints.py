@@ -48,7 +48,7 @@ ARMED: dict[str, _Armed] = {}
 def arm(text: str) -> None:
     """Read the arming text; an unknown name or action is refused, so that a test cannot pass by a typing mistake."""
     ARMED.clear()
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
+    for part in filter(None, (chunk.strip() for chunk in text.split(","))):
         place, _, action = part.partition("=")
         name, _, text = place.partition("@")
         passes, star, rest = action.partition("*")

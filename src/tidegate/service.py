@@ -356,7 +356,7 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             http,
             parts.clock,
             parts.entropy,
-            lane_policy(settings),
+            deployment_policy(settings),
             resources(settings),
             capacity,
             functools.partial(RedisQueue, owner=me.id),
@@ -390,7 +390,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def lane_policy(settings: Settings) -> DeploymentPolicy:
+def deployment_policy(settings: Settings) -> DeploymentPolicy:
     """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
     return DeploymentPolicy(
         retry_budget=RetryBudgetPolicy(settings.retry.budget_share, settings.retry.budget_min),
@@ -456,13 +456,13 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         model_of={one.name: one.model for one in resources(settings)},
         reached_by=reached_names(resources(settings)),
         fields_of=field_rules(settings, deployments(settings), resources(settings)),
-        parallel_of=lambda piece, key_max: tenants.of(piece.tenant).parallel(
-            piece.tenant_id, piece.user, piece.key_id, key_max
+        parallel_of=lambda leased, key_max: tenants.of(leased.tenant).parallel(
+            leased.tenant_id, leased.user, leased.key_id, key_max
         ),
         rules=call_rules(settings),
         ingest=IngestLimits(settings.ingest.small_bytes_max, settings.ingest.passes_max),
-        budgets_of=lambda piece: tenants.of(piece.tenant).budgets(
-            piece.tenant_id, piece.user, piece.key_id, piece.job_id, piece.limits, piece.team
+        budgets_of=lambda leased: tenants.of(leased.tenant).budgets(
+            leased.tenant_id, leased.user, leased.key_id, leased.job_id, leased.limits, leased.team
         ),
     )
 

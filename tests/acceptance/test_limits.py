@@ -117,13 +117,13 @@ def test_an_eleventh_resource_runs_beside_ten_that_wait(make_crew: MakeCrew) -> 
 
 
 @pytest.mark.parametrize("scope", ["deployment", pytest.param("global", marks=pytest.mark.soak)])
-def test_calls_in_flight_never_exceed_the_cap_of_all_workers(make_crew: MakeCrew, scope: str) -> None:
+def test_calls_in_flight_never_exceed_the_cap_of_all_workers(make_crew: MakeCrew, share_owner: str) -> None:
     cap = 8
     # Longer than a busy machine may keep a worker from beating: the slots of one that is taken for dead are given to others.
     more = {"TIDEGATE_WORKER_LEASE_MS": "8000"}
-    if scope == "global":
+    if share_owner == "global":
         more["TIDEGATE_WORKER_IN_FLIGHT_MAX_GLOBAL"] = str(cap)
-    slots = cap if scope == "deployment" else 64
+    slots = cap if share_owner == "deployment" else 64
     crew = make_crew(lambda url: {"models": {"m": deployment(url, max_in_flight=slots)}}, latency_ms=500, more=more)
     crew.start()
     lines = requests(80)

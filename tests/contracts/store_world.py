@@ -169,10 +169,10 @@ class World:
     ) -> Job:
         """A job that waits for ingest."""
         file = file or await self.file(caller)
-        window_ms, scope = wishes.pop("window_ms", DAY_MS), wishes.pop("scope", None)
+        window_ms, share_owner = wishes.pop("window_ms", DAY_MS), wishes.pop("share_owner", None)
         request = JobRequest("/v1/chat/completions", file.id, window_ms, "24h", **wishes)
         return await self.store.create_job(
-            caller, job_id or self.id("batch"), request, idempotency=idempotency, quotas=quotas, scope=scope
+            caller, job_id or self.id("batch"), request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
         )
 
     async def ingested(self, job: Job, plan: IngestPlan, worker_id: str | None = None) -> Job:

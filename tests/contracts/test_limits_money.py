@@ -52,7 +52,7 @@ async def limits(kind: str, world: World, request: pytest.FixtureRequest) -> Asy
         yield made
 
 
-def purse(name: str, period: Period, nano: int, bound: LimitBound = LimitBound.KEY) -> Budgets:
+def budget_client(name: str, period: Period, nano: int, bound: LimitBound = LimitBound.KEY) -> Budgets:
     return budgets_of(bound, name, [Limit(period, nano=nano)])
 
 
@@ -68,7 +68,9 @@ async def paid(process: Limits, budgets: Budgets, grant: Grant, nano: int) -> No
 async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: LimitsWorld) -> None:
     """Four processes spend at once, each call settles with less than it set aside: in the end no call fits in what is left."""
     processes = [await limits.process() for _ in range(4)]
-    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 100_000, LimitBound.TENANT)
+    budgets = budget_client("k", Period.LIFETIME, 1_000) + budget_client(
+        "acme", Period.MONTH, 100_000, LimitBound.TENANT
+    )
     spent = 0
 
     async def spend(process: Limits) -> None:
@@ -96,7 +98,7 @@ async def test_the_most_that_calls_can_cost_never_passes_a_budget(limits: Limits
 
 async def test_what_is_in_flight_is_told_apart_from_what_is_spent(limits: LimitsWorld) -> None:
     process = await limits.process()
-    budgets = purse("k", Period.DAY, 100)
+    budgets = budget_client("k", Period.DAY, 100)
     first = await take(process, budgets, 100)
     waits = await take(process, budgets, 60)
     assert (waits.requests, waits.wait_ms, waits.left_nano) == (0, RESERVED_MS, 100)
@@ -109,7 +111,7 @@ async def test_what_is_in_flight_is_told_apart_from_what_is_spent(limits: Limits
 
 async def test_what_was_never_settled_counts_for_good_and_as_in_flight_for_an_hour(limits: LimitsWorld) -> None:
     process = await limits.process()
-    budgets = purse("k", Period.LIFETIME, 100)
+    budgets = budget_client("k", Period.LIFETIME, 100)
     assert (await take(process, budgets, 80)).requests == 1
     assert (await take(process, budgets, 30)).wait_ms == RESERVED_MS
     await limits.stores.clock.advance(HOUR_MS + 60_000)
@@ -126,7 +128,7 @@ async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slice
     ours, theirs = await limits.process(holder=mine), await limits.process(holder=lost)
     job = await world.running(await world.caller(), 1)
     await world.lease(lost, job)
-    budgets = purse("k", Period.LIFETIME, 100)
+    budgets = budget_client("k", Period.LIFETIME, 100)
     late = await take(theirs, budgets, 50)
     living = await take(ours, budgets, 20)
     await world.clock.advance(2_000)
@@ -151,7 +153,7 @@ async def test_what_a_process_had_in_flight_that_is_gone_is_spent_once_its_slice
 async def test_the_dead_never_let_a_budget_be_passed(limits: LimitsWorld) -> None:
     """Processes take, settle or die in any order: what was granted and not settled for less stays spent."""
     world = limits.stores
-    budgets = purse("k", Period.LIFETIME, 1_000) + purse("acme", Period.MONTH, 2_000, LimitBound.TENANT)
+    budgets = budget_client("k", Period.LIFETIME, 1_000) + budget_client("acme", Period.MONTH, 2_000, LimitBound.TENANT)
     dice = random.Random(16)
     spent = 0
     for _ in range(40):
@@ -177,7 +179,7 @@ async def test_the_dead_never_let_a_budget_be_passed(limits: LimitsWorld) -> Non
 
 async def test_a_call_that_cost_more_than_it_could_is_owed(limits: LimitsWorld) -> None:
     process = await limits.process()
-    budgets = purse("k", Period.LIFETIME, 100)
+    budgets = budget_client("k", Period.LIFETIME, 100)
     await paid(process, budgets, await take(process, budgets, 10), 95)
     assert (await take(process, budgets, 6)).left_nano == 5
     assert (await take(process, budgets, 5)).requests == 1
@@ -197,7 +199,7 @@ async def test_a_free_call_passes_a_spent_budget_and_tokens_bind_beside_money(li
 
 async def test_every_budget_gives_or_none_and_a_longer_period_holds_too(limits: LimitsWorld) -> None:
     process = await limits.process()
-    rich = purse("acme", Period.LIFETIME, 1_000, LimitBound.TENANT)
+    rich = budget_client("acme", Period.LIFETIME, 1_000, LimitBound.TENANT)
     poor = budgets_of(LimitBound.KEY, "k", [Limit(Period.DAY, nano=100), Limit(Period.LIFETIME, nano=150)])
     await paid(process, rich + poor, await take(process, rich + poor, 100), 100)
     assert (await take(process, rich + poor, 60)).requests == 0
@@ -209,7 +211,7 @@ async def test_every_budget_gives_or_none_and_a_longer_period_holds_too(limits: 
 
 async def test_a_damaged_ledger_is_spent(limits: LimitsWorld) -> None:
     process = await limits.process()
-    budgets = purse("k", Period.LIFETIME, 100)
+    budgets = budget_client("k", Period.LIFETIME, 100)
     assert (await take(process, budgets, 1)).requests == 1
     await spoil(limits.stores, b"\xff")
     assert (await take(process, budgets, 1)).left_nano == 0
@@ -219,4 +221,4 @@ async def test_requests_of_the_same_name_are_another_budget(limits: LimitsWorld)
     process = await limits.process()
     calls = Budget(LimitBound.KEY, "k", (minute(1),))
     assert [grant.requests for grant in await process.debit([BudgetRequest((calls,), 2, 0)])] == [1]
-    assert (await take(process, purse("k", Period.LIFETIME, 100), 100)).requests == 1
+    assert (await take(process, budget_client("k", Period.LIFETIME, 100), 100)).requests == 1

@@ -61,7 +61,7 @@ async def heard(listener: Listener) -> bool:
 async def test_a_ring_is_heard_once_by_every_loop_of_this_process(kind: str, redis_url: str) -> None:
     wake: Wake = LocalWake() if kind == "local" else RedisShared(redis_url, "t-quiet", SystemClock(), SystemEntropy())
     one, two = wake.listen(), wake.listen()
-    wake.ring()
+    wake.notify()
     assert (await heard(one), await heard(two)) == (True, True)
     assert (await heard(one), await heard(two)) == (False, False)
 
@@ -73,7 +73,7 @@ async def test_a_ring_wakes_other_processes(shared: Callable[[], Awaitable[Redis
     await ear.wait(LONG_S)
 
     async def rung() -> bool:
-        ringing.ring()
+        ringing.notify()
         return await heard(ear)
 
     await wait_until_async(rung, LONG_S, "a ring to be heard")
@@ -117,7 +117,7 @@ async def test_without_redis_everything_goes_on_in_this_process(private_redis: R
     one.start()
     two.start()
     ear = one.listen()
-    one.ring()
+    one.notify()
     one.publish("gpu", 3_600_000)
     assert await heard(ear)
     assert "gpu" in one.current()

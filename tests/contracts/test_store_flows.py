@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import FlowView, Why
 from tidegate.core.states import Outcome
 from tidegate.stages.tend.flows import FlowUpkeep
@@ -19,11 +19,11 @@ HOUR_MS = 3_600_000
 async def flows(world: World, model: str = MODEL) -> dict[str, FlowView]:
     """The flows of a model that have anything ready or out, by scope."""
     look = await world.store.snapshot("nobody", {model: 100}, slice_items=64, slices_max=8)
-    return {flow.scope: flow for flow in look.flows}
+    return {flow.share_owner: flow for flow in look.flows}
 
 
 async def awake(world: World) -> dict[str, AwakeFlow]:
-    return {flow.scope: flow for flow in await world.store.awake_flows(None, 1_000)}
+    return {flow.share_owner: flow for flow in await world.store.awake_flows(None, 1_000)}
 
 
 async def answered(world: World, job: Job, *numbers: int, usage: Usage, **known: object) -> JobFlush:
@@ -42,7 +42,7 @@ async def charge(world: World, job: Job, number: int, tokens: int) -> None:
 
 
 async def served(world: World, caller: Caller) -> float:
-    found = (await awake(world)).get(tenant_scope(caller.tenant_id))
+    found = (await awake(world)).get(tenant_owner(caller.tenant_id))
     assert found is not None, "the flow sleeps"
     return found.served
 
@@ -116,11 +116,11 @@ async def test_weight_divides_what_is_charged_and_never_to_nothing(world: World)
     assert [await served(world, caller) for caller in (light, heavy)] == [1_000, 250]
     await charge(world, jobs[1], 1, 1)
     assert await served(world, heavy) == 251
-    await world.store.set_weight(MODEL, tenant_scope(heavy.tenant_id), 500)
+    await world.store.set_weight(MODEL, tenant_owner(heavy.tenant_id), 500)
     await charge(world, jobs[1], 2, 100)
     assert await served(world, heavy) == 251 + 200, "a new weight counts from now on"
     await started(world, heavy, 1)
-    assert (await awake(world))[tenant_scope(heavy.tenant_id)].weight_milli == 500, "without a weight it keeps its own"
+    assert (await awake(world))[tenant_owner(heavy.tenant_id)].weight_milli == 500, "without a weight it keeps its own"
     pace = (await world.store.paces([MODEL]))[MODEL]
     assert (pace.flow_count, pace.weights) == (2, 1.5)
 
@@ -168,7 +168,7 @@ async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: World) -
     await charge(world, first, 0, 9_000)
     await charge(world, second, 0, 10)
     await sweep.tend()
-    assert set(await awake(world)) == {tenant_scope(modest.tenant_id)}
+    assert set(await awake(world)) == {tenant_owner(modest.tenant_id)}
     await world.running(greedy, 1)
     assert await served(world, greedy) == 9_000, "a short sleep forgives nothing"
 
@@ -215,7 +215,7 @@ async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
     assert len(await awake(world)) == 2, "what is out keeps a flow awake"
     await world.store.release_slice(rests.id, 0, held.token, 60_000)
     await sweep.tend()
-    assert set(await awake(world)) == {tenant_scope(busy.tenant_id)}
+    assert set(await awake(world)) == {tenant_owner(busy.tenant_id)}
     await charge(world, goes, 0, 4_000)
     await world.clock.advance(59_999)
     await sweep.tend()
@@ -223,18 +223,18 @@ async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
     await world.clock.advance(1)
     await sweep.tend()
     assert await served(world, resting) == 4_000
-    assert tenant_scope(resting.tenant_id) in await flows(world)
+    assert tenant_owner(resting.tenant_id) in await flows(world)
 
 
 async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: World) -> None:
     caller = await world.caller()
     await world.running(caller, 1)
-    scope = tenant_scope(caller.tenant_id)
-    await world.store.close_spent(MODEL, scope)
-    assert not await world.store.rest_flow(MODEL, scope)
-    assert not await world.store.rest_flow("nobody's", scope)
+    share_owner = tenant_owner(caller.tenant_id)
+    await world.store.close_spent(MODEL, share_owner)
+    assert not await world.store.rest_flow(MODEL, share_owner)
+    assert not await world.store.rest_flow("nobody's", share_owner)
     assert await world.store.wake_rested(10) == 0
-    assert set(await flows(world)) == set(await awake(world)) == {scope}
+    assert set(await flows(world)) == set(await awake(world)) == {share_owner}
 
 
 async def test_the_sweep_brings_weights_up_to_date(world: World) -> None:
@@ -320,24 +320,24 @@ async def test_a_scope_of_its_own_is_a_flow_of_its_own(world: World) -> None:
     caller = await world.caller()
     file = await world.file(caller)
     job = await world.job(caller, file, queue="nightly")
-    assert (job.scope, job.queue) == (tenant_scope(caller.tenant_id), "nightly")
-    other = await world.job(caller, file, scope=f"user:{caller.tenant_id}/ann")
-    assert other.scope == f"user:{caller.tenant_id}/ann"
+    assert (job.share_owner, job.queue) == (tenant_owner(caller.tenant_id), "nightly")
+    other = await world.job(caller, file, share_owner=f"user:{caller.tenant_id}/ann")
+    assert other.share_owner == f"user:{caller.tenant_id}/ann"
     for one in (job, other):
         await world.ingested(one, plan_of(2))
-    assert set(await flows(world)) == {job.scope, other.scope}
+    assert set(await flows(world)) == {job.share_owner, other.share_owner}
 
 
 async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.running(caller, 3, 3, 3)
     await world.store.lease_slices(worker, job.id, MODEL, 2, "t", Why.URGENT)
-    scope = tenant_scope(caller.tenant_id)
-    assert (await flows(world))[scope].in_flight_units == 300
+    share_owner = tenant_owner(caller.tenant_id)
+    assert (await flows(world))[share_owner].in_flight_units == 300
     await world.clock.advance(LEASE_MS + 1)
     await world.store.declare_gone(worker)
     await world.store.reclaim_slices(worker)
     look = await world.store.snapshot("nobody", {MODEL: 9}, slice_items=64, slices_max=8)
     assert look.models[MODEL].in_flight_units == 0
     assert look.flows[0].in_flight_units == 0
-    assert look.scope_in_flight_units == {}
+    assert look.owner_in_flight_units == {}

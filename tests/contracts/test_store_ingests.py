@@ -10,7 +10,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, Job, JobStart
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -144,8 +144,8 @@ async def test_jobs_start_together_and_one_that_closed_meanwhile_starts_nothing(
     assert (await world.look(jobs[1])).state is JobState.VALIDATING
     assert await world.store.slice_counts(jobs[1].id) == {}
     flows = await world.store.awake_flows(None, 10)
-    assert [(flow.model, flow.scope, flow.weight_milli) for flow in flows] == [
-        (MODEL, tenant_scope(a.tenant_id), 2_000)
+    assert [(flow.model, flow.share_owner, flow.weight_milli) for flow in flows] == [
+        (MODEL, tenant_owner(a.tenant_id), 2_000)
     ]
 
 

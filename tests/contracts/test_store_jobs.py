@@ -153,11 +153,11 @@ async def test_pending_jobs_count_for_whose_share_they_are(world: World) -> None
     caller = await world.caller()
     limit = Quotas(pending_jobs_max=1)
     file = await world.file(caller)
-    for scope in ("user:ann", "user:bob"):
-        await world.job(caller, file, quotas=limit, scope=scope)
-    for scope in ("user:ann", "user:bob"):
+    for share_owner in ("user:ann", "user:bob"):
+        await world.job(caller, file, quotas=limit, share_owner=share_owner)
+    for share_owner in ("user:ann", "user:bob"):
         with pytest.raises(ApiProblem, match="You have 1 batches"):
-            await world.job(caller, file, quotas=limit, scope=scope)
+            await world.job(caller, file, quotas=limit, share_owner=share_owner)
     await world.job(caller, file, quotas=limit)
 
 

@@ -78,14 +78,14 @@ async def test_how_the_keys_of_open_calls_stand(world: World) -> None:
         await put(world, name, tenant, expires_at=START_MS + 9 if name == names[1] else None)
     await world.store.revoke_key(names[2])
     await world.store.delete_key(names[3])
-    assert await world.store.keys_standing([]) == {}
-    found = await world.store.keys_standing(names)
+    assert await world.store.key_facts([]) == {}
+    found = await world.store.key_facts(names)
     assert sorted(found) == names[:3]
     assert [found[name]["revoked_at"] for name in names[:3]] == [None, None, START_MS]
     assert [found[name]["expires_at"] for name in names[:2]] == [None, START_MS + 9]
     assert (bytes(found[names[0]]["secret_hash"]), found[names[0]]["now"]) == (b"\x00\xff hash", START_MS)
     with pytest.raises(ValueError, match="fixed length"):
-        await world.store.keys_standing(["short"])
+        await world.store.key_facts(["short"])
 
 
 async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World) -> None:

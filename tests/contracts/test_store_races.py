@@ -14,7 +14,7 @@ from tests.support.processes import wait_until_async
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
 from tidegate.core.schedule import Pick, Why
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
 from tidegate.store.driver import Body, Tx
 from tidegate.store.postgres import PostgresDriver
@@ -355,7 +355,7 @@ async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) ->
     """A sweep finds nothing to do in the moment in which a job starts: whichever is first, the flow is awake in the end."""
     caller = await world.caller()
     sweeper, starter = await several(world, 2)
-    scope = tenant_scope(caller.tenant_id)
+    share_owner = tenant_owner(caller.tenant_id)
     for turn in range(ROUNDS):
         ended = await world.running(caller, 1)
         await world.store.cancel_job(caller.tenant_id, ended.id)
@@ -367,7 +367,7 @@ async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) ->
             starter.start_job(
                 waiting.id, token, plan_of(1), work_blob_id=work, output_file_id=output, error_file_id=errors
             ),
-            sweeper.rest_flow(MODEL, scope),
+            sweeper.rest_flow(MODEL, share_owner),
         ]
         await asyncio.gather(*(calls if turn % 2 else calls[::-1]))
         assert await world.store.awake_models(10) == [MODEL]
@@ -382,7 +382,7 @@ async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(world: 
     await world.store.cancel_job(caller.tenant_id, ended.id)
     driver = Hesitant(shared_database)
     try:
-        sleeping = asyncio.create_task(Store(driver).rest_flow(MODEL, tenant_scope(caller.tenant_id)))
+        sleeping = asyncio.create_task(Store(driver).rest_flow(MODEL, tenant_owner(caller.tenant_id)))
         await driver.done.wait()
         starting = asyncio.create_task(world.running(caller, 1))
         await someone_waits(shared_database)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.nouns import IngestPlan, Job, Usage
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import Pick, Snapshot, Suspects, Turn, Why
 from tidegate.store.snapshots import SnapshotBounds
 
@@ -32,10 +32,10 @@ async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
     caller, worker, log = await world.caller(), await world.worker(), await world.log()
     job = await world.running(caller, 4, 4, 4, queue="nightly", begin_within_ms=HOUR_MS)
     [seen] = (await look(world)).jobs
-    assert (seen.job_id, seen.model, seen.scope, seen.queue) == (
+    assert (seen.job_id, seen.model, seen.share_owner, seen.queue) == (
         job.id,
         MODEL,
-        tenant_scope(caller.tenant_id),
+        tenant_owner(caller.tenant_id),
         "nightly",
     )
     assert (seen.created_at, seen.expires_at, seen.begin_by) == (
@@ -58,7 +58,7 @@ async def test_a_look_shows_a_job_as_it_stands(world: World) -> None:
     alive = [row for row in await world.store.list_workers(100) if row["state"] == "alive"]
     assert later.workers == len(alive)
     [flow] = later.flows
-    assert (flow.scope, flow.weight, flow.served, flow.in_flight_units) == (seen.scope, 1.0, 3 * 20, 200)
+    assert (flow.share_owner, flow.weight, flow.served, flow.in_flight_units) == (seen.share_owner, 1.0, 3 * 20, 200)
 
 
 async def test_what_rates_and_turns_the_worker_brings_is_shown(world: World) -> None:
@@ -170,7 +170,7 @@ async def test_a_flow_with_nothing_ready_takes_no_ones_place(world: World) -> No
     await world.store.release_slice(jobs[1].id, 0, held.token, 10_000)
     seen = await look(world, bounds=SnapshotBounds(flows_max=2, jobs_per_flow_max=1, due_jobs_max=1))
     assert {job.job_id for job in seen.jobs} & {jobs[2].id, jobs[3].id}
-    assert seen.scope_in_flight_units == {tenant_scope(callers[0].tenant_id): 50}, "what is out is always counted"
+    assert seen.owner_in_flight_units == {tenant_owner(callers[0].tenant_id): 50}, "what is out is always counted"
 
 
 async def test_of_a_crowded_flow_the_oldest_and_the_smallest_jobs_are_shown(world: World) -> None:
@@ -250,7 +250,7 @@ async def test_models_of_one_job_are_shown_apart(world: World) -> None:
     await world.store.lease_slices(worker, job.id, "other", 1, "t", Why.LARGE)
     seen = await look(world, "nobody", MODEL, "other")
     assert [one.model for one in seen.jobs] == [MODEL]
-    assert seen.scope_in_flight_units == {tenant_scope(caller.tenant_id): 100}
+    assert seen.owner_in_flight_units == {tenant_owner(caller.tenant_id): 100}
     assert seen.models["other"].in_flight_by_why == {Why.LARGE: 100}
 
 

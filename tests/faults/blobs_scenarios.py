@@ -115,8 +115,8 @@ async def few_descriptors(blobs: Blobs) -> dict[str, Any]:
     blob_id = await put(blobs, b"content")
     log = await blobs.open_log(fresh_ids()[1])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open("/dev/null", os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
+    state = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (state[0] + 1, limits[1]))
     during = [await outcome(blobs.read(blob_id, 0, 7)), await outcome(blobs.create(new_id()))]
     during.append(await outcome(log.append(b"line\n")))
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -289,8 +289,8 @@ class Opaque(Objects):
     """A store whose ETags say nothing of the bytes, as with encryption by a managed key."""
 
     async def head(self, key: str) -> HeldObject | None:
-        held = await super().head(key)
-        return held and dataclasses.replace(held, etag="0" * 32)
+        state = await super().head(key)
+        return state and dataclasses.replace(state, etag="0" * 32)
 
 
 class CarelessAndOpaque(Careless, Opaque):

@@ -154,9 +154,9 @@ def test_42_a_rate_that_is_lowered_holds_back_what_was_not_sent(running: Running
 
     wait_until(rests, END_S, "the batch to rest")
     assert changed.called() - called <= FOLLOWED_CALLS_MAX
-    held = changed.called()
+    state = changed.called()
     running.operate(f"keys/{made['id']}/change", limits=[{"period": "day", "requests": 100_000}])
-    changed.caller.until_done(changed.batch_id, held + DONE_FIRST)
+    changed.caller.until_done(changed.batch_id, state + DONE_FIRST)
     changed.caller.cancel(changed.batch_id)
     results = changed.caller.judge(changed.batch_id, changed.lines, "cancelled")
     assert set(results.error_codes()) == {"batch_cancelled"}

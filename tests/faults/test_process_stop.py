@@ -107,15 +107,15 @@ def test_a_stop_with_downloads_that_are_not_read_ends_within_the_grace(embedded:
     proc = embedded.serve(more={"TIDEGATE_WORKER_GRACE_MS": str(int(grace_s * 1000))})
     file = embedded.upload(["x" * 500_000] * 16).json()["id"]
     host, _, port = embedded.url.removeprefix("http://").rpartition(":")
-    held = [socket.create_connection((host, int(port))) for _ in range(200)]
+    state = [socket.create_connection((host, int(port))) for _ in range(200)]
     try:
-        for one in held:
+        for one in state:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        for one in held:
+        for one in state:
             assert one.recv(1024).startswith(b"HTTP/1.1 200")
         proc.terminate()
         assert proc.wait(grace_s) == 0, proc.logs()
     finally:
-        for one in held:
+        for one in state:
             one.close()

@@ -85,7 +85,7 @@ async def create(working: service.Working, data: bytes, *, window_ms: int = DAY_
     )
     request = JobRequest(ENDPOINT, file.id, window_ms, "24h", **asked)
     job = await parts.store.create_job(caller, ids.make("batch", parts.entropy.token_bytes(16)), request)
-    parts.wake.ring()
+    parts.wake.notify()
     return job
 
 

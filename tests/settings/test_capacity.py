@@ -47,7 +47,7 @@ worker: {in_flight_max_global: 99}
     (found,) = deployments(settings)
     assert found.limits == (Limit(Period.MINUTE, 10, 100), Limit(Period.LIFETIME, None, 5, enabled=False))
     assert (found.estimate, found.tide) == (Estimate.BOUND, TideMode.OFF)
-    assert (found.tokens_in_flight_max, found.batch_fraction, found.batch_in_flight_max) == (5000, 0.25, 2)
+    assert (found.tokens_in_flight_max, found.batch_fraction, found.background_in_flight_max) == (5000, 0.25, 2)
     assert (found.metrics_url, found.metrics_names) == ("http://h:9/metrics", {"running": "my_running"})
     assert found.hints == Hints("priority", 5, "X-Objective", "batch", "", "", "X-Prefix")
     assert slot_caps(settings) == {"a": 2, "model:m": 7, "global": 99}

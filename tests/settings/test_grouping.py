@@ -41,7 +41,7 @@ def test_inputs_and_conversations_in_one_call(tmp_path: Path) -> None:
 
 def test_the_most_chat_calls_in_flight_hold_over_all_processes(tmp_path: Path) -> None:
     said = "max_in_flight: 64, chat_batching: {mode: concurrent, max_in_flight: 5}"
-    assert one(tmp_path, said).batch_in_flight_max == 5
+    assert one(tmp_path, said).background_in_flight_max == 5
     assert slot_caps(load(tmp_path / "c.yaml", None, {}, {}).settings)["m/1"] == 5
 
 

@@ -73,7 +73,7 @@ def test_the_seeds_mean_every_shape_and_mode() -> None:
     estates = [draw(seed).estate for seed in range(DRAWN_COUNT)]
     assert {draw(seed).shape for seed in range(DRAWN_COUNT)} == set(Shape)
     assert {estate.policy.mode for estate in estates} == set(Mode)
-    assert {estate.switch_to for estate in estates} == {None, *Mode}
+    assert {estate.override_mode for estate in estates} == {None, *Mode}
     tenants = [tenant for estate in estates for tenant in estate.tenants]
     for limits in ("limits", "user_limits", "key_limits"):
         assert any(getattr(tenant, limits) for tenant in tenants)

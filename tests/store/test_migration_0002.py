@@ -74,11 +74,11 @@ async def test_jobs_in_flight_go_on(kind: str, tmp_path: Path, postgres_url: str
 
     assert await store.awake_models(10) == ["a", "b"]
     flows = await store.awake_flows(None, 10)
-    assert {(flow.model, flow.scope, flow.tenant) for flow in flows} == {
+    assert {(flow.model, flow.share_owner, flow.tenant) for flow in flows} == {
         ("a", "tenant:t1", "name of t1"), ("a", "tenant:t2", "name of t2"), ("b", "tenant:t2", "name of t2"),
     }  # fmt: skip
     seen = await store.snapshot("w", {"a": 9, "b": 9}, slice_items=64, slices_max=9)
-    assert {(job.job_id, job.model, job.scope) for job in seen.jobs} == {
+    assert {(job.job_id, job.model, job.share_owner) for job in seen.jobs} == {
         ("batch_running", "a", "tenant:t1"), ("batch_mixed", "b", "tenant:t2"),
     }  # fmt: skip
     [running] = [job for job in seen.jobs if job.job_id == "batch_running"]
@@ -87,7 +87,7 @@ async def test_jobs_in_flight_go_on(kind: str, tmp_path: Path, postgres_url: str
 
     job = await store.any_job("batch_running")
     assert job is not None
-    assert (job.scope, job.queue) == ("tenant:t1", "default")
+    assert (job.share_owner, job.queue) == ("tenant:t1", "default")
     [held] = await store.lease_slices("w", "batch_running", "a", 9, "new", Why.FAIR)
     assert held.first == 4
     await store.close()

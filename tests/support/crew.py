@@ -16,7 +16,7 @@ from tests.support.processes import Proc, wait_until
 from tests.support.shims import SendsLog, preload_env
 from tests.support.tidegate import END_S, TIDEGATE, Site
 from tests.support.windows import Use
-from tidegate.cli.explain import standing_of
+from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 from tidegate.service import opened
 from tidegate.web.operator import KeyWish, make_key
@@ -114,8 +114,8 @@ class Crew:
 
     def explain(self, batch_id: str, org: str | None = None) -> str:
         """What `tidegate explain` says; asked without a process of its own, which would cost a second of CPU."""
-        job, standing = asyncio.run(standing_of(self.site.settings, org, batch_id))
-        return "\n".join(explain(job, standing))
+        job, explain_inputs = asyncio.run(explain_inputs_of(self.site.settings, org, batch_id))
+        return "\n".join(explain(job, explain_inputs))
 
     def caller(self, org: str) -> Site:
         """The same site as an organization of its own sees it, with a key."""

@@ -83,10 +83,10 @@ class RedisServer:
             connection.sendall(b"*%d\r\n" % len(words) + b"".join(_bulk(word) for word in words))
             answer = b""
             while b"\r\n" not in answer:
-                piece = connection.recv(65_536)
-                if not piece:
+                leased = connection.recv(65_536)
+                if not leased:
                     raise RedisFailed(f"the server hung up on {words}\n{self._log_tail()}")
-                answer += piece
+                answer += leased
         return answer.split(b"\r\n", 1)[0].decode()
 
     def _launch(self) -> None:

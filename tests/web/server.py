@@ -61,7 +61,7 @@ class Bell:
     def __init__(self) -> None:
         self.rung = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self.rung += 1
 
     async def wait(self, timeout_s: float) -> None:

@@ -54,7 +54,7 @@ class Held:
         wait_until(lambda: len(self.world.upstreams[0].posts) > count, timeout_s=20, what="the call upstream")
         return sent
 
-    def go_on(self) -> None:
+    def resume_timeout(self) -> None:
         self._go.set()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ def test_one_tenant_may_have_half_of_the_room(held: Held) -> None:
         assert upload(client, b"{}\n" * MIB), "uploads are not held in memory"
         assert client.get("/v1/files").status_code == 200
     calls += [held.hold(1), held.hold(1)]
-    held.go_on()
+    held.resume_timeout()
     assert [call.result().status_code for call in calls] == [200] * 4
     assert held.send(0).status_code == held.send(0, is_small).status_code == 200
 
@@ -91,7 +91,7 @@ def test_all_tenants_share_the_room(held: Held) -> None:
     assert refused.headers["retry-after"] == "1"
     in_other_words = held.send(2, {**LARGE, "max_tokens": 5}, MESSAGES)
     assert (in_other_words.status_code, in_other_words.json()["type"]) == (503, "error")
-    held.go_on()
+    held.resume_timeout()
     assert [call.result().status_code for call in calls] == [200] * 4
     assert held.send(2).status_code == 200
 
@@ -109,7 +109,7 @@ def test_refused_requests_and_clients_that_left_take_no_room(held: Held) -> None
                 if cut == len(body):
                     wait_until(lambda: held.world.interactive()[0], timeout_s=20, what="the call upstream")
             wait_until(lambda: held.world.interactive() == (0, 0), timeout_s=20, what="the call to end")
-    held.go_on()
+    held.resume_timeout()
 
     def answered() -> bool:
         return held.send(0).status_code == 200
@@ -129,7 +129,7 @@ def test_a_body_without_a_length_takes_room_as_it_comes(held: Held) -> None:
         body = json.dumps(LARGE).encode()
         refused = client.post(CHAT, content=in_chunks(body), headers=headers)
         is_error(refused, {"status": 429, "code": "request_bytes_exceeded"})
-        held.go_on()
+        held.resume_timeout()
         assert [call.result().status_code for call in calls] == [200] * 2
         assert client.post(CHAT, content=in_chunks(body), headers=headers).status_code == 200
 

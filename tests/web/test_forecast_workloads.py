@@ -20,7 +20,7 @@ import pytest
 from tests.worker.world import START_MS, World
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period, budgets_of
 from tidegate.core.nouns import Caller, Job, JobRequest
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.settings import load
 from tidegate.web.forecast import Forecaster
 
@@ -128,8 +128,8 @@ class Service:
             tx._connection.execute("update jobs set answered_count = answered_count + 1 where id = ?", (job.id,))
             if one.done == job.item_count:
                 tx._connection.execute("update job_models set state = 'closed' where job_id = ?", (job.id,))
-                sleep = "update flows set state = 'asleep', changed_at = now_ms() where scope = ?"
-                tx._connection.execute(sleep, (job.scope,))
+                sleep = "update flows set state = 'asleep', changed_at = now_ms() where share_owner = ?"
+                tx._connection.execute(sleep, (job.share_owner,))
 
         await store._driver.write(body)
         if one.done == job.item_count:
@@ -190,7 +190,7 @@ async def test_a_workload_of_one_tenant(world: World, tmp_path: Path, kind: str,
     for pause_ms in (0, 20_000, 200_000):
         world.clock.passed_ms += pause_ms
         wanted = JobRequest("/v1/chat/completions", first.job.input_file_id, int(1.5 * took_ms), "x")
-        assert await service.forecaster.admit(caller, wanted, tenant_scope(caller.tenant_id), None) == ()
+        assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
 
 
 async def test_twenty_seconds_of_work_are_not_refused_in_a_minute(world: World, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_twenty_seconds_of_work_are_not_refused_in_a_minute(world: World, 
     await service.run(few)
     many = await world.job(lines(service.chance, 330, 20, 20), caller=caller)
     wanted = JobRequest("/v1/chat/completions", many.input_file_id, 60_000, "1m")
-    assert await service.forecaster.admit(caller, wanted, tenant_scope(caller.tenant_id), None) == ()
+    assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
 
 
 @pytest.mark.parametrize("fixed_ms", [0, 1_000])
@@ -213,7 +213,7 @@ async def test_one_workload_after_the_other(world: World, tmp_path: Path, fixed_
         inputs = lines(service.chance, *WORKLOADS[kind])
         waiting = await world.job(inputs, caller=caller)
         wanted = JobRequest("/v1/chat/completions", waiting.input_file_id, 75_000, "x")
-        assert await service.forecaster.admit(caller, wanted, tenant_scope(caller.tenant_id), None) == ()
+        assert await service.forecaster.admit(caller, wanted, tenant_owner(caller.tenant_id), None) == ()
         await world.store.cancel_job(caller.tenant_id, waiting.id)
         one = await begun(world, caller, inputs)
         begun_ms = world.clock.passed_ms

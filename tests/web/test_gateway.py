@@ -287,11 +287,11 @@ def test_a_deployment_serves_whom_it_is_for(world: World) -> None:
 
 
 def test_what_the_tide_goes_by_is_told_at_once(world: World) -> None:
-    go_on = threading.Event()
+    resume_timeout = threading.Event()
 
     async def step(request: Request, peer: Peer) -> None:
         await peer.send(STREAM_HEAD)
-        await asyncio.to_thread(go_on.wait, 20)
+        await asyncio.to_thread(resume_timeout.wait, 20)
         await peer.send(chunked(chunk("a")))
         await peer.until_gone()
 
@@ -305,7 +305,7 @@ def test_what_the_tide_goes_by_is_told_at_once(world: World) -> None:
     world.web.run(watch())
     with held(world, 1, stream=True):
         wait_until(lambda: seen == [(1, 1)], timeout_s=20, what="the call to be counted")
-        go_on.set()
+        resume_timeout.set()
         wait_until(lambda: seen == [(1, 1), (1, 0)], timeout_s=20, what="its first token to be counted")
     wait_until(lambda: seen == [(1, 1), (1, 0), (0, 0)], timeout_s=20, what="its end to be counted")
 

@@ -175,13 +175,13 @@ def test_without_the_store_open_calls_go_on(world: World, monkeypatch: pytest.Mo
         asked.set()
         raise StoreUnavailable("the database is away")
 
-    standing = world.web.store.keys_standing
-    monkeypatch.setattr(world.web.store, "keys_standing", away)
+    explain_inputs = world.web.store.key_facts
+    monkeypatch.setattr(world.web.store, "key_facts", away)
     lines = streamed(world.client(key))
     assert "hi" in next(lines)
     assert asked.wait(20)
     assert world.interactive()[0] == 1
-    monkeypatch.setattr(world.web.store, "keys_standing", standing)
+    monkeypatch.setattr(world.web.store, "key_facts", explain_inputs)
     end_key(world, key, "revoke")
     assert "invalid_api_key" in "".join(lines)
 

@@ -20,7 +20,7 @@ class Keys:
         self.rows = {row["id"]: row for row in rows}
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def keys_standing(self, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def key_facts(self, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         found = {key_id: dict(self.rows[key_id]) for key_id in key_ids if key_id in self.rows}
         self.meanwhile()
         return found

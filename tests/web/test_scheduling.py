@@ -46,7 +46,7 @@ def test_an_idempotency_key_is_bound_to_limits_and_queue(client: httpx2.Client) 
 
 
 @pytest.mark.parametrize(
-    ("preference", "scope"),
+    ("preference", "share_owner"),
     [
         (("organization", "team"), "tenant:"),
         (("team", "organization"), "team:"),
@@ -54,12 +54,14 @@ def test_an_idempotency_key_is_bound_to_limits_and_queue(client: httpx2.Client) 
         (("user", "key"), "user:"),
     ],
 )
-def test_a_batch_counts_as_whom_the_operator_prefers(start_web: Any, preference: tuple[str, ...], scope: str) -> None:
+def test_a_batch_counts_as_whom_the_operator_prefers(
+    start_web: Any, preference: tuple[str, ...], share_owner: str
+) -> None:
     web: WebServer = start_web(scheduler={"scope_preference": preference})
     key = web.make_key("acme", team="red", user="ann")
     with web.client(key) as client:
         made = create(client, upload(client))
-        assert web.job(made["id"]).scope.startswith(scope)
+        assert web.job(made["id"]).share_owner.startswith(share_owner)
 
 
 # ---- the switch
@@ -76,9 +78,9 @@ def test_an_operator_switches_the_mode_for_every_process(start_web: Any) -> None
             "fifo_v1",
             True,
         )
-        assert web.run(web.store.scheduler_switch()) == ModeOverride("smart_v1", "fifo_v1")
+        assert web.run(web.store.mode_override()) == ModeOverride("smart_v1", "fifo_v1")
         client.post("/control/scheduler", json={"shadow_mode": "none"}, headers=OPERATOR)
-        assert web.run(web.store.scheduler_switch()) == ModeOverride("smart_v1", "none")
+        assert web.run(web.store.mode_override()) == ModeOverride("smart_v1", "none")
         back = client.post("/control/scheduler", json={"mode": "configured"}, headers=OPERATOR).json()
         assert (back["mode"], back["mode_switched"], back["shadow_mode"]) == ("fair_share_v1", False, "none")
 
@@ -92,10 +94,10 @@ def test_a_switch_of_another_version_changes_nothing(web: WebServer, client: htt
 
 @pytest.mark.parametrize("body", [{"mode": "smart"}, {"mode": 5}, {"shadow_mode": ""}, {"mod": "fifo_v1"}, [], "x"])
 def test_a_wrong_switch_is_refused(web: WebServer, client: httpx2.Client, body: Any) -> None:
-    before = web.run(web.store.scheduler_switch())
+    before = web.run(web.store.mode_override())
     answer = client.post("/control/scheduler", json=body, headers=OPERATOR)
     assert answer.status_code == 400, answer.text
-    assert web.run(web.store.scheduler_switch()) == before
+    assert web.run(web.store.mode_override()) == before
 
 
 def test_the_switch_is_the_operator_s_alone(client: httpx2.Client) -> None:

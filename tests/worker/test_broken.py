@@ -38,10 +38,10 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(live, "m", "n")
-    go_on = asyncio.Event()
+    resume_timeout = asyncio.Event()
 
     async def slow(call: Call) -> Answer:
-        await go_on.wait()
+        await resume_timeout.wait()
         return Answer(200, BODY, Usage(), "here")
 
     script.answers = slow
@@ -60,7 +60,7 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
             await until(lambda: _is(bench.worker.broken is not None), "the bug")
             assert bench.worker.trouble() == "ends after an internal error: ValueError in _lease_loop"
             assert gauge() == 1
-            go_on.set()
+            resume_timeout.set()
             await bench.over()
 
     with pytest.raises(WorkerBroken, match="ValueError in _lease_loop"):

@@ -129,11 +129,11 @@ async def test_a_key_that_expires_by_the_clock_needs_no_news(live: World) -> Non
     caller = await key(live, expires_at=live.clock.now_ms() + HOUR_MS)
     job = await live.started(chat_lines(1), caller=caller)
     worker = await live.worker()
-    [piece] = await live.store.lease_slices(worker, job.id, "m", 1, "token")
-    assert states.denial(piece) is not None, "nobody has asked yet"
+    [leased] = await live.store.lease_slices(worker, job.id, "m", 1, "token")
+    assert states.denial(leased) is not None, "nobody has asked yet"
     await states.ask(worker)
-    assert states.denial(piece) is None
-    assert states.believed_until_ms(piece) <= live.clock.monotonic_ms() + 2_000
+    assert states.denial(leased) is None
+    assert states.believed_until_ms(leased) <= live.clock.monotonic_ms() + 2_000
 
 
 async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: World) -> None:

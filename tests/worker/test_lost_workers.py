@@ -159,5 +159,5 @@ async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_ag
     assert await lost_workers.tend(world.store, blobs) == 0
     assert await lost_workers.tend(world.store, world.blobs) == 1
     heir = await world.worker()
-    [piece] = await world.store.lease_slices(heir, victim.job.id, "m", 1, "t")
-    assert piece.done == {0}
+    [leased] = await world.store.lease_slices(heir, victim.job.id, "m", 1, "t")
+    assert leased.done == {0}

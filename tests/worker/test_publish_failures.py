@@ -89,10 +89,10 @@ async def test_a_damaged_work_file_breaks_nobody(world: World, damage: bytes) ->
     path = world.blobs._path(job.work_blob_id)
     path.write_bytes(damage[: path.stat().st_size])
     worker = await world.worker()
-    [piece] = await world.store.lease_slices(worker, job.id, "m", 1, "t")
+    [leased] = await world.store.lease_slices(worker, job.id, "m", 1, "t")
     with pytest.raises(BlobMissing):
-        await lease.read_items(world.blobs, piece)
-    await world.store.release_slice(job.id, piece.first, "t", 0)
+        await lease.read_items(world.blobs, leased)
+    await world.store.release_slice(job.id, leased.first, "t", 0)
     await closed(world, job)
     assert await shipping(world).publish_all(worker) == 1
     assert (await world.look(job)).cancelled_count == 3

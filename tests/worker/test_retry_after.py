@@ -6,7 +6,7 @@ from typing import Any
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled
-from tidegate.service import lane_policy
+from tidegate.service import deployment_policy
 from tidegate.settings.groups import Retry, Settings
 from tidegate.upstream.routing.deployment_state import DeploymentState
 
@@ -15,7 +15,7 @@ DAY_MS = 86_400_000
 
 def rests_for_ms(settings: Settings) -> float:
     nothing: Any = None
-    lane = DeploymentState(Deployment("here", "http://127.0.0.1:1/v1"), nothing, nothing, lane_policy(settings))
+    lane = DeploymentState(Deployment("here", "http://127.0.0.1:1/v1"), nothing, nothing, deployment_policy(settings))
     lane.failed(Throttled("429", status=429, retry_after_ms=100 * DAY_MS), "key", 1_000.0, 0.5)
     return lane.ready_at_ms() - 1_000.0
 

@@ -8,8 +8,11 @@ from tidegate.worker.scheduler import within_sight
 
 def look(flow_count: int, *, hides_flows: bool) -> Snapshot:
     scopes = [f"tenant:{number}" for number in range(flow_count)]
-    jobs = [JobView(f"batch_{scope}", "m", scope, "default", 1, 10, None, 9, 9, 0, 1, None, None) for scope in scopes]
-    flows = [FlowView("m", scope, 1.0, 0.0, 0) for scope in scopes]
+    jobs = [
+        JobView(f"batch_{share_owner}", "m", share_owner, "default", 1, 10, None, 9, 9, 0, 1, None, None)
+        for share_owner in scopes
+    ]
+    flows = [FlowView("m", share_owner, 1.0, 0.0, 0) for share_owner in scopes]
     model = ModelView("m", 64, None, 0, {}, None, hides_flows=hides_flows)
     return Snapshot(0, {"m": model}, flows, jobs, {}, 4, 64)
 

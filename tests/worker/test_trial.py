@@ -22,9 +22,9 @@ pytestmark = pytest.mark.anyio
 _MARK = "select alone_job_id, alone_checked from workers where state = 'alive' and alone_job_id is not null"
 
 
-def held(lost_count: int = 2, count: int = 4) -> Any:
-    piece = SimpleNamespace(lost_count=lost_count, count=count, attempts={})
-    return SimpleNamespace(slice=piece, sent_to=1)
+def state(lost_count: int = 2, count: int = 4) -> Any:
+    leased = SimpleNamespace(lost_count=lost_count, count=count, attempts={})
+    return SimpleNamespace(slice=leased, sent_to=1)
 
 
 def trial() -> Trial:
@@ -40,14 +40,14 @@ def hashable(*slices: Any) -> Any:
 async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
     ours = trial()
     assert ours.suspects_max(Suspects(0, 5, 9)) == 5
-    group = hashable(held(5), held(5))
+    group = hashable(state(5), state(5))
     ours.begin_group(group)
     assert ours.hides_suspects
     assert ours.suspects_max(Suspects(0, 5, 4)) == 0, "one group at a time"
     assert not ours.end_slice(group[0])
     assert ours.end_slice(group[1])
     assert ours.suspects_max(Suspects(0, 5, 4)) == 4 - KEPT_FOR_CHECKS
-    rest = hashable(held(5))
+    rest = hashable(state(5))
     ours.begin_group(rest)
     assert ours.end_slice(rest[0])
     assert ours.suspects_max(Suspects(0, 4, 30)) == ALL_SUSPECTS
@@ -57,7 +57,7 @@ async def test_half_of_the_worst_then_the_rest_of_them_then_all() -> None:
 async def test_a_level_that_is_survived_in_one_group_clears_the_lesser_ones() -> None:
     ours = trial()
     assert ours.suspects_max(Suspects(0, 5, 1)) == 1
-    [only] = hashable(held(3))
+    [only] = hashable(state(3))
     ours.begin_group([only])
     assert ours.end_slice(only)
     assert ours.suspects_max(Suspects(0, 4, 30)) == ALL_SUSPECTS
@@ -66,7 +66,7 @@ async def test_a_level_that_is_survived_in_one_group_clears_the_lesser_ones() ->
 async def test_a_group_that_was_given_back_unsent_has_survived_nothing() -> None:
     ours = trial()
     ours.suspects_max(Suspects(0, 3, 8))
-    [unsent] = hashable(held(3))
+    [unsent] = hashable(state(3))
     unsent.sent_to = 0
     ours.begin_group([unsent])
     assert not ours.end_slice(unsent)

@@ -37,14 +37,14 @@ def process(root: Path) -> tuple[subprocess.Popen[str], Path]:
 
 def test_what_a_killed_process_left_in_scratch_goes_with_the_next_one_and_the_livings_stays(tmp_path: Path) -> None:
     dead, left = process(tmp_path)
-    alive, held = process(tmp_path)
+    alive, state = process(tmp_path)
     dead.kill()
     dead.wait()
     assert (left / "half-done").exists()
     with scratch_directory(tmp_path) as mine:
         assert mine.is_dir()
         assert not left.exists()
-        assert (held / "half-done").exists()
+        assert (state / "half-done").exists()
     assert not mine.exists()
     alive.communicate("")
     assert alive.returncode == 0

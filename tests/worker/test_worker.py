@@ -63,7 +63,7 @@ async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: Wor
         await live.started([*chat_lines(1, "shut"), *chat_lines(1, "closed", 1)])
     job = await live.started(chat_lines(2, "open"))
     bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
-    async with working(live, script, policy_of=lambda switch: one_by_one):
+    async with working(live, script, policy_of=lambda override: one_by_one):
         await until(ended(live, job), "the job of the open model")
         await until(ended(live, bad), "the job with a bad line")
 
@@ -154,12 +154,12 @@ async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live
     """It came into the hand after everything there was given back, stayed leased, and counted as a lost worker's."""
     script = Script(live, "m")
     job = await live.started(chat_lines(8), slice_items=4)
-    reading, go_on = asyncio.Event(), asyncio.Event()
+    reading, resume_timeout = asyncio.Event(), asyncio.Event()
 
     class Slow(AwayToRead):
         async def read(self, blob_id: str, at: int, count: int) -> bytes:
             reading.set()
-            await go_on.wait()
+            await resume_timeout.wait()
             return bytes(await self._inner.read(blob_id, at, count))
 
     async with working(live, script, Slow(live)) as bench:
@@ -168,7 +168,7 @@ async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live
         leaving = asyncio.create_task(bench.leave())
         while not bench.worker._stopping:  # noqa: ASYNC110 - a few turns of the loop
             await asyncio.sleep(0)
-        go_on.set()
+        resume_timeout.set()
         await leaving
     assert not script.calls
     rows = await live.rows("select state, lost_count from slices where job_id = ?", job.id)
@@ -185,7 +185,7 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     assert await live.store.declare_gone(lost, leaving=True)
     async with working(live, script) as bench:
         await until(lambda: _is(len(script.calls) == 3), "the other items")
-        await until(lambda: _is(bench.worker._hand.slice_count == 0), "an empty hand")
+        await until(lambda: _is(bench.worker._leased_work.slice_count == 0), "an empty hand")
 
         async def rests() -> bool:
             rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
@@ -206,8 +206,8 @@ async def test_names_of_models_do_not_pile_up_in_the_hand(live: World) -> None:
     job = await live.started(lines)
     async with working(live, script) as bench:
         await until(ended(live, job), "the job")
-        hand = bench.worker._hand
-        await until(lambda: _is(len(hand._stocks) <= 1), "an empty hand")
+        leased_work = bench.worker._leased_work
+        await until(lambda: _is(len(leased_work._stocks) <= 1), "an empty hand")
 
 
 async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> None:
@@ -239,11 +239,11 @@ async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: World) -> N
 async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live: World) -> None:
     """Expiry, cancel and publishing took turns in one loop, so a blob store that answered slowly held up what needs no blobs."""
     script = Script(live, "m")
-    held = asyncio.Event()
+    state = asyncio.Event()
 
     class Hanging(AwayToRead):
         async def create(self, blob_id: str) -> Any:
-            await held.wait()
+            await state.wait()
             return await self._inner.create(blob_id)
 
         async def read(self, blob_id: str, at: int, count: int) -> bytes:
@@ -257,7 +257,7 @@ async def test_a_publish_that_hangs_keeps_no_other_job_from_being_cancelled(live
         await until(ended(live, stuck, JobState.FINALIZING), "the job whose files cannot be written")
         await live.store.cancel_job(waiting.tenant_id, waiting.id)
         await until(ended(live, waiting, JobState.CANCELLED), "the job that was never begun")
-        held.set()
+        state.set()
         await until(ended(live, stuck, JobState.CANCELLED), "the first job")
 
 
@@ -274,7 +274,7 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
     script.answers = spent
     limited = await live.started(chat_lines(8, "m"))
     script.spent_until = live.clock.monotonic_ms() + 3_600_000
-    async with working(live, script, budgets_of=lambda piece: (budget,) if piece.job_id == limited.id else ()):
+    async with working(live, script, budgets_of=lambda leased: (budget,) if leased.job_id == limited.id else ()):
         await until(lambda: rests(live, limited), "the job at rest")
         free = await live.started(chat_lines(8, "m"))
         await until(ended(live, free), "the job without a budget")
@@ -297,5 +297,5 @@ async def rests(world: World, job: Any) -> bool:
         for row in await world.rows("select job_id from job_models where rests_until > now_ms()")
         if row[0] == job.id
     ]
-    held = [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
-    return bool(resting) and not held
+    state = [row for row in await world.rows("select job_id from slices where state = 'leased'") if row[0] == job.id]
+    return bool(resting) and not state

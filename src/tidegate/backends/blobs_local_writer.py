@@ -97,9 +97,9 @@ class LocalWriter:
             source = open_plain(path)
             try:
                 at = 0
-                while piece := read_exact(source, at, COPY_BYTES):
-                    self._count(piece)
-                    at += len(piece)
+                while chunk := read_exact(source, at, COPY_BYTES):
+                    self._count(chunk)
+                    at += len(chunk)
                 os.fsync(source)
             finally:
                 os.close(source)
@@ -123,9 +123,9 @@ class LocalWriter:
     def _copy(self, path: Path) -> None:
         with path.open("rb") as source:
             copied = hashlib.sha256()
-            while piece := source.read(COPY_BYTES):
-                copied.update(piece)
-                write_all(self._fd, piece)
+            while chunk := source.read(COPY_BYTES):
+                copied.update(chunk)
+                write_all(self._fd, chunk)
         if copied.digest() != self._sha256.digest():
             raise OSError(errno.EIO, "the file changed while it was copied")
 

@@ -68,9 +68,9 @@ class S3Blobs:
         writer = await self.create(blob_id)
         try:
             at = 0
-            while piece := await hop(self._threads, self._read_file, path, at):
-                await writer.write(piece)
-                at += len(piece)
+            while chunk := await hop(self._threads, self._read_file, path, at):
+                await writer.write(chunk)
+                at += len(chunk)
             stamp = await writer.finish()
         except BaseException:
             await writer.abort()
@@ -89,7 +89,7 @@ class S3Blobs:
         if count == 0:
             await self.read(blob_id, at, 0)
         with self._missing_for_a_while(blob_id):
-            async for large in self._objects.pieces(_key(blob_id), at, count):
+            async for large in self._objects.chunks(_key(blob_id), at, count):
                 for start in range(0, len(large), PIECE_BYTES):
                     yield large[start : start + PIECE_BYTES]
 
@@ -164,8 +164,8 @@ class S3Blobs:
         try:
             fd = create_exclusive(partial)
             try:
-                async for piece in self._objects.pieces(_key(blob_id), 0, size):
-                    await hop(self._threads, write_all, fd, piece)
+                async for chunk in self._objects.chunks(_key(blob_id), 0, size):
+                    await hop(self._threads, write_all, fd, chunk)
             finally:
                 os.close(fd)
             if partial.stat().st_size != size:

@@ -159,13 +159,13 @@ class Objects:
 
         return await self.persist(f"reading {key}", get)
 
-    async def pieces(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
+    async def chunks(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
         """These bytes by ranged reads, each repeated on its own: neither a break nor a slow reader ends the whole."""
         end = at + count
         while at < end:
-            piece = await self.read(key, at, min(GET_BYTES, end - at))
-            at += len(piece)
-            yield piece
+            chunk = await self.read(key, at, min(GET_BYTES, end - at))
+            at += len(chunk)
+            yield chunk
 
     async def delete(self, key: str) -> None:
         try:
@@ -243,8 +243,8 @@ class Objects:
         if held.etag == expected.etag:
             return
         sha256 = hashlib.sha256()
-        async for piece in self.pieces(key, 0, expected.size_bytes):
-            await asyncio.to_thread(sha256.update, piece)
+        async for chunk in self.chunks(key, 0, expected.size_bytes):
+            await asyncio.to_thread(sha256.update, chunk)
         if sha256.hexdigest() != expected.sha256:
             raise WrongBytes(f"{key} holds other bytes than were sent")
 

@@ -174,7 +174,7 @@ class S3Writer:
             await obstore.put_async(
                 self._objects.store,
                 self._key,
-                self._pieces(),
+                self._chunks(),
                 use_multipart=True,
                 chunk_size=PART_BYTES,
                 max_concurrency=1,
@@ -184,7 +184,7 @@ class S3Writer:
         except (BaseError, OSError) as failure:
             raise self._objects.unavailable(failure, doing) from failure
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    async def _chunks(self) -> AsyncIterator[bytes]:
         # Each block is let go of when the upload has it, so that the first part is not in memory twice.
         while self._held:
             yield self._held.popleft()

@@ -81,15 +81,15 @@ def write_all(fd: int, data: bytes) -> None:
 
 def read_exact(fd: int, at: int, count: int) -> bytes:
     """These bytes, or fewer when the file ends before."""
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     while count > 0:
-        piece = os.pread(fd, count, at)
-        if not piece:
+        chunk = os.pread(fd, count, at)
+        if not chunk:
             break
-        pieces.append(piece)
-        at += len(piece)
-        count -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        chunks.append(chunk)
+        at += len(chunk)
+        count -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def sync_directory(path: Path) -> None:

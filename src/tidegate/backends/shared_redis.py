@@ -60,7 +60,7 @@ class RedisShared:
     def __init__(self, url: str, name: str, clock: Clock, entropy: Entropy) -> None:
         self._url = url
         self._channel, self._rests_key, self._notices = f"{name}:wake", f"{name}:rests", f"{name}:notices"
-        self._hears: list[Callable[[str], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
         self._me = entropy.token_bytes(8).hex()
         self._wake, self._rests = LocalWake(), LocalRests(clock)
         self._line = RedisLine(url, ("ring", "rest", "rests"), _TIMEOUT_S)
@@ -71,15 +71,15 @@ class RedisShared:
 
     def start(self) -> None:
         """Begin to tell and to listen."""
-        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._hear())]
+        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
 
     async def close(self) -> None:
         for task in self._tasks:
             await ended(task)
         await self._line.close()
 
-    def ring(self) -> None:
-        self._wake.ring()
+    def notify(self) -> None:
+        self._wake.notify()
         self._rung = True
         self._something.set()
 
@@ -100,8 +100,8 @@ class RedisShared:
         except RedisAway:
             log.debug("notice_lost")
 
-    def on_notice(self, heard: Callable[[str], None]) -> None:
-        self._hears.append(heard)
+    def on_notice(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
 
     async def _tell(self) -> None:
         """Say what there is to say; many rings in a moment are one. Between times, ask who rests."""
@@ -139,7 +139,7 @@ class RedisShared:
         for name, left_ms in zip(said[::2], said[1::2], strict=True):
             self._rests.learn(name.decode("utf-8", "replace"), float(left_ms))
 
-    async def _hear(self) -> None:
+    async def _listen(self) -> None:
         while True:
             try:
                 await self._listen_once()
@@ -157,19 +157,19 @@ class RedisShared:
             await connection.read_response()
             await connection.read_response()
             # What was said before we listened is asked for now.
-            self._wake.ring()
+            self._wake.notify()
             await self._ask_rests()
             while (message := await connection.read_response(timeout=_QUIET_S)) is not None:
-                await self._heard(message)
+                await self._receive(message)
         finally:
             await connection.disconnect(nowait=True)
 
-    async def _heard(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         said = message[-1]
         if message[1] == self._notices.encode():
-            for heard in self._hears:
-                heard(said.decode("utf-8", "replace"))
+            for listener in self._listeners:
+                listener(said.decode("utf-8", "replace"))
         elif said == b"rest":
             await self._ask_rests()
         elif said != self._me.encode():
-            self._wake.ring()
+            self._wake.notify()

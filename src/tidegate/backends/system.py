@@ -44,7 +44,7 @@ class LocalListener:
     def __init__(self) -> None:
         self._rung = asyncio.Event()
 
-    def hear(self) -> None:
+    def notify(self) -> None:
         self._rung.set()
 
     async def wait(self, timeout_s: float) -> None:
@@ -62,9 +62,9 @@ class LocalWake:
     def __init__(self) -> None:
         self._listeners: list[LocalListener] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for listener in self._listeners:
-            listener.hear()
+            listener.notify()
 
     def listen(self) -> LocalListener:
         listener = LocalListener()

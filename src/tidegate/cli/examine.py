@@ -67,7 +67,7 @@ def budgets(
             )
     caps = slot_caps(settings) | {MODEL_SLOTS + name: one.in_flight_max for name, one in models.items()}
     for model in (*settings.models, *models):
-        below = sum(one.batch_in_flight_max for one in served if one.models == (model,))
+        below = sum(one.background_in_flight_max for one in served if one.models == (model,))
         if caps.get(MODEL_SLOTS + model, 0) > below:
             said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
             yield DoctorFinding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")

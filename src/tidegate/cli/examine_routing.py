@@ -117,7 +117,7 @@ def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFi
             yield DoctorFinding(
                 "upstream", Grade.OK, f"{model} is served to batches only, and not to interactive calls"
             )
-        if not any(one.takes_batch for one in places):
+        if not any(one.takes_background for one in places):
             yield DoctorFinding(
                 "upstream", Grade.OK, f"{model} is served to interactive calls only, and not to batches"
             )

@@ -51,42 +51,42 @@ def explain(
     """
     options.check_batch_id(batch)
     settings = options.loaded(config, data).settings
-    job, standing = uvloop.run(standing_of(settings, org, batch))
-    said = reasons.explain(job, standing)
+    job, explain_inputs = uvloop.run(explain_inputs_of(settings, org, batch))
+    said = reasons.explain(job, explain_inputs)
     if as_json:
-        terminal.show_json(
-            {"batch": job.id, "status": job.state, "why": said, "standing": dataclasses.asdict(standing)}
-        )
+        facts = dataclasses.asdict(explain_inputs)
+        facts["prospects"] = facts.pop("forecasts")
+        terminal.show_json({"batch": job.id, "status": job.state, "why": said, "standing": facts})
         return
     for sentence in said:
         typer.echo(terminal.clean(sentence))
 
 
-async def standing_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.Standing]:
+async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.ExplainInputs]:
     """A batch, and all that is known of why it runs or waits."""
     async with server_client.reading(settings) as parts:
         job = await batches.job_of(parts, org, batch)
-        standing = await parts.store.standing(job.id)
-        assert standing is not None, "the job was just read"
+        explain_inputs = await parts.store.explain_inputs(job.id)
+        assert explain_inputs is not None, "the job was just read"
         outlook = await parts.store.outlook(job.id)
         if outlook is None or not outlook.models:
-            return job, standing
+            return job, explain_inputs
         places = await _places(parts)
         bound = await _bound(parts, places, job, [one.model for one in outlook.models])
         spent, waits_ms = await _spent(parts, bound)
-        prospects = await _prospects(parts, job, outlook, await _least_ms(parts, job, bound, waits_ms))
+        forecasts = await _forecasts(parts, job, outlook, await _least_ms(parts, job, bound, waits_ms))
         told = await parts.store.tides()
-        models = [one.model for one in prospects]
+        models = [one.model for one in forecasts]
         closed = dict.fromkeys(tides_closed(places, told, models), schedule.Reason.TIDE_CLOSED)
         closed |= dict.fromkeys(spent, schedule.Reason.BUDGET_SPENT)
         tides = tide_notes(places, told, models)
         return job, dataclasses.replace(
-            standing,
-            prospects=tuple(
+            explain_inputs,
+            forecasts=tuple(
                 dataclasses.replace(one, notes=tides[one.model], rule=None, reason=closed[one.model])
                 if one.model in closed
                 else dataclasses.replace(one, notes=tides[one.model])
-                for one in prospects
+                for one in forecasts
             ),
             notes=tuple(spent.values()),
             work_units=sum(one.total_units for one in outlook.models),
@@ -164,7 +164,7 @@ def tides_closed(places: Places, told: Sequence[tuple[str, str]], models: Sequen
 def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
     """The deployments that batch work for each model may go to."""
     aims = {one.name: one.model for one in places[1]}
-    takers = [one for one in places[0] if one.takes_batch]
+    takers = [one for one in places[0] if one.takes_background]
     return {
         model: {one.name for one in takers if aims.get(model, model) in one.models}
         or {one.name for one in takers if not one.models}
@@ -172,7 +172,7 @@ def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
     }
 
 
-async def _prospects(
+async def _forecasts(
     parts: "Parts", job: Job, outlook: Outlook, least_ms: dict[str, int]
 ) -> tuple[schedule.FlowForecast, ...]:
     """What a worker with room for one slice of each of its models would do now."""
@@ -181,7 +181,7 @@ async def _prospects(
 
     models = [one.model for one in outlook.models]
     slice_items = parts.settings.ingest.slice_count_max
-    policy = switched(schedule_policy(parts.settings), await parts.store.scheduler_switch())
+    policy = switched(schedule_policy(parts.settings), await parts.store.mode_override())
     snapshot = await parts.store.snapshot(
         "",
         dict.fromkeys(models, slice_items),
@@ -191,18 +191,18 @@ async def _prospects(
         bounds=SnapshotBounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
     )
     ends = {one.model: end_of(one, outlook, is_limited=least_ms.get(one.model, 0) > 0) for one in outlook.models}
-    found = schedule.prospects(snapshot, schedule.choose(snapshot, policy), policy, job.id)
+    found = schedule.forecasts(snapshot, schedule.choose(snapshot, policy), policy, job.id)
     shown = {one.model for one in found}
-    found += tuple(schedule.prospect_not_ready(one, policy) for one in outlook.models if one.model not in shown)
+    found += tuple(schedule.forecast_not_ready(one, policy) for one in outlook.models if one.model not in shown)
     left_ms = outlook.expires_at - outlook.now
     return tuple(_with_end(one, ends.get(one.model), least_ms.get(one.model, 0), left_ms) for one in found)
 
 
 def _with_end(
-    prospect: schedule.FlowForecast, expected: eta.Eta | None, least_ms: int, left_ms: int
+    forecast: schedule.FlowForecast, expected: eta.Eta | None, least_ms: int, left_ms: int
 ) -> schedule.FlowForecast:
     if expected is None:
-        return prospect
+        return forecast
     end = eta.not_before(expected, least_ms)
-    slack_ms = left_ms - end.p50_ms if prospect.slack_ms is None else prospect.slack_ms
-    return dataclasses.replace(prospect, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms, slack_ms=slack_ms)
+    slack_ms = left_ms - end.p50_ms if forecast.slack_ms is None else forecast.slack_ms
+    return dataclasses.replace(forecast, eta_p50_ms=end.p50_ms, eta_p95_ms=end.p95_ms, slack_ms=slack_ms)

@@ -94,15 +94,15 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
     digest = hashlib.sha256()
     size_bytes = 0
     head = b""
-    while piece := stream.read(PIECE_BYTES):
-        digest.update(piece)
-        size_bytes += len(piece)
+    while chunk := stream.read(PIECE_BYTES):
+        digest.update(chunk)
+        size_bytes += len(chunk)
         if size_bytes > bytes_max:
             raise SettingsError(f"{name} is larger than {bytes_max:,} bytes; split it, or raise limits.file_bytes_max.")
         if not _has_first_line(head) and len(head) < FIRST_LINE_BYTES_MAX:
-            head += piece
+            head += chunk
         if spool is not None:
-            spool.write(piece)
+            spool.write(chunk)
     if not size_bytes:
         raise SettingsError(f"{name} is empty; it needs one JSON request per line.")
     endpoint, trouble = _endpoint_of(head)

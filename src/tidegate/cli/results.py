@@ -22,11 +22,11 @@ _STREAMS = ("/dev/", "/proc/")
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
     """The bytes of a result file from one place up to another; without a file there are none."""
-    from tidegate.web.content import pieces
+    from tidegate.web.content import chunks
 
     if file_id is not None and end > start:
-        async for piece in pieces(parts.store, parts.blobs, file_id, start, end):
-            yield piece
+        async for chunk in chunks(parts.store, parts.blobs, file_id, start, end):
+            yield chunk
 
 
 def is_stream(path: Path) -> bool:
@@ -45,18 +45,18 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-async def save(pieces: AsyncIterator[bytes], path: Path) -> int:
+async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
     """Write beside the target, make it durable, then take its name: a reader never sees half a file. Says its size."""
     if is_stream(path):
-        return await _write_through(pieces, path)
+        return await _write_through(chunks, path)
     path = _meant(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     size_bytes = 0
     try:
         with temporary.open("xb") as stream:
-            async for piece in pieces:
-                stream.write(piece)
-                size_bytes += len(piece)
+            async for chunk in chunks:
+                stream.write(chunk)
+                size_bytes += len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -69,28 +69,28 @@ async def save(pieces: AsyncIterator[bytes], path: Path) -> int:
     return size_bytes
 
 
-async def pour(pieces: AsyncIterator[bytes]) -> int:
+async def pour(chunks: AsyncIterator[bytes]) -> int:
     """Write to stdout."""
-    return await _copy(pieces, sys.stdout.buffer, "stdout")
+    return await _copy(chunks, sys.stdout.buffer, "stdout")
 
 
-async def _write_through(pieces: AsyncIterator[bytes], path: Path) -> int:
+async def _write_through(chunks: AsyncIterator[bytes], path: Path) -> int:
     try:
         stream = path.open("wb", buffering=0)
     except OSError as error:
         raise _cannot_be_written(str(path), error) from error
     with stream:
-        return await _copy(pieces, stream, str(path))
+        return await _copy(chunks, stream, str(path))
 
 
-async def _copy(pieces: AsyncIterator[bytes], stream: IO[bytes], name: str) -> int:
+async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> int:
     size_bytes = 0
     try:
-        async for piece in pieces:
-            rest = memoryview(piece)
+        async for chunk in chunks:
+            rest = memoryview(chunk)
             while rest:
                 rest = rest[stream.write(rest) :]
-            size_bytes += len(piece)
+            size_bytes += len(chunk)
         stream.flush()
     except BrokenPipeError:
         # Whoever read has enough: that is no fault, and the command's end says so in its own way.

@@ -216,8 +216,8 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     upload = await reception.begin_upload(errand.settings.limits.file_bytes_max)
     try:
         with source.path.open("rb") as stream:
-            while piece := stream.read(input_file.PIECE_BYTES):
-                await upload.write(piece)
+            while chunk := stream.read(input_file.PIECE_BYTES):
+                await upload.write(chunk)
         file = await upload.keep(
             caller,
             purpose="batch",
@@ -242,7 +242,7 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     )
     job = await reception.replayed(lambda: parts.store.create_job(caller, job_id, request))
     await hit("create_committed")
-    parts.wake.ring()
+    parts.wake.notify()
     return job
 
 

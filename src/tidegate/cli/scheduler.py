@@ -77,7 +77,7 @@ def set_mode(
     Example: tidegate scheduler set fair_share_v1 --shadow smart_v1
     """
     settings = options.loaded(config, data).settings
-    _tell(uvloop.run(_switch(settings, mode, shadow)), as_json=as_json)
+    _tell(uvloop.run(_override(settings, mode, shadow)), as_json=as_json)
 
 
 async def _status(settings: Settings) -> "SchedulerStatus":
@@ -86,18 +86,18 @@ async def _status(settings: Settings) -> "SchedulerStatus":
     if (server := server_client.running_server(settings)) is not None:
         return await server.get("/control/scheduler", SchedulerStatus)
     async with server_client.reading(settings) as parts:
-        return status_of(settings, await parts.store.scheduler_switch())
+        return status_of(settings, await parts.store.mode_override())
 
 
-async def _switch(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
+async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
     from tidegate import service
-    from tidegate.web.scheduler import SchedulerStatus, SchedulerWish, status_of, switch_to
+    from tidegate.web.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
     if (server := server_client.server(settings)) is not None:
         return await server.post("/control/scheduler", SchedulerStatus, wish)
     async with service.opened(settings) as parts:
-        return status_of(settings, await switch_to(parts.store, wish))
+        return status_of(settings, await override_mode(parts.store, wish))
 
 
 def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import typer
 import uvloop
 
 from tidegate.cli import logs, options, terminal
-from tidegate.cli.signals import Stopping, leave_at_once
+from tidegate.cli.signals import Stopping, exit_now
 from tidegate.core.errors import SettingsError, WorkerBroken
 from tidegate.settings import Settings, deployments
 
@@ -117,4 +117,4 @@ async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
     stopping = Stopping(lambda: terminal.say("Stopping; calls in flight are finished first. Once more stops at once."))
     stopping.listen()
     await service.run(settings, service.Roles(api=api, worker=worker), stopping.asked, on_ready)
-    leave_at_once(0)
+    exit_now(0)

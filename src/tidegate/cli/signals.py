@@ -11,7 +11,7 @@ from typing import NoReturn
 INTERRUPTED = 130
 
 
-def leave_at_once(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process when everything is closed. Taking the interpreter apart after many connections can take longer than the grace that is
     left; what others registered for the end of the process is still done."""
     atexit._run_exitfuncs()
@@ -31,10 +31,10 @@ class Stopping:
     def listen(self) -> "Stopping":
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._hear, number)
+            loop.add_signal_handler(number, self._receive, number)
         return self
 
-    def _hear(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         self.exit_code = 128 + number
         if self.asked.is_set():
             os._exit(self.exit_code)

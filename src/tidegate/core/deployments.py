@@ -283,7 +283,7 @@ class Deployment:
         return min(self.total_timeout_s, AUDIO_TIMEOUT_S) if is_audio else self.total_timeout_s
 
     @property
-    def takes_batch(self) -> bool:
+    def takes_background(self) -> bool:
         return self.serves is not Serves.INTERACTIVE
 
     @property
@@ -291,7 +291,7 @@ class Deployment:
         return self.serves is not Serves.BATCH
 
     @property
-    def batch_in_flight_max(self) -> int:
+    def background_in_flight_max(self) -> int:
         """The most calls that batch work ever has in flight here, over all processes."""
         most = max(1, int(self.max_in_flight * self.batch_fraction))
         return min(most, self.chat_batching.max_in_flight or most)

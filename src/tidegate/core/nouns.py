@@ -171,7 +171,7 @@ class Job:
     work_bytes: int
     prompt_bytes: int
     shared_prefix_bytes: int
-    scope: str
+    share_owner: str
     queue: str
     begin_by: int | None
     limits: tuple[Limit, ...] = ()
@@ -268,7 +268,7 @@ class LeasedSlice:
     token: str
     expires_in_ms: int
     tenant: str = ""
-    scope: str = ""
+    share_owner: str = ""
     key_id: str | None = None
     user: str | None = None
     team: str | None = None
@@ -313,7 +313,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
     It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
     `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
-    where someone has estimated it. `scope` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike;
+    where someone has estimated it. `share_owner` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike;
     without a `prefix_salt` nobody asks.
     `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so many
     calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any."""
@@ -330,7 +330,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     begin_by_ms: float = math.inf
     budgets: tuple[Budget, ...] = ()
     tokens: int = 0
-    scope: str = ""
+    share_owner: str = ""
     prefix_salt: bytes = b""
     hand_backs: int = 0
     items: int = 1
@@ -455,7 +455,7 @@ class AwakeFlow:
 
     model: str
     served: int
-    scope: str
+    share_owner: str
     weight_milli: int
     tenant: str
     has_spent: bool

@@ -252,7 +252,7 @@ class FleetReport(NamedTuple):
 class Fleet(Protocol):
     """What processes tell each other about their calls, so that none takes another's for a stranger's."""
 
-    async def tell_presence(
+    async def report_to_fleet(
         self, worker_id: str, mine: Mapping[str, Present]
     ) -> Mapping[str, Mapping[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
@@ -270,7 +270,7 @@ class Notices(Protocol):
 
 
 class Listener(Protocol):
-    def hear(self) -> None:
+    def notify(self) -> None:
         """A ring for this ear alone."""
 
     async def wait(self, timeout_s: float) -> None:
@@ -280,7 +280,7 @@ class Listener(Protocol):
 class Wake(Protocol):
     """An early nudge for loops that poll anyway: losing one costs a poll interval, never correctness."""
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something changed."""
 
     def listen(self) -> Listener:

@@ -52,7 +52,7 @@ class WorkerState(StrEnum):
 
 
 class FlowState(StrEnum):
-    """Whether the queue of one scope for one model has anything to do."""
+    """Whether the queue of one share owner for one model has anything to do."""
 
     ASLEEP = "asleep"
     AWAKE = "awake"

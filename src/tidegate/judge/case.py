@@ -226,10 +226,10 @@ async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:
     digest = hashlib.sha256()
 
     async def counted() -> AsyncIterator[tuple[int, bytes]]:
-        async for at, piece in pieces_of(blobs, content.extents):
-            digest.update(piece)
-            content.size_bytes += len(piece)
-            yield at, piece
+        async for at, chunk in pieces_of(blobs, content.extents):
+            digest.update(chunk)
+            content.size_bytes += len(chunk)
+            yield at, chunk
 
     try:
         async for line in lines_of(counted()):

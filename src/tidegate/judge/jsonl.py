@@ -40,21 +40,21 @@ async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple
     """A file's bytes in the order of its extents, each piece with its place in the file."""
     for extent in extents:
         at = extent["at"]
-        async for piece in blobs.stream(extent["blob_id"], extent["blob_at"], extent["size_bytes"]):
-            yield at, piece
-            at += len(piece)
+        async for chunk in blobs.stream(extent["blob_id"], extent["blob_at"], extent["size_bytes"]):
+            yield at, chunk
+            at += len(chunk)
 
 
-async def lines_of(pieces: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[JsonlLine]:
+async def lines_of(chunks: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[JsonlLine]:
     """Cut on 0x0A only. Where the places of two pieces do not join, a line cannot go on either."""
     rest, rest_at = b"", 0
-    async for at, piece in pieces:
+    async for at, chunk in chunks:
         if rest and (at != rest_at + len(rest) or len(rest) > LINE_BYTES_MAX):
             yield JsonlLine(rest_at, rest, whole=False)
             rest = b""
         if not rest:
             rest_at = at
-        parts = (rest + piece).split(b"\n")
+        parts = (rest + chunk).split(b"\n")
         for data in parts[:-1]:
             yield JsonlLine(rest_at, data, whole=True)
             rest_at += len(data) + 1

@@ -22,7 +22,7 @@ def input_unchanged(case: Case, found: Finding) -> None:
 
 
 @rule("pieces", "P3", "The extents of each file follow one another from 0 without gap or overlap, inside their blobs")
-def pieces(case: Case, found: Finding) -> None:
+def chunks(case: Case, found: Finding) -> None:
     found.looked(f"{sum(len(content.extents) for content in case.contents)} extents")
     for content in case.contents:
         if content.absent:
@@ -128,4 +128,4 @@ def files_shown(case: Case, found: Finding) -> None:
             found.wrong(f"{count} lines belong in the {content.name} file, and its id is {content.file_id}")
 
 
-RULES = (input_unchanged, pieces, bytes_kept, file_sizes, files_shown)
+RULES = (input_unchanged, chunks, bytes_kept, file_sizes, files_shown)

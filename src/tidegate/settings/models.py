@@ -56,7 +56,7 @@ def name_of(model: str, index: int, entry: ModelDeployment) -> str:
 
 def slot_caps(settings: Settings) -> dict[str, int]:
     """The calls that batch work may have in flight over all processes: by deployment, by `model:NAME`, and `global`."""
-    caps = {one.name: one.batch_in_flight_max for one in deployments(settings) if one.takes_batch}
+    caps = {one.name: one.background_in_flight_max for one in deployments(settings) if one.takes_background}
     caps |= {MODEL_SLOTS + model: most for model, most in model_caps(settings).items()}
     if settings.worker.in_flight_max_global:
         caps[GLOBAL_SLOTS] = settings.worker.in_flight_max_global

@@ -41,11 +41,11 @@ def schedule_policy(settings: Settings) -> Policy:
     )
 
 
-def switched(policy: Policy, switch: ModeOverride) -> Policy:
+def switched(policy: Policy, override: ModeOverride) -> Policy:
     """The policy as it was switched at run time. A name that this program does not know is a newer one's: the settings stand."""
     known = {mode.value: mode for mode in Mode}
-    shadow = None if switch.shadow_mode == NO_SHADOW else known.get(switch.shadow_mode, policy.shadow_mode)
-    return dataclasses.replace(policy, mode=known.get(switch.mode, policy.mode), shadow_mode=shadow)
+    shadow = None if override.shadow_mode == NO_SHADOW else known.get(override.shadow_mode, policy.shadow_mode)
+    return dataclasses.replace(policy, mode=known.get(override.mode, policy.mode), shadow_mode=shadow)
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:

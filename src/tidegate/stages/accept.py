@@ -59,13 +59,15 @@ class Reception:
         *,
         idempotency_key: str | None = None,
         quotas: Quotas | None = None,
-        scope: str | None = None,
+        share_owner: str | None = None,
     ) -> Job:
-        """One row, `validating`; the job that this Idempotency-Key made before, if it did. `scope` is whose share it counts as."""
+        """One row, `validating`; the job that this Idempotency-Key made before, if it did. `share_owner` is whose share it counts as."""
         job_id = self._new_id("batch")
         idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
         job = await self.replayed(
-            lambda: self._store.create_job(caller, job_id, request, idempotency=idempotency, quotas=quotas, scope=scope)
+            lambda: self._store.create_job(
+                caller, job_id, request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
+            )
         )
         await hit("create_committed")
         return job

@@ -43,35 +43,35 @@ async def take(
     asked_ms = clock.monotonic_ms()
     slices = await store.lease_picks(worker_id, picks, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
     metrics.work_lease_seconds.observe((clock.monotonic_ms() - asked_ms) / 1000)
-    taken = Counter(piece.token for piece in slices)
+    taken = Counter(leased.token for leased in slices)
     for pick, token in picks:
         metrics.work_leases.of(pick.why).inc(taken[token])
         metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
     await hit("lease_committed")
-    return [(piece, asked_ms + piece.expires_in_ms) for piece in slices]
+    return [(leased, asked_ms + leased.expires_in_ms) for leased in slices]
 
 
-async def read_items(blobs: Blobs, piece: LeasedSlice) -> list[Item]:
+async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
     """The items of a slice that have no outcome yet, with one ranged read."""
-    data = await blobs.read(piece.work_blob_id, piece.work_at, piece.work_bytes)
+    data = await blobs.read(leased.work_blob_id, leased.work_at, leased.work_bytes)
     lines = data.split(b"\n")
-    offset = piece.first - piece.read_first
+    offset = leased.first - leased.read_first
     # Other bytes than ingest wrote will not become the right ones: they are as good as gone.
-    if len(lines) < offset + piece.count:
-        raise BlobMissing(f"the work file of {piece.job_id} has fewer lines than slice {piece.first} says")
+    if len(lines) < offset + leased.count:
+        raise BlobMissing(f"the work file of {leased.job_id} has fewer lines than slice {leased.first} says")
     items = []
-    for number, line in enumerate(lines[offset : offset + piece.count], start=piece.first):
-        if number in piece.done:
+    for number, line in enumerate(lines[offset : offset + leased.count], start=leased.first):
+        if number in leased.done:
             continue
-        if piece.model:
+        if leased.model:
             try:
                 work = _decoder.decode(line)
             except msgspec.DecodeError:
-                raise BlobMissing(f"the work file of {piece.job_id} holds no request at item {number}") from None
+                raise BlobMissing(f"the work file of {leased.job_id} holds no request at item {number}") from None
             item = Item(number, bytes(work.custom_id), bytes(work.body))
         else:
             item = Item(number, b"null", line)
-        attempts = piece.attempts.get(number)
+        attempts = leased.attempts.get(number)
         if attempts is not None:
             item.attempt_count, item.hand_backs = attempts.count, attempts.hand_backs
             item.wait_ms = max(0, attempts.wait_ms)

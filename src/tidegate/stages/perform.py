@@ -72,13 +72,13 @@ async def perform(
     clock: Clock,
     entropy: Entropy,
     policy: retry.RetryPolicy,
-    piece: LeasedSlice,
+    leased: LeasedSlice,
     deadline_ms: float,
     item: Item,
     grace_ms: int,
     begin_by_ms: Callable[[LeasedSlice], float],
     budgets: tuple[Budget, ...] = (),
-    denial: Callable[[LeasedSlice], Denied | None] = lambda piece: None,
+    denial: Callable[[LeasedSlice], Denied | None] = lambda leased: None,
     guard: Guard | None = None,
     parallel: tuple[tuple[str, int], ...] = (),
     models: frozenset[str] = frozenset(),
@@ -87,21 +87,21 @@ async def perform(
     """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
     when the lease may be over. `denial` says whether its key still allows it, `fields` what its author may not ask for (what a hook adds
     afterwards is the operator's own), and `guard` judges what is sent and what came back."""
-    if (unsent := _never_sent(upstream, clock, piece, deadline_ms, item, denial)) is not None:
+    if (unsent := _never_sent(upstream, clock, leased, deadline_ms, item, denial)) is not None:
         return unsent
-    job_id, number, body = piece.job_id, item.number, item.body
+    job_id, number, body = leased.job_id, item.number, item.body
     name = item_id(job_id, number)
     key = f"{name}-{blake2b(body, digest_size=8).hexdigest()}"
     if read_plain(body) is None and (fault := await look_closely(body, fields)) is not None:
         return _refused(job_id, item, fault)
     if guard is not None:
-        said = await guard.before(body, lambda: _about(piece, item))
+        said = await guard.before(body, lambda: _about(leased, item))
         if isinstance(said, Stop):
-            return _stopped(clock, piece, deadline_ms, item, said)
+            return _stopped(clock, leased, deadline_ms, item, said)
         body = said
         # A hook may have taken its time, and a key's state is not believed for long.
-        if (denied := denial(piece)) is not None:
-            return _stopped(clock, piece, deadline_ms, item, denied)
+        if (denied := denial(leased)) is not None:
+            return _stopped(clock, leased, deadline_ms, item, denied)
     if failpoints.ARMED:
         await failpoints.hit("before_send", item.custom_id)
     try:
@@ -109,47 +109,47 @@ async def perform(
             Call(
                 job_id,
                 number,
-                piece.endpoint,
-                piece.model,
+                leased.endpoint,
+                leased.model,
                 body,
                 key,
                 deadline_ms,
                 item.attempt_count,
                 grace_ms,
-                begin_by_ms(piece),
+                begin_by_ms(leased),
                 budgets,
-                scope=piece.scope,
-                prefix_salt=_salt(piece.scope),
+                share_owner=leased.share_owner,
+                prefix_salt=_salt(leased.share_owner),
                 hand_backs=item.hand_backs,
                 parallel=parallel,
                 models=models,
             )
         )
     except UpstreamError as error:
-        return _after_failure(error, clock, entropy, policy, piece, deadline_ms, item)
+        return _after_failure(error, clock, entropy, policy, leased, deadline_ms, item)
     except Exception as error:
-        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, piece, deadline_ms, item)
+        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, leased, deadline_ms, item)
     if failpoints.ARMED:
         await failpoints.hit("after_answer")
     kept: bytes | Stop = answer.body
     if guard is not None:
-        kept = await guard.after(answer.body, lambda: _about(piece, item))
+        kept = await guard.after(answer.body, lambda: _about(leased, item))
     if isinstance(kept, Stop):
-        return _stopped(clock, piece, deadline_ms, item, kept, answer)
+        return _stopped(clock, leased, deadline_ms, item, kept, answer)
     return Answered(results.response_line(name, item.custom_id, answer.status, kept), answer.usage, answer.deployment)
 
 
 def _never_sent(
     upstream: Upstream,
     clock: Clock,
-    piece: LeasedSlice,
+    leased: LeasedSlice,
     deadline_ms: float,
     item: Item,
     denial: Callable[[LeasedSlice], Denied | None],
 ) -> Failed | Again | None:
     """Why this item is not sent, as far as that can be known without asking anyone."""
-    job_id, number = piece.job_id, item.number
-    if not piece.model:
+    job_id, number = leased.job_id, item.number
+    if not leased.model:
         wrong = _invalid.decode(item.body)
         message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
         if wrong.status is None:
@@ -162,12 +162,12 @@ def _never_sent(
             "way survived, so it was given up."
         )
         return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
-    if (denied := denial(piece)) is not None:
-        return _stopped(clock, piece, deadline_ms, item, denied)
-    if not upstream.knows(piece.model):
+    if (denied := denial(leased)) is not None:
+        return _stopped(clock, leased, deadline_ms, item, denied)
+    if not upstream.knows(leased.model):
         message = (
-            f"No deployment serves the model {piece.model!r} to batches here. Check its name against GET /v1/models; a model may be served "
-            "to interactive calls only."
+            f"No deployment serves the model {leased.model!r} to batches here. Check its name against GET /v1/models; a model may be "
+            "served to interactive calls only."
         )
         return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
     return None
@@ -181,7 +181,7 @@ def _refused(job_id: str, item: Item, fault: FieldFault) -> Failed:
 
 
 def _stopped(
-    clock: Clock, piece: LeasedSlice, deadline_ms: float, item: Item, why: Denied | Stop, paid: Answer | None = None
+    clock: Clock, leased: LeasedSlice, deadline_ms: float, item: Item, why: Denied | Stop, paid: Answer | None = None
 ) -> Failed | Again:
     """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
     if why.retryable:
@@ -189,26 +189,26 @@ def _stopped(
         left_ms = max(0, int(deadline_ms - clock.monotonic_ms()))
         return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
     metrics.policy_refusals.of(why.code).inc()
-    line = results.error_line(piece.job_id, item.number, item.custom_id, why.code, why.message)
+    line = results.error_line(leased.job_id, item.number, item.custom_id, why.code, why.message)
     return Failed(line, why.code, paid.usage, paid.deployment) if paid else Failed(line, why.code)
 
 
-def _about(piece: LeasedSlice, item: Item) -> About:
+def _about(leased: LeasedSlice, item: Item) -> About:
     return About(
-        piece.endpoint,
-        piece.model,
-        piece.tenant,
-        piece.key_id or "",
-        piece.user or "",
-        piece.job_id,
+        leased.endpoint,
+        leased.model,
+        leased.tenant,
+        leased.key_id or "",
+        leased.user or "",
+        leased.job_id,
         msgspec.json.decode(item.custom_id, type=str),
     )
 
 
 @lru_cache(maxsize=1024)
-def _salt(scope: str) -> bytes:
+def _salt(share_owner: str) -> bytes:
     """Only calls of one tenant share a prefix."""
-    return blake2b(scope.encode(), digest_size=16).digest()
+    return blake2b(share_owner.encode(), digest_size=16).digest()
 
 
 def _unforeseen(error: Exception, job_id: str, number: int) -> UpstreamError:
@@ -227,7 +227,7 @@ def _after_failure(
     clock: Clock,
     entropy: Entropy,
     policy: retry.RetryPolicy,
-    piece: LeasedSlice,
+    leased: LeasedSlice,
     deadline_ms: float,
     item: Item,
 ) -> Failed | Again:
@@ -240,13 +240,13 @@ def _after_failure(
         return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason, hand_backs)
     if isinstance(error, Overspent):
         metrics.policy_refusals.of(error.code).inc()
-        line = results.error_line(piece.job_id, item.number, item.custom_id, error.code, _sentence(error.message))
+        line = results.error_line(leased.job_id, item.number, item.custom_id, error.code, _sentence(error.message))
     elif isinstance(error, Refused) or error.status >= 400:
         body = results.http_error_body(error.status, error.body, error.message, error.code)
-        name = item_id(piece.job_id, item.number)
+        name = item_id(leased.job_id, item.number)
         line = results.response_line(name, item.custom_id, error.status, body)
     else:
-        line = results.error_line(piece.job_id, item.number, item.custom_id, verdict.code, verdict.message)
+        line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         if isinstance(error, BrokenAnswer) and error.body:
             line = results.with_raw(line, error.body)
     return Failed(line, error.reason)

@@ -207,7 +207,7 @@ class Recorder:
 
     async def _flush(self, part: _Part) -> None:
         if self._renewed and not self._appended:
-            self._leave_logs()
+            self._release_logs()
             self._renewed = False
         if not part.is_empty():
             if self._appended and self._seal_is_due(part.size_bytes):
@@ -231,7 +231,7 @@ class Recorder:
             whole.size_bytes += one.size_bytes
             whole.line_count += one.line_count
         self._part, self._appended = whole, []
-        self._leave_logs()
+        self._release_logs()
 
     def _seal_is_due(self, more_bytes: int = 0) -> bool:
         """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""
@@ -279,7 +279,7 @@ class Recorder:
 
     async def _rewrite_later(self) -> None:
         """The logs are void: everything that is not committed goes to new ones, from memory."""
-        self._leave_logs()
+        self._release_logs()
         # Each try begins logs anew, which leaves rows and names behind: on a disk that stays full they must not pile up.
         await asyncio.sleep(self._retry_s)
         self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
@@ -313,17 +313,17 @@ class Recorder:
     async def _next_blob(self, kind: str) -> str:
         """A log begins a new blob: everything in the one before it was committed."""
         fresh = await self._new_blob(kind)
-        self._leave_blob(kind)
+        self._release_blob(kind)
         self._blob_ids[kind] = fresh
         return fresh
 
-    def _leave_blob(self, kind: str) -> None:
+    def _release_blob(self, kind: str) -> None:
         if old := self._blob_ids.pop(kind, None):
             self._left_blob_ids.append(old)
 
-    def _leave_logs(self) -> None:
+    def _release_logs(self) -> None:
         for kind in _KINDS:
-            self._leave_blob(kind)
+            self._release_blob(kind)
         self._logs.clear()
 
     async def _settle_left(self) -> None:

@@ -245,9 +245,9 @@ class _Source:
         source = cls(descriptor, path)
         try:
             for _, size_bytes, blob_id, blob_at in extents:
-                async for piece in blobs.stream(blob_id, blob_at, size_bytes):
+                async for leased in blobs.stream(blob_id, blob_at, size_bytes):
                     # A disk that is nearly full takes a part of what it is given and says so only by the count.
-                    left = memoryview(piece)
+                    left = memoryview(leased)
                     while left:
                         left = left[os.write(descriptor, left) :]
         except BaseException:

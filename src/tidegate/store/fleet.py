@@ -14,7 +14,7 @@ _OTHERS_MAX = 10_000
 
 
 class Presence(Table):
-    async def tell_presence(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, FleetReport]]:
+    async def report_to_fleet(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
 
         async def body(tx: Tx) -> dict[str, dict[str, FleetReport]]:
@@ -42,7 +42,7 @@ class Presence(Table):
 
         return await self._driver.read(body)
 
-    async def forget_presence(self) -> None:
+    async def forget_fleet_reports(self) -> None:
         async def body(tx: Tx) -> None:
             await tx.all("presence_forget", keep_ms=KEEP_MS)
 

@@ -27,7 +27,7 @@ class Charges:
     _rates: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _usage: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
 
-    async def add(self, tx: Tx, job_id: str, scope: str, blob_id: str, entries: list[Finished]) -> None:
+    async def add(self, tx: Tx, job_id: str, share_owner: str, blob_id: str, entries: list[Finished]) -> None:
         """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it
         says nothing about how fast a model answers."""
         entries = await _with_models(tx, job_id, entries)
@@ -49,7 +49,7 @@ class Charges:
                 # An answer that policy did not let through was paid for all the same.
                 self._use(job_id, model, entry)
         for model, cost in costs.items():
-            self._flows[model, scope] = self._flows.get((model, scope), 0) + cost
+            self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
             self._jobs[job_id, model] = self._jobs.get((job_id, model), 0) + counts[model]
 
     def _use(self, job_id: str, model: str, entry: Finished) -> None:
@@ -66,7 +66,7 @@ class Charges:
             return
         jobs = [(done_count, job_id, model) for (job_id, model), done_count in sorted(self._jobs.items())]
         await tx.many("job_models_done", jobs)
-        flows = [(cost, model, scope) for (model, scope), cost in sorted(self._flows.items())]
+        flows = [(cost, model, share_owner) for (model, share_owner), cost in sorted(self._flows.items())]
         await tx.many("flow_charge", flows)
         rates = [
             (model, owners[blob_id], *sums)

@@ -11,36 +11,36 @@ _FIRST = ("", -1, "")
 class StoredFlows(Table):
     async def awake_flows(self, after: AwakeFlow | None, count_max: int) -> list[AwakeFlow]:
         """A page of awake flows for a sweep, in order of model and service, from behind the last one it saw."""
-        model, served, scope = (after.model, after.served, after.scope) if after else _FIRST
+        model, served, share_owner = (after.model, after.served, after.share_owner) if after else _FIRST
 
         async def body(tx: Tx) -> list[AwakeFlow]:
-            rows = await tx.all("flows_page", model=model, served=served, scope=scope, count_max=count_max)
+            rows = await tx.all("flows_page", model=model, served=served, share_owner=share_owner, count_max=count_max)
             return [AwakeFlow(row[0], row[1], row[2], row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
 
         return await self._driver.read(body)
 
-    async def close_spent(self, model: str, scope: str) -> None:
+    async def close_spent(self, model: str, share_owner: str) -> None:
         """Jobs of a flow that have no slice of its model left are none of the scheduler's business any more."""
 
         async def body(tx: Tx) -> None:
-            await tx.all("job_models_spent", model=model, scope=scope)
+            await tx.all("job_models_spent", model=model, share_owner=share_owner)
 
         await self._driver.write(body)
 
-    async def rest_flow(self, model: str, scope: str) -> bool:
+    async def rest_flow(self, model: str, share_owner: str) -> bool:
         """Put a flow to sleep that has nothing to do, or nothing before a known moment. False: it has, or someone is at it now.
 
         The row is held before the work is looked for: whoever brings some waits for that, and then wakes the flow again."""
 
         async def body(tx: Tx) -> bool:
-            held = await tx.one("flow_hold", model=model, scope=scope)
+            held = await tx.one("flow_hold", model=model, share_owner=share_owner)
             if held is None:
                 return False
-            has_open, is_active = await _work(tx, model, scope)
+            has_open, is_active = await _work(tx, model, share_owner)
             if is_active:
                 return False
-            wakes = await tx.one("flow_ready_at", model=model, scope=scope) if has_open else None
-            await tx.all("flow_sleep", model=model, scope=scope, wakes_at=wakes[0] if wakes else None)
+            wakes = await tx.one("flow_ready_at", model=model, share_owner=share_owner) if has_open else None
+            await tx.all("flow_sleep", model=model, share_owner=share_owner, wakes_at=wakes[0] if wakes else None)
             await tx.all("clock_advance", model=model, clock=held[0])
             return True
 
@@ -53,19 +53,19 @@ class StoredFlows(Table):
             return await tx.all("flows_rested", count_max=count_max)
 
         rested = await self._driver.read(look)
-        for model, scope in rested:
+        for model, share_owner in rested:
 
-            async def body(tx: Tx, model: str = model, scope: str = scope) -> None:
-                await _wake(tx, model, scope, None)
+            async def body(tx: Tx, model: str = model, share_owner: str = share_owner) -> None:
+                await _wake(tx, model, share_owner, None)
 
             await self._driver.write(body)
         return len(rested)
 
-    async def set_weight(self, model: str, scope: str, weight_milli: int) -> None:
+    async def set_weight(self, model: str, share_owner: str, weight_milli: int) -> None:
         """From now on the flow's service counts by this weight, in thousandths."""
 
         async def body(tx: Tx) -> None:
-            await tx.all("flow_weigh", model=model, scope=scope, weight_milli=weight_milli)
+            await tx.all("flow_weigh", model=model, share_owner=share_owner, weight_milli=weight_milli)
 
         await self._driver.write(body)
 
@@ -79,19 +79,21 @@ class StoredFlows(Table):
         await self._driver.write(body)
 
 
-async def wake_flows(tx: Tx, models: list[str], scope: str, tenant_id: str, weight_milli: int | None) -> None:
-    """New slices of these models, in order of name, belong to this scope."""
+async def wake_flows(tx: Tx, models: list[str], share_owner: str, tenant_id: str, weight_milli: int | None) -> None:
+    """New slices of these models, in order of name, belong to this share owner."""
     for model in models:
-        await tx.all("flow_put", model=model, scope=scope, tenant_id=tenant_id)
-        await _wake(tx, model, scope, weight_milli)
+        await tx.all("flow_put", model=model, share_owner=share_owner, tenant_id=tenant_id)
+        await _wake(tx, model, share_owner, weight_milli)
 
 
-async def _wake(tx: Tx, model: str, scope: str, weight_milli: int | None) -> None:
+async def _wake(tx: Tx, model: str, share_owner: str, weight_milli: int | None) -> None:
     lift = await tx.one("flow_lift", model=model)
-    await tx.all("flow_wake", model=model, scope=scope, weight_milli=weight_milli, lift=lift[0] if lift else 0)
+    await tx.all(
+        "flow_wake", model=model, share_owner=share_owner, weight_milli=weight_milli, lift=lift[0] if lift else 0
+    )
 
 
-async def _work(tx: Tx, model: str, scope: str) -> tuple[bool, bool]:
+async def _work(tx: Tx, model: str, share_owner: str) -> tuple[bool, bool]:
     """Whether a flow has anything to do at all, and whether anything of it is out or could go out now."""
-    row = await tx.one("flow_work", model=model, scope=scope)
+    row = await tx.one("flow_work", model=model, share_owner=share_owner)
     return (bool(row[0]), bool(row[1])) if row else (False, False)

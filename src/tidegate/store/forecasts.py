@@ -12,19 +12,19 @@ from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table
 
 
 class Prospects(Table):
-    async def prospect(self, model: str, scope: str, units: int) -> ModelOutlook:
-        """What would stand before so many work units of this scope on this model, if they came now."""
+    async def forecast(self, model: str, share_owner: str, units: int) -> ModelOutlook:
+        """What would stand before so many work units of this share owner on this model, if they came now."""
 
         async def body(tx: Tx) -> ModelOutlook:
             shared = await tx.one("flows_weight", model=model)
             flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
-            row = await tx.one("prospect_flow", model=model, scope=scope, jobs_max=OUTLOOK_JOBS_MAX)
+            row = await tx.one("forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX)
             weight_milli, is_awake, ahead_units = row if row else (1000, 0, 0)
             if not is_awake:
                 flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
             recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES)
             minutes = tuple(Minute(*row) for row in recent)
-            others = await other_flows(tx, model, scope, flow_count, weights_milli - weight_milli)
+            others = await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
             weight, weights = weight_milli / 1000, weights_milli / 1000
             return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
 

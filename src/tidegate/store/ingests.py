@@ -100,8 +100,8 @@ class Ingests(Table):
             await _put_result_files(tx, [(by_id[job_id], place[0]) for job_id, place in places.items()])
             flows = await _put_slices(tx, [(by_id[job_id], place) for job_id, place in places.items()])
             # In one order everywhere, so that two transactions never wait for each other.
-            for model, scope in sorted(flows):
-                await wake_flows(tx, [model], scope, *flows[model, scope])
+            for model, share_owner in sorted(flows):
+                await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
             return lost
 
         return await self._driver.write(body)
@@ -185,8 +185,8 @@ async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str]]) -> No
 
 
 async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tuple[str, str], tuple[str, int | None]]:
-    """The slices of jobs and what they come to per model. A place is a job's tenant, scope and queue, and when it was created, expires, is
-    due and must have begun. Returns the flows by model and scope, each with its tenant and its weight."""
+    """Slices of jobs, summed per model. A place is a job's tenant, share owner and queue, and when it was created, expires, is
+    due and must have begun. Returns the flows by model and share owner, each with its tenant and its weight."""
     row = await tx.one("now")
     now = row[0] if row else 0
     slices: list[tuple[Any, ...]] = []

@@ -8,8 +8,8 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
-from tidegate.core.schedule.explain import Standing
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.explain import ExplainInputs
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
@@ -30,11 +30,11 @@ class Jobs(Table):
         *,
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
-        scope: str | None = None,
+        share_owner: str | None = None,
     ) -> Job:
         """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before.
 
-        `scope` is whose share it counts as; without one, its tenant's."""
+        `share_owner` is whose share it counts as; without one, its tenant's."""
 
         async def body(tx: Tx) -> Job:
             if known := await tx.dicts("job_any", id=job_id):
@@ -45,7 +45,7 @@ class Jobs(Table):
                 return job_from(made[0]) if made else refuse_forgotten()
             files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
             _check_input(files[0]["purpose"] if files else None, request.input_file_id)
-            share = scope or tenant_scope(caller.tenant_id)
+            share = share_owner or tenant_owner(caller.tenant_id)
             await _check_quotas(tx, caller, quotas, share, files[0])
             await tx.all(
                 "job_put",
@@ -63,7 +63,7 @@ class Jobs(Table):
                 ordered=int(request.ordered),
                 prefix_order=int(request.prefix_order),
                 invalid_lines=request.invalid_lines,
-                scope=share,
+                share_owner=share,
                 queue=request.queue,
                 limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
                 ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
@@ -242,17 +242,17 @@ class Jobs(Table):
 
         return await self._driver.read(body)
 
-    async def standing(self, job_id: str) -> Standing | None:
+    async def explain_inputs(self, job_id: str) -> ExplainInputs | None:
         """How a job stands among the others; None when there is none."""
 
-        async def body(tx: Tx) -> Standing | None:
-            row = await tx.one("job_standing", job_id=job_id)
+        async def body(tx: Tx) -> ExplainInputs | None:
+            row = await tx.one("job_explain_inputs", job_id=job_id)
             if row is None:
                 return None
             reasons = await tx.all("attempts_waiting", job_id=job_id)
             waiting = tuple((reason[0], reason[1]) for reason in reasons)
             now, workers, ready, resting, rest_ends_in_ms, leased, ahead = row
-            return Standing(now, workers, ready, resting, rest_ends_in_ms, leased, ahead, waiting)
+            return ExplainInputs(now, workers, ready, resting, rest_ends_in_ms, leased, ahead, waiting)
 
         return await self._driver.read(body)
 
@@ -279,7 +279,7 @@ async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: st
     if quotas is None:
         return
     line_count, size_bytes = file["line_count"], file["size_bytes"]
-    pending = await tx.one("job_pending", tenant_id=caller.tenant_id, scope=share, key_id=caller.key_id or "")
+    pending = await tx.one("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
     jobs, key_jobs, items = map(int, pending or (0, 0, 0))
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
         raise _over(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)

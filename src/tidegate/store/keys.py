@@ -169,13 +169,13 @@ class Keys(Table):
 
         return await self._driver.read(body)
 
-    async def keys_standing(self, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def key_facts(self, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """How these keys stand, by id, each with the database's `now` beside it; those that are gone are left out."""
         if not all(len(key_id) == PUBLIC_LENGTH for key_id in key_ids):
             raise ValueError("ids of keys have a fixed length, by which the statement tells them apart")
 
         async def body(tx: Tx) -> dict[str, dict[str, Any]]:
-            rows = await tx.dicts("keys_standing", ids="".join(key_ids)) if key_ids else []
+            rows = await tx.dicts("key_facts", ids="".join(key_ids)) if key_ids else []
             return {row["id"]: row for row in rows}
 
         return await self._driver.read(body)

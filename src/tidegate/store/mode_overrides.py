@@ -10,7 +10,7 @@ _SCHEDULER = "scheduler_switch"
 
 
 class Switches(Table):
-    async def scheduler_switch(self) -> ModeOverride:
+    async def mode_override(self) -> ModeOverride:
         """How the scheduler was switched; nothing of what another version wrote can break this one."""
 
         async def body(tx: Tx) -> ModeOverride:
@@ -24,7 +24,7 @@ class Switches(Table):
 
         return await self._driver.read(body)
 
-    async def switch_scheduler(self, switch: ModeOverride) -> None:
+    async def override_mode(self, switch: ModeOverride) -> None:
         """Every process follows with its next look; an empty switch gives back what the settings say."""
 
         async def body(tx: Tx) -> None:

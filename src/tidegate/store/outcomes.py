@@ -186,7 +186,7 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, books: _Books, flush
             logs.look_through(flush.answers_placed, needed=False)
         books.add_closed(Recorded(flush.job_id, 0, unused, closed=True, complete=False))
         return
-    output_file_id, error_file_id, output_bytes, error_bytes, scope = row
+    output_file_id, error_file_id, output_bytes, error_bytes, share_owner = row
     held = await _held_tokens(tx, flush)
     answers = await add_lines(
         tx, logs, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
@@ -220,7 +220,7 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, books: _Books, flush
     )
     for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
         if added.entries and placed:
-            await charges.add(tx, flush.job_id, scope, placed.blob_id, added.entries)
+            await charges.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)
 
 
 async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:

@@ -238,7 +238,7 @@ class PostgresDriver:
                 if self._pool is None:
                     await self._choose_limits()
                     pool = await asyncpg.create_pool(
-                        min_size=1, max_size=self._pool_size, reset=_leave_as_it_is, **self._options
+                        min_size=1, max_size=self._pool_size, reset=_keep_session, **self._options
                     )
                     try:
                         await _refuse_unsafe(pool)
@@ -318,7 +318,7 @@ _PASSING = (
 )
 
 
-async def _leave_as_it_is(connection: Any) -> None:
+async def _keep_session(connection: Any) -> None:
     """A connection that goes back to the pool holds nothing to reset: whatever a transaction sets or locks ends with it. What is still
     open is rolled back before this is asked; the pool's own way would cost every transaction one more question."""
 

@@ -25,7 +25,7 @@ class PostgresNotices:
         self._url = url
         self._channel = f"tidegate_{name}"
         self._timeout_s = timeout_s
-        self._hears: list[Callable[[str], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
         self._connection: Any = None
         self._asking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -40,8 +40,8 @@ class PostgresNotices:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def on_notice(self, heard: Callable[[str], None]) -> None:
-        self._hears.append(heard)
+    def on_notice(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
 
     async def send_notice(self, text: str) -> None:
         connection = self._connection
@@ -72,7 +72,7 @@ class PostgresNotices:
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(self._channel, self._heard)
+            await connection.add_listener(self._channel, self._receive)
             self._connection = connection
             self._note(reached=True)
             while not lost.is_set():
@@ -84,9 +84,9 @@ class PostgresNotices:
             self._connection = None
             connection.terminate()
 
-    def _heard(self, connection: object, pid: int, channel: str, text: object) -> None:
-        for heard in self._hears:
-            heard(str(text))
+    def _receive(self, connection: object, pid: int, channel: str, text: object) -> None:
+        for listener in self._listeners:
+            listener(str(text))
 
     def _note(self, *, reached: bool, error: str = "") -> None:
         """Log once that it is away, and once that it is back."""

@@ -4,7 +4,7 @@
 -- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
--- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and scope),
+-- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and share_owner),
 -- model_clocks, rates. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs
 -- that need its bytes.
@@ -171,7 +171,7 @@ create table jobs (
     step_worker_id text,
     step_not_before bigint not null,
     step_failures bigint not null,
-    scope text not null default '',
+    share_owner text not null default '',
     queue text not null default 'default',
     limits text,
     cost_nano bigint not null default 0,
@@ -206,7 +206,7 @@ create table job_models (
     slice_count bigint not null,
     work_units bigint not null,
     state text not null default 'open' check (state in ('open', 'closed')),
-    scope text not null default '',
+    share_owner text not null default '',
     created_at bigint not null default 0,
     expires_at bigint not null default 0,
     due_at bigint not null default 0,
@@ -218,8 +218,8 @@ create table job_models (
     rests_until bigint not null default 0,
     primary key (job_id, model)
 );
-create index job_models_oldest on job_models (model, scope, created_at, job_id) where state = 'open';
-create index job_models_smallest on job_models (model, scope, work_units, job_id) where state = 'open';
+create index job_models_oldest on job_models (model, share_owner, created_at, job_id) where state = 'open';
+create index job_models_smallest on job_models (model, share_owner, work_units, job_id) where state = 'open';
 create index job_models_due on job_models (model, due_at, job_id) where state = 'open';
 
 -- Runs of neighbouring items of one job and one model. `read_first` is the first item in the byte range: after two lost owners a slice
@@ -282,11 +282,11 @@ create table idempotency (
 );
 create index idempotency_by_age on idempotency (created_at);
 
--- The queue of one scope for one model. `served` is what record charged it, in tokens divided by its weight; a flow that wakes is lifted to
+-- The queue of one share_owner for one model. `served` is what record charged it, in tokens divided by its weight; a flow that wakes is lifted to
 -- the least awake one of its model. `asleep` with `wakes_at`: all that is left of it rests until then.
 create table flows (
     model text not null,
-    scope text not null,
+    share_owner text not null,
     tenant_id text not null,
     state text not null check (state in ('awake', 'asleep')),
     weight_milli bigint not null,
@@ -294,9 +294,9 @@ create table flows (
     served_tokens bigint not null,
     changed_at bigint not null,
     wakes_at bigint,
-    primary key (model, scope)
+    primary key (model, share_owner)
 );
-create index flows_awake on flows (model, served, scope) where state = 'awake';
+create index flows_awake on flows (model, served, share_owner) where state = 'awake';
 create index flows_resting on flows (wakes_at) where state = 'asleep' and wakes_at is not null;
 create index flows_idle on flows (changed_at) where state = 'asleep';
 

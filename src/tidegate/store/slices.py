@@ -226,7 +226,7 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, endpoint, work_blob_id, expires_in_ms, tenant, scope, key_id, user, team, limits = door.job
+    tenant_id, endpoint, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}
@@ -249,7 +249,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         token,
         expires_in_ms,
         tenant,
-        scope,
+        share_owner,
         key_id,
         user,
         team,
@@ -326,16 +326,16 @@ async def _cut(tx: Tx, one: _Freed, parts: list[list[int]]) -> None:
         raise LostRace(f"slice {one.first} of {one.job_id} moved while it was cut")
     _, _, model, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
     share = max(1, work_units // one.count)
-    pieces = [(first, count, lost_count, read_first, work_at, work_bytes, share * count) for first, count in spans]
-    await _put_ready(tx, one.job_id, model, pieces)
+    chunks = [(first, count, lost_count, read_first, work_at, work_bytes, share * count) for first, count in spans]
+    await _put_ready(tx, one.job_id, model, chunks)
 
 
-async def _put_ready(tx: Tx, job_id: str, model: str, pieces: list[tuple[int, int, int, int, int, int, int]]) -> None:
+async def _put_ready(tx: Tx, job_id: str, model: str, chunks: list[tuple[int, int, int, int, int, int, int]]) -> None:
     """Parts of a slice that was leased before: (first, count, lost_count, read_first, work_at, work_bytes, work_units)."""
     row = await tx.one("now")
     now = row[0] if row else 0
     await tx.copy(
         "slices",
         SLICE_COLUMNS,
-        [(job_id, first, count, model, "ready", now, 1, *place) for first, count, *place in pieces],
+        [(job_id, first, count, model, "ready", now, 1, *place) for first, count, *place in chunks],
     )

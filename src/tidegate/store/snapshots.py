@@ -52,11 +52,11 @@ BOUNDS = SnapshotBounds()
 
 @dataclass(slots=True)
 class _Out:
-    """What is in flight, summed up: by model and rule, by scope, by flow and by job and model. `lost_level` is how many owners the worst
+    """What is in flight by model and rule, by share owner, by flow and by job and model. `lost_level` is how many owners the worst
     slice lost, and `others_level` how many the worst that another worker holds."""
 
     rules: dict[tuple[str, str], int] = field(default_factory=dict)
-    scopes: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
     flows: dict[tuple[str, str], int] = field(default_factory=dict)
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     lost_level: int = 0
@@ -64,11 +64,11 @@ class _Out:
 
     def add(self, rows: list[Row]) -> None:
         # As many rows as workers hold slices, at every look.
-        rules, scopes, flows, jobs = self.rules, self.scopes, self.flows, self.jobs
-        for job_id, model, why, scope, units, lost_count, is_mine in rows:
-            rule, flow, job = (model, why), (model, scope), (job_id, model)
+        rules, owners, flows, jobs = self.rules, self.owners, self.flows, self.jobs
+        for job_id, model, why, share_owner, units, lost_count, is_mine in rows:
+            rule, flow, job = (model, why), (model, share_owner), (job_id, model)
             rules[rule] = rules.get(rule, 0) + units
-            scopes[scope] = scopes.get(scope, 0) + units
+            owners[share_owner] = owners.get(share_owner, 0) + units
             flows[flow] = flows.get(flow, 0) + units
             jobs[job] = jobs.get(job, 0) + units
             if lost_count:
@@ -166,7 +166,7 @@ class Snapshots(Table):
             models,
             flows,
             jobs,
-            out.scopes,
+            out.owners,
             slice_items,
             slices_max,
             max(1, workers),
@@ -224,30 +224,30 @@ class _Seen:
         self.flows: dict[tuple[str, str], FlowView] = {}
         self.jobs: dict[tuple[str, str], JobView] = {}
 
-    def _flow(self, model: str, scope: str, weight_milli: str, served: str) -> None:
-        place = (model, scope)
+    def _flow(self, model: str, share_owner: str, weight_milli: str, served: str) -> None:
+        place = (model, share_owner)
         if place not in self.flows:
             units = self._out.flows.get(place, 0)
-            self.flows[place] = FlowView(model, scope, int(weight_milli) / 1000, int(served), units)
+            self.flows[place] = FlowView(model, share_owner, int(weight_milli) / 1000, int(served), units)
 
     def read_flows(self, model: str, text: str | None) -> int:
         """Says how many there were."""
         lines = text.split(_BEHIND) if text else []
         for line in lines:
-            scope, weight_milli, served, jobs = line.split(_WITHIN, 3)
-            self._flow(model, scope, weight_milli, served)
+            share_owner, weight_milli, served, jobs = line.split(_WITHIN, 3)
+            self._flow(model, share_owner, weight_milli, served)
             for job in jobs.split(_BETWEEN):
-                self._job(model, scope, job.split(_WITHIN))
+                self._job(model, share_owner, job.split(_WITHIN))
         return len(lines)
 
     def read_due(self, model: str, text: str | None) -> None:
         for line in text.split(_BETWEEN) if text else []:
             parts = line.split(_WITHIN)
-            scope, weight_milli, served = parts[-3:]
-            self._flow(model, scope, weight_milli, served)
-            self._job(model, scope, parts[:-3])
+            share_owner, weight_milli, served = parts[-3:]
+            self._flow(model, share_owner, weight_milli, served)
+            self._job(model, share_owner, parts[:-3])
 
-    def _job(self, model: str, scope: str, parts: list[str]) -> None:
+    def _job(self, model: str, share_owner: str, parts: list[str]) -> None:
         job_id, *texts, queue = parts
         place = (job_id, model)
         if place in self.jobs:
@@ -260,7 +260,7 @@ class _Seen:
         self.jobs[place] = JobView(
             job_id,
             model,
-            scope,
+            share_owner,
             queue,
             created_at,
             expires_at,
@@ -311,12 +311,12 @@ async def _minutes(tx: Tx, model: str) -> tuple[Minute, ...]:
 
 
 async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
-    model, total, items, done, scope, state, weight_milli, ahead_units, in_flight_units = row
+    model, total, items, done, share_owner, state, weight_milli, ahead_units, in_flight_units = row
     if state != "open":
         return None
     shared = await tx.one("flows_weight", model=model)
     flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
-    changed = await tx.one("flows_changed", model=model, scope=scope)
+    changed = await tx.one("flows_changed", model=model, share_owner=share_owner)
     left = max(0, total - total * done // max(1, items))
     return ModelOutlook(
         model,
@@ -328,17 +328,17 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
         weights_milli / 1000,
         flow_count,
         await _minutes(tx, model),
-        await other_flows(tx, model, scope, flow_count, weights_milli - weight_milli),
+        await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli),
         changed[0] if changed else 0,
     )
 
 
 async def other_flows(
-    tx: Tx, model: str, scope: str, flow_count: int, weights_milli: int
+    tx: Tx, model: str, share_owner: str, flow_count: int, weights_milli: int
 ) -> tuple[tuple[float, int | None], ...]:
     """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
     rows = await tx.all(
-        "flows_backlog", model=model, scope=scope, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
+        "flows_backlog", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
     )
     seen: list[tuple[float, int | None]] = [(row[0] / 1000, row[1]) for row in rows]
     unseen_milli = weights_milli - sum(row[0] for row in rows)

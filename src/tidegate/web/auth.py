@@ -25,7 +25,7 @@ from tidegate.store.rows import limits_from
 from tidegate.web.client_address import client_address, is_allowed, networks_of, owner_of
 from tidegate.web.context import WebContext
 from tidegate.web.failures import Failures
-from tidegate.web.loopback import BY_SOCKET, is_loopback, refuse_strangers
+from tidegate.web.loopback import BY_SOCKET, is_loopback, refuse_remote
 from tidegate.web.loopback import require_loopback as require_loopback
 from tidegate.web.open_calls import OpenCalls, is_over, matches_secret, refusal
 from tidegate.web.pepper import pepper_of as pepper_of
@@ -73,7 +73,7 @@ class Authenticator:
             return await self._operator(request, client)
         text = _bearer(request)
         if not await self._any_key_exists(text):
-            refuse_strangers(client, request.headers)
+            refuse_remote(client, request.headers)
             return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
         caller = await self._key_holder(request, text, client)
         if not any(one in caller.scopes for one in scope.split(" or ")):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, Job, Quotas
 from tidegate.core.problems import no_such_batch, no_such_file
-from tidegate.core.schedule.share_owner import scope_of
+from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
@@ -46,12 +46,12 @@ class BatchRoutes:
         key = requests.idempotency_key(request)
         body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
         wanted = requests.job_request(body, self._settings)
-        scope = scope_of(caller, self._settings.scheduler.scope_preference)
-        warnings = await self._forecaster.admit(caller, wanted, scope, key)
+        share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
+        warnings = await self._forecaster.admit(caller, wanted, share_owner, key)
         job = await self._reception.create_job(
-            caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), scope=scope
+            caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
         )
-        self._wake.ring()
+        self._wake.notify()
         return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings)))
 
     async def list(self, request: Request, caller: Caller) -> Response:
@@ -77,7 +77,7 @@ class BatchRoutes:
         job = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job_id))
         if job is None:
             raise no_such_batch(job_id)
-        self._wake.ring()
+        self._wake.notify()
         return schemas.json_answer(schemas.batch(job))
 
     async def output(self, request: Request, caller: Caller) -> Response:

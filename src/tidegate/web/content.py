@@ -19,7 +19,7 @@ EXTENTS_PAGE_COUNT = 64
 _SANDBOX = "sandbox; default-src 'none'"
 
 
-async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
+async def chunks(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
     """The bytes of a file from one place up to another.
 
     Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
@@ -35,9 +35,9 @@ async def pieces(store: Store, blobs: Blobs, file_id: str, start: int, end: int)
                 break
             try:
                 async with aclosing(blobs.stream(extent.blob_id, extent.blob_at + skip, count)) as stream:
-                    async for piece in stream:
-                        at += len(piece)
-                        yield piece
+                    async for chunk in stream:
+                        at += len(chunk)
+                        yield chunk
             except BlobMissing:
                 if missed_at == at:
                     raise
@@ -78,7 +78,7 @@ async def answer(
     media_type = "application/octet-stream"
     if request.method == "HEAD" or file_id is None or start == end:
         return Response(None, status, headers, media_type)
-    stream = pieces(store, blobs, file_id, start, end)
+    stream = chunks(store, blobs, file_id, start, end)
     # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
     first = await anext(stream)
     return Download(first, stream, status, headers, media_type)
@@ -107,8 +107,8 @@ class Download(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with _while_the_client_stays(receive):
                 await send_parts(send, self._first)
-                async for piece in self._rest:
-                    await send_parts(send, piece)
+                async for chunk in self._rest:
+                    await send_parts(send, chunk)
                 await send(body_part(b"", more=False))
 
 

@@ -107,14 +107,14 @@ class FileRoutes:
         size_bytes_max = self._limits.file_bytes_max
         upload: Upload | None = None
         try:
-            async for received in intake.pieces(size_bytes_max + OVERHEAD_BYTES_MAX, too_large(size_bytes_max)):
-                for piece in form.feed(received):
-                    if isinstance(piece, FileBegins):
+            async for received in intake.chunks(size_bytes_max + OVERHEAD_BYTES_MAX, too_large(size_bytes_max)):
+                for chunk in form.feed(received):
+                    if isinstance(chunk, FileBegins):
                         if "purpose" in form.fields:
                             requests.purpose(form.fields)
                         upload = await self._reception.begin_upload(size_bytes_max)
                     elif upload is not None:
-                        await upload.write(piece)
+                        await upload.write(chunk)
             yield upload
         except BaseException:
             if upload is not None:

@@ -82,12 +82,12 @@ class Forecaster:
         servers = self._router.budgets(models[0]) if len(models) == 1 else []
         return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
 
-    async def admit(self, caller: Caller, wanted: JobRequest, scope: str, key: str | None) -> tuple[str, ...]:
+    async def admit(self, caller: Caller, wanted: JobRequest, share_owner: str, key: str | None) -> tuple[str, ...]:
         """Warnings about a deadline that cannot be met; a refusal where the operator wants one."""
         if self._scheduler.admission == "off":
             return ()
         try:
-            late = await self._hopeless(caller, wanted, scope)
+            late = await self._hopeless(caller, wanted, share_owner)
             if late is None or (key and await self._store.was_made(caller.tenant_id, "batches", key)):
                 return ()
         except (StoreError, BlobError):
@@ -96,7 +96,7 @@ class Forecaster:
             raise ApiProblem(400, "deadline_unreachable", late, param="completion_window")
         return (late,)
 
-    async def _hopeless(self, caller: Caller, wanted: JobRequest, scope: str) -> str | None:
+    async def _hopeless(self, caller: Caller, wanted: JobRequest, share_owner: str) -> str | None:
         """Why it will be late: a model on which even the whole urgent share would not do, or limits that let too little through."""
         file = await self._store.get_file(caller.tenant_id, wanted.input_file_id)
         if file is None:
@@ -106,7 +106,7 @@ class Forecaster:
         units_by_model = sampled_units(sample, file.size_bytes, LineRules(endpoint=wanted.endpoint))
         calls = sampled_count(sample, file.size_bytes)
         for model, units in units_by_model.items():
-            outlook = await self._store.prospect(model, scope, units)
+            outlook = await self._store.forecast(model, share_owner, units)
             best = eta.best_rates(outlook.minutes, slots)
             if best is None:
                 continue
@@ -134,7 +134,7 @@ class Forecaster:
     async def _sampled(self, file: File) -> list[bytes]:
         """The lines that an input begins with."""
         end = min(file.size_bytes, SAMPLE_BYTES_MAX)
-        data = b"".join([piece async for piece in content.pieces(self._store, self._blobs, file.id, 0, end)])
+        data = b"".join([chunk async for chunk in content.chunks(self._store, self._blobs, file.id, 0, end)])
         lines = data.split(b"\n")
         if end < file.size_bytes:
             lines.pop()

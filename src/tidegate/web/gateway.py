@@ -83,16 +83,16 @@ class GatewayRoutes:
             idempotency_key=request_id,
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
             budgets=self._budgets(tenant, caller),
-            scope=f"tenant:{caller.tenant_id}",
+            share_owner=f"tenant:{caller.tenant_id}",
             parallel=self._tenants.of(tenant).parallel(
                 caller.tenant_id, caller.user, caller.key_id, caller.parallel_max
             ),
             models=caller.models,
         )
         book = self._context.book
-        heard = None if book is None else functools.partial(book.add, caller, wish.model)
+        on_usage = None if book is None else functools.partial(book.add, caller, wish.model)
         ask = InteractiveCall(
-            call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, heard
+            call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, on_usage
         )
         judged = None if guard is None else functools.partial(guarded_answer, guard, about)
         held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
@@ -109,10 +109,10 @@ class GatewayRoutes:
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
-        takes_batch, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
-        if takes_batch if wish.is_flex else takes_interactive:
+        takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
+        if takes_background if wish.is_flex else takes_interactive:
             return
-        if takes_batch:
+        if takes_background:
             message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
             raise ApiProblem(400, "model_batch_only", message, param="model")
         if takes_interactive:

@@ -36,15 +36,15 @@ async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
     return _passed(await guard.after(body, lambda: about))
 
 
-async def guarded_stream(guard: Guard, about: About, passage: UpstreamResponse, dialect: Dialect) -> bytes:
+async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse, dialect: Dialect) -> bytes:
     """All of a stream as it may be handed on: its own bytes, or, where a rule changed the answer, one that says what is left of it."""
     endpoint = dialect.endpoint
-    whole = WholeAnswer(endpoint, passage.bytes_max)
+    whole = WholeAnswer(endpoint, response.bytes_max)
     try:
-        said = await _collected(passage, dialect.translator(), whole)
+        said = await _collected(response, dialect.translator(), whole)
         answer = whole.end()
     except StreamBroken as wrong:
-        raise BrokenAnswer(str(wrong), status=passage.status) from None
+        raise BrokenAnswer(str(wrong), status=response.status) from None
     judged = _passed(await guard.after_stream(answer, lambda: about))
     if judged is answer:
         return said
@@ -55,27 +55,27 @@ async def guarded_stream(guard: Guard, about: About, passage: UpstreamResponse, 
     return anew
 
 
-async def _collected(passage: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
+async def _collected(response: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
     """The stream as its client would have it, up to its end; `whole` has heard all of it."""
-    pieces = []
+    chunks = []
     size = 0
-    while piece := await passage.read():
+    while chunk := await response.read():
         if translator is not None:
-            piece = translator.feed(piece)
-        size += len(piece)
-        if size > passage.bytes_max:
+            chunk = translator.feed(chunk)
+        size += len(chunk)
+        if size > response.bytes_max:
             raise BrokenAnswer(
-                f"the upstream's stream is longer than {passage.bytes_max:,} bytes", status=passage.status
+                f"the upstream's stream is longer than {response.bytes_max:,} bytes", status=response.status
             )
-        pieces.append(piece)
-        whole.feed(piece)
+        chunks.append(chunk)
+        whole.feed(chunk)
         if translator is not None and translator.ended:
-            await read_rest(passage)
+            await read_rest(response)
             break
     if translator is not None and not translator.ended:
-        pieces.append(translator.end())
-        whole.feed(pieces[-1])
-    return b"".join(pieces)
+        chunks.append(translator.end())
+        whole.feed(chunks[-1])
+    return b"".join(chunks)
 
 
 def _passed(said: bytes | Stop) -> bytes:

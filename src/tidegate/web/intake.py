@@ -57,7 +57,7 @@ class Intake:
             self._over = True
         return message
 
-    async def pieces(self, bytes_max: int, over: ApiProblem) -> AsyncIterator[bytes]:
+    async def chunks(self, bytes_max: int, over: ApiProblem) -> AsyncIterator[bytes]:
         """The body, piece by piece; `over` is raised when it is longer than allowed, before it is read where it says so itself."""
         if self.declared_bytes is not None and self.declared_bytes > bytes_max:
             raise over
@@ -80,14 +80,14 @@ class Intake:
         """The whole body in memory, which takes room until `release`."""
         if self.declared_bytes is not None and self.declared_bytes <= bytes_max:
             self._hold(self.declared_bytes)
-        pieces = []
-        async for piece in self.pieces(bytes_max, over):
+        chunks = []
+        async for chunk in self.chunks(bytes_max, over):
             self._hold(self.received_bytes)
             if self._clock.monotonic_ms() - self._began_ms > HELD_BODY_S * 1000:
                 self._over = True
                 raise _too_slow(f"The request's body was not there within {HELD_BODY_S:g} seconds.")
-            pieces.append(piece)
-        return b"".join(pieces)
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     def _hold(self, size_bytes: int) -> None:
         if size_bytes > self._held_bytes:

@@ -52,7 +52,7 @@ def is_local_program(client: str, headers: Headers) -> bool:
     )
 
 
-def refuse_strangers(client: str, headers: Headers) -> None:
+def refuse_remote(client: str, headers: Headers) -> None:
     """Without keys, being here is the only credential; a web page in this machine's browser must not borrow it."""
     if not is_local_program(client, headers) or any(name in headers for name in FORWARDED):
         raise ApiProblem(

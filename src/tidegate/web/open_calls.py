@@ -68,7 +68,7 @@ class OpenCalls:
         """Cut every call whose key does not work any more."""
         # A call that begins while the store is asked was checked later than this answer: only the calls of now are judged by it.
         asked = [call for calls in self._by_key.values() for call in calls]
-        rows = await self._store.keys_standing(sorted(self._by_key))
+        rows = await self._store.key_facts(sorted(self._by_key))
         for call in asked:
             is_open = call in self._by_key.get(call.key_id, ())
             if is_open and not call.is_cut and not works(rows.get(call.key_id), call.secret_hash):

@@ -5,10 +5,10 @@ from starlette.types import Message, Send
 PART_BYTES_MAX = 32_768
 
 
-async def send_parts(send: Send, piece: bytes) -> None:
+async def send_parts(send: Send, chunk: bytes) -> None:
     """Send these bytes as fast as the server takes them; more follow."""
-    for at in range(0, len(piece), PART_BYTES_MAX):
-        await send(body_part(piece[at : at + PART_BYTES_MAX], more=True))
+    for at in range(0, len(chunk), PART_BYTES_MAX):
+        await send(body_part(chunk[at : at + PART_BYTES_MAX], more=True))
 
 
 def body_part(body: bytes, *, more: bool) -> Message:

@@ -75,26 +75,26 @@ class ProxyResponse(Response):
             if open_call.is_cut:
                 raise key_refusal()
         watch = asyncio.create_task(self._watch(receive, task))
-        passage: UpstreamResponse | None = None
+        response: UpstreamResponse | None = None
         outcome = "failed"
         refusal: Response | None = None
         try:
             began_ms = self._clock.monotonic_ms()
-            passage = await self._opened()
+            response = await self._opened()
             metrics.interactive_first_byte_seconds.observe((self._clock.monotonic_ms() - began_ms) / 1000)
-            outcome = await self._pass_on(passage, send)
+            outcome = await self._pass_on(response, send)
         except asyncio.CancelledError:
             if self._has_left:
                 task.uncancel()
                 outcome = "left"
-            elif passage is not None and passage.was_cut():
+            elif response is not None and response.was_cut():
                 outcome = "left"
                 raise ClientStalled from None
             elif open_call is not None and open_call.is_cut:
                 task.uncancel()
                 outcome = "refused"
-                if passage is not None:
-                    passage.close()
+                if response is not None:
+                    response.close()
                 await self._end_for_key(send)
             else:
                 raise
@@ -109,8 +109,8 @@ class ProxyResponse(Response):
             raise
         finally:
             watch.cancel()
-            if passage is not None:
-                passage.close()
+            if response is not None:
+                response.close()
             metrics.interactive_calls.of(self._model, outcome).inc()
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -142,50 +142,50 @@ class ProxyResponse(Response):
         self._has_left = True
         task.cancel()
 
-    async def _pass_on(self, passage: UpstreamResponse, send: Send) -> str:
+    async def _pass_on(self, response: UpstreamResponse, send: Send) -> str:
         dialect = self._dialect
         headers = []
         if dialect.left_out:
             shown = ",".join(dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
             headers.append((b"x-tidegate-left-out", shown))
-        if passage.body is not None:
-            body = dialect.answer(passage.body)
+        if response.body is not None:
+            body = dialect.answer(response.body)
             if self._judged is not None:
                 body = await self._judged(body)
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             self._is_begun = True
-            await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send(body_part(body, more=False))
             return "answered"
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         if self._held is not None:
-            body = escape_line_breaks(await self._held(passage, dialect))
+            body = escape_line_breaks(await self._held(response, dialect))
             self._is_begun = True
-            await send({"type": "http.response.start", "status": passage.status, "headers": headers})
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send(body_part(body, more=False))
             return "answered"
         self._is_begun = True
-        await send({"type": "http.response.start", "status": passage.status, "headers": headers})
-        return await self._pass_stream(passage, send)
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        return await self._pass_stream(response, send)
 
-    async def _pass_stream(self, passage: UpstreamResponse, send: Send) -> str:
+    async def _pass_stream(self, response: UpstreamResponse, send: Send) -> str:
         translator = self._dialect.translator()
         escaper = StreamEscaper()
         end = b""
         try:
-            while piece := await passage.read():
+            while chunk := await response.read():
                 if translator is not None:
-                    piece = translator.feed(piece)
+                    chunk = translator.feed(chunk)
                     if translator.ended:
                         break
-                piece = escaper.feed(piece)
-                if not piece:
+                chunk = escaper.feed(chunk)
+                if not chunk:
                     continue
                 self._is_between_events = False
-                passage.hold()
-                await send_parts(send, piece)
-                passage.go_on()
-                end = (end + piece)[-4:]
+                response.pause_timeout()
+                await send_parts(send, chunk)
+                response.resume_timeout()
+                end = (end + chunk)[-4:]
                 self._is_between_events = translator is not None or end.endswith(EVENT_END)
         except UpstreamError as error:
             log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)
@@ -197,18 +197,18 @@ class ProxyResponse(Response):
             return "failed"
         last = b""
         if translator is not None:
-            last = piece if translator.ended else translator.end()
-            if piece:
-                await read_rest(passage)
+            last = chunk if translator.ended else translator.end()
+            if chunk:
+                await read_rest(response)
         self._is_between_events = False
         await send(body_part(escaper.feed(last) + escaper.end(), more=False))
         return "answered"
 
 
-async def read_rest(passage: UpstreamResponse) -> None:
+async def read_rest(response: UpstreamResponse) -> None:
     """What comes after the last event says nothing, and nobody waits for it; a stream that really ends leaves its connection to others."""
     try:
         async with asyncio.timeout(REST_S):
-            await passage.read()
+            await response.read()
     except (UpstreamError, TimeoutError) as error:
         log.info("stream_ended_late", why=type(error).__name__)

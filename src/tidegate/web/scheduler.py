@@ -47,22 +47,22 @@ class SchedulerStatus(msgspec.Struct, frozen=True):
     skips: dict[str, int] = {}
 
 
-def status_of(settings: Settings, switch: ModeOverride) -> SchedulerStatus:
+def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
     """The modes in force under this switch."""
-    policy = switched(schedule_policy(settings), switch)
+    policy = switched(schedule_policy(settings), override)
     return SchedulerStatus(
         mode=policy.mode.value,
         shadow_mode=policy.shadow_mode.value if policy.shadow_mode else NO_SHADOW,
-        mode_switched=bool(switch.mode),
-        shadow_mode_switched=bool(switch.shadow_mode),
+        mode_switched=bool(override.mode),
+        shadow_mode_switched=bool(override.shadow_mode),
     )
 
 
-async def switch_to(store: Store, wish: SchedulerWish) -> ModeOverride:
+async def override_mode(store: Store, wish: SchedulerWish) -> ModeOverride:
     """Switch what was asked for; asking twice is fine."""
-    before = await store.scheduler_switch()
+    before = await store.mode_override()
     after = ModeOverride(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
-    await store.switch_scheduler(after)
+    await store.override_mode(after)
     return after
 
 
@@ -83,16 +83,16 @@ class SchedulerRoutes:
 
     async def show(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
-        return schemas.json_answer(self._counted(await self._store.scheduler_switch()))
+        return schemas.json_answer(self._counted(await self._store.mode_override()))
 
     async def set(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
-        return schemas.json_answer(self._counted(await switch_to(self._store, wish)))
+        return schemas.json_answer(self._counted(await override_mode(self._store, wish)))
 
-    def _counted(self, switch: ModeOverride) -> SchedulerStatus:
+    def _counted(self, override: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(
-            status_of(self._settings, switch),
+            status_of(self._settings, override),
             shadow_decisions=sum(metrics.counted(metrics.scheduler_shadow_decisions).values()),
             shadow_differences=sum(metrics.counted(metrics.scheduler_shadow_differences).values()),
             picks=metrics.counted(metrics.scheduler_picks),

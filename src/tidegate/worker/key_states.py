@@ -41,34 +41,34 @@ class KeyStates:
         """Whether it is known how this key stands; having none is known."""
         return key_id is None or (key_id in self._states and self._clock.monotonic_ms() < self._asked_ms + BELIEVED_MS)
 
-    def believed_until_ms(self, piece: LeasedSlice) -> float:
+    def believed_until_ms(self, leased: LeasedSlice) -> float:
         """The monotonic moment by which a call of this slice must have begun, or be judged anew."""
-        return math.inf if piece.key_id is None else self._asked_ms + BELIEVED_MS
+        return math.inf if leased.key_id is None else self._asked_ms + BELIEVED_MS
 
-    def limits(self, piece: LeasedSlice) -> tuple[Limit, ...]:
+    def limits(self, leased: LeasedSlice) -> tuple[Limit, ...]:
         """The limits that the key itself bears."""
-        state = self._states.get(piece.key_id) if piece.key_id else None
+        state = self._states.get(leased.key_id) if leased.key_id else None
         return state.limits if state else ()
 
-    def models(self, piece: LeasedSlice) -> frozenset[str]:
+    def models(self, leased: LeasedSlice) -> frozenset[str]:
         """The models that the key allows, wherever a call of this slice may be led to; none named: any."""
-        state = self._states.get(piece.key_id) if piece.key_id else None
+        state = self._states.get(leased.key_id) if leased.key_id else None
         return state.models if state else frozenset()
 
-    def parallel_max(self, piece: LeasedSlice) -> int:
+    def parallel_max(self, leased: LeasedSlice) -> int:
         """How many calls at once the key itself allows; 0: as many as there are slots."""
-        state = self._states.get(piece.key_id) if piece.key_id else None
+        state = self._states.get(leased.key_id) if leased.key_id else None
         return state.parallel_max if state else 0
 
-    def denial(self, piece: LeasedSlice) -> Denied | None:
+    def denial(self, leased: LeasedSlice) -> Denied | None:
         """Why an item of this slice may not be sent now; None when it may."""
-        if piece.key_id is None:
+        if leased.key_id is None:
             return None
         now_ms = self._clock.monotonic_ms()
-        state = self._states.get(piece.key_id)
+        state = self._states.get(leased.key_id)
         if state is None or now_ms >= self._asked_ms + BELIEVED_MS:
             return UNKNOWN
-        return judge(state, self._model_of.get(piece.model, piece.model), piece.model, int(now_ms))
+        return judge(state, self._model_of.get(leased.model, leased.model), leased.model, int(now_ms))
 
 
 def _state(row: KeyRow, asked_ms: float) -> KeyState:

@@ -36,7 +36,7 @@ class LeasedSliceState:
     answered_number: int = -1
     deferred: int = 0
     deferred_until_ms: float = 0.0
-    worth_at_ms: float = math.inf
+    retry_at_ms: float = math.inf
     reading: bool = False
     dropped: bool = False
     settled: bool = False
@@ -59,26 +59,26 @@ class LeasedSliceState:
 class _Stock:
     """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
 
-    __slots__ = ("_since_ms", "in_flight", "queue", "went", "went_before")
+    __slots__ = ("_since_ms", "in_flight", "queue", "sent", "went_before")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[LeasedSliceState, Item]] = deque()
         self.in_flight = 0
         self._since_ms = -math.inf
-        self.went = self.went_before = 0
+        self.sent = self.went_before = 0
 
     def goes(self, now_ms: float) -> None:
         """One more item goes out."""
         self.in_flight += 1
         if now_ms - self._since_ms >= AHEAD_MS:
-            self.went_before = self.went if now_ms - self._since_ms < 2 * AHEAD_MS else 0
-            self.went = 0
+            self.went_before = self.sent if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+            self.sent = 0
             self._since_ms = now_ms
-        self.went += 1
+        self.sent += 1
 
     def ahead(self, now_ms: float) -> int:
         """How many went out in so much time, of late."""
-        return max(self.went, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+        return max(self.sent, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
     def is_unused(self, now_ms: float) -> bool:
         return not self.queue and not self.in_flight and now_ms - self._since_ms >= 2 * AHEAD_MS
@@ -90,7 +90,7 @@ class LeasedWork:
         self._clock = clock
         self._may_send_at_all = may_send
         self._stocks: dict[str, _Stock] = {}
-        self._held: dict[tuple[str, int, str], LeasedSliceState] = {}
+        self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
         self._is_inviting = False
         self._is_shut = False
@@ -100,7 +100,7 @@ class LeasedWork:
 
     @property
     def slice_count(self) -> int:
-        return len(self._held)
+        return len(self._states)
 
     def unsent(self, model: str) -> int:
         """How many items of a model wait here for a slot."""
@@ -123,18 +123,18 @@ class LeasedWork:
         if stock is None:
             return True
         unsent = 2 * len(stock.queue)
-        return unsent <= self.in_flight or unsent <= stock.went or unsent <= stock.went_before
+        return unsent <= self.in_flight or unsent <= stock.sent or unsent <= stock.went_before
 
     def models(self) -> list[str]:
         """Models of which slices are held."""
-        return list({held.slice.model for held in self._held.values()})
+        return list({state.slice.model for state in self._states.values()})
 
     def has_keys(self) -> bool:
         """Whether anything here was asked for under a key."""
-        return any(held.slice.key_id is not None for held in self._held.values())
+        return any(state.slice.key_id is not None for state in self._states.values())
 
-    def held(self) -> list[LeasedSliceState]:
-        return list(self._held.values())
+    def state(self) -> list[LeasedSliceState]:
+        return list(self._states.values())
 
     def extend_lease(self, until_ms: float) -> None:
         """A heartbeat was answered: calls may start until this moment, on the monotonic clock."""
@@ -144,34 +144,34 @@ class LeasedWork:
     def lose_lease(self) -> None:
         """This incarnation was declared gone: nothing more is sent under its leases."""
         self.lease_until_ms = 0.0
-        for held in self.held():
-            self.drop(held)
+        for state in self.state():
+            self.drop(state)
 
-    def expect(self, held: LeasedSliceState) -> None:
+    def expect(self, state: LeasedSliceState) -> None:
         """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
-        piece = held.slice
-        held.reading = True
-        self._held[piece.job_id, piece.first, piece.token] = held
+        leased = state.slice
+        state.reading = True
+        self._states[leased.job_id, leased.first, leased.token] = state
 
-    def forget(self, held: LeasedSliceState) -> None:
+    def forget(self, state: LeasedSliceState) -> None:
         """A slice that could not be read is not held after all."""
-        piece = held.slice
-        self._held.pop((piece.job_id, piece.first, piece.token), None)
+        leased = state.slice
+        self._states.pop((leased.job_id, leased.first, leased.token), None)
 
-    def add(self, held: LeasedSliceState, items: Iterable[Item]) -> None:
+    def add(self, state: LeasedSliceState, items: Iterable[Item]) -> None:
         """Take a freshly leased slice with the items of it that have no outcome yet."""
-        piece = held.slice
-        held.reading = False
-        self._held[piece.job_id, piece.first, piece.token] = held
-        queue = self._stock(piece.model).queue
+        leased = state.slice
+        state.reading = False
+        self._states[leased.job_id, leased.first, leased.token] = state
+        queue = self._stock(leased.model).queue
         for item in items:
-            held.left += 1
+            state.left += 1
             if item.wait_ms > SHORT_WAIT_MS:
-                self.defer(held, item.wait_ms)
+                self.defer(state, item.wait_ms)
             elif item.wait_ms > 0:
-                self.put_back(held, item, item.wait_ms)
+                self.put_back(state, item, item.wait_ms)
             else:
-                queue.append((held, item))
+                queue.append((state, item))
         self.wake()
 
     def take(self) -> tuple[LeasedSliceState, Item] | None:
@@ -184,22 +184,22 @@ class LeasedWork:
         for model, stock in self._stocks.items():
             queue = stock.queue
             while queue and self._may_send(model):
-                held, item = queue.popleft()
-                if held.dropped:
+                state, item = queue.popleft()
+                if state.dropped:
                     continue
-                if now_ms >= held.deadline_ms:
-                    self._defer(held, held.deadline_ms)
+                if now_ms >= state.deadline_ms:
+                    self._defer(state, state.deadline_ms)
                     continue
-                self._goes(stock, held, item, now_ms)
+                self._goes(stock, state, item, now_ms)
                 if len(self._stocks) > 1:
                     self._stocks[model] = self._stocks.pop(model)
-                return held, item
+                return state, item
         return None
 
-    def _goes(self, stock: _Stock, held: LeasedSliceState, item: Item, now_ms: float) -> None:
-        held.in_flight += 1
-        if item.number >= held.sent_to:
-            held.sent_to = item.number + 1
+    def _goes(self, stock: _Stock, state: LeasedSliceState, item: Item, now_ms: float) -> None:
+        state.in_flight += 1
+        if item.number >= state.sent_to:
+            state.sent_to = item.number + 1
         self.in_flight += 1
         stock.goes(now_ms)
 
@@ -228,13 +228,13 @@ class LeasedWork:
         entry = self.admitted
         if entry is None or self.in_flight or entry[0].dropped or now_ms >= entry[0].deadline_ms:
             return None
-        held, item = entry
-        stock = self._stock(held.slice.model)
-        if entry not in stock.queue or not self._may_send(held.slice.model):
+        state, item = entry
+        stock = self._stock(state.slice.model)
+        if entry not in stock.queue or not self._may_send(state.slice.model):
             return None
         stock.queue.remove(entry)
         self.admitted = None
-        self._goes(stock, held, item, now_ms)
+        self._goes(stock, state, item, now_ms)
         return entry
 
     def _stock(self, model: str) -> _Stock:
@@ -293,50 +293,50 @@ class LeasedWork:
                 future.set_result(None)
                 return
 
-    def landed(self, held: LeasedSliceState) -> None:
+    def mark_done(self, state: LeasedSliceState) -> None:
         """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
-        held.in_flight -= 1
+        state.in_flight -= 1
         self.in_flight -= 1
-        self._stocks[held.slice.model].in_flight -= 1
+        self._stocks[state.slice.model].in_flight -= 1
 
-    def put_back(self, held: LeasedSliceState, item: Item, wait_ms: float) -> None:
+    def put_back(self, state: LeasedSliceState, item: Item, wait_ms: float) -> None:
         """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
-        held.deferred_until_ms = max(held.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
-        asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, held, item)
+        state.deferred_until_ms = max(state.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
+        asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, state, item)
 
-    def _return(self, held: LeasedSliceState, item: Item) -> None:
-        if not held.dropped:
-            self._stock(held.slice.model).queue.appendleft((held, item))
+    def _return(self, state: LeasedSliceState, item: Item) -> None:
+        if not state.dropped:
+            self._stock(state.slice.model).queue.appendleft((state, item))
             self.wake_one()
 
-    def defer(self, held: LeasedSliceState, wait_ms: float) -> None:
+    def defer(self, state: LeasedSliceState, wait_ms: float) -> None:
         """This item waits longer than a worker should hold it: it goes back with its slice."""
-        self._defer(held, self._clock.monotonic_ms() + wait_ms)
+        self._defer(state, self._clock.monotonic_ms() + wait_ms)
 
-    def defer_for_budget(self, held: LeasedSliceState, wait_ms: float) -> None:
+    def defer_for_budget(self, state: LeasedSliceState, wait_ms: float) -> None:
         """The same for an item that waits for a budget: nobody asked for that rest, so the first of a slice to be worth a try wakes it."""
-        held.deferred += 1
-        held.worth_at_ms = min(held.worth_at_ms, self._clock.monotonic_ms() + wait_ms)
+        state.deferred += 1
+        state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + wait_ms)
 
-    def _defer(self, held: LeasedSliceState, until_ms: float) -> None:
-        held.deferred += 1
-        held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
+    def _defer(self, state: LeasedSliceState, until_ms: float) -> None:
+        state.deferred += 1
+        state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
 
-    def drop(self, held: LeasedSliceState) -> None:
+    def drop(self, state: LeasedSliceState) -> None:
         """Send nothing more of this slice; its calls in flight go on."""
-        held.dropped = True
+        state.dropped = True
 
-    def cut(self, held: LeasedSliceState) -> int:
+    def cut(self, state: LeasedSliceState) -> int:
         """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
-        piece = held.slice
-        return sum(number not in piece.done for number in range(held.sent_to, piece.first + piece.count))
+        leased = state.slice
+        return sum(number not in leased.done for number in range(state.sent_to, leased.first + leased.count))
 
     def drop_model(self, model: str, until_ms: float) -> None:
         """A model rests for longer than a worker should wait: its unsent items go back until then."""
-        for held in self.held():
-            if held.slice.model == model and not held.dropped:
-                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
-                self.drop(held)
+        for state in self.state():
+            if state.slice.model == model and not state.dropped:
+                state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
+                self.drop(state)
         stock = self._stocks.get(model)
         if stock is not None:
             stock.queue.clear()
@@ -345,43 +345,43 @@ class LeasedWork:
         """These budgets bear nothing for longer than a worker should wait: unsent items under them go back until then. Says of which
         jobs and models."""
         dropped = set()
-        for held in self.held():
-            if held.budgets == budgets and not held.dropped:
-                held.deferred_until_ms = max(held.deferred_until_ms, until_ms)
-                self.drop(held)
-                dropped.add((held.slice.job_id, held.slice.model))
+        for state in self.state():
+            if state.budgets == budgets and not state.dropped:
+                state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
+                self.drop(state)
+                dropped.add((state.slice.job_id, state.slice.model))
         return dropped
 
-    def settle(self, held: LeasedSliceState) -> bool:
+    def settle(self, state: LeasedSliceState) -> bool:
         """Whether this slice has nothing more to do here: all of it done, or the rest deferred or dropped. True once."""
-        if held.settled or held.reading or held.in_flight or not (held.dropped or held.left == held.deferred):
+        if state.settled or state.reading or state.in_flight or not (state.dropped or state.left == state.deferred):
             return False
-        held.settled = held.dropped = True
-        self.forget(held)
+        state.settled = state.dropped = True
+        self.forget(state)
         return True
 
-    def release_wait_ms(self, held: LeasedSliceState) -> int:
+    def release_wait_ms(self, state: LeasedSliceState) -> int:
         """How long a slice that is given back should rest."""
-        until_ms = held.deferred_until_ms
-        if held.worth_at_ms < math.inf:
-            until_ms = max(until_ms, held.worth_at_ms)
+        until_ms = state.deferred_until_ms
+        if state.retry_at_ms < math.inf:
+            until_ms = max(until_ms, state.retry_at_ms)
         return max(0, int(until_ms - self._clock.monotonic_ms()))
 
     def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
         """Hold the store's word against ours. Drops what we lost; returns what the store thinks is ours and we know nothing of."""
         listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
         for key in known - listed:
-            held = self._held.get(key)
-            if held is not None and not held.settled:
-                self.drop(held)
-        return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._held]
+            state = self._states.get(key)
+            if state is not None and not state.settled:
+                self.drop(state)
+        return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
     def keys(self) -> set[tuple[str, int, str]]:
-        return set(self._held)
+        return set(self._states)
 
     def close_job(self, job_id: str) -> list[LeasedSliceState]:
         """The job closes: send nothing more of it."""
-        mine = [held for held in self.held() if held.slice.job_id == job_id]
-        for held in mine:
-            self.drop(held)
+        mine = [state for state in self.state() if state.slice.job_id == job_id]
+        for state in mine:
+            self.drop(state)
         return mine

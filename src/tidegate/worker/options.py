@@ -32,14 +32,14 @@ class WorkerOptions:
     result_expires_after_ms: int | None
     job_keep_ms: int
     garbage_safety_ms: int
-    policy_of: Callable[[ModeOverride], Policy] = lambda switch: Policy()
+    policy_of: Callable[[ModeOverride], Policy] = lambda override: Policy()
     weight_of: Callable[[str], float] = lambda tenant: 1.0
     in_flight_caps: Mapping[str, int] = field(default_factory=dict)
-    budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda piece: ()
+    budgets_of: Callable[[LeasedSlice], tuple[Budget, ...]] = lambda leased: ()
     model_of: Mapping[str, str] = field(default_factory=dict)
     reached_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fields_of: Mapping[str, FieldRules] = field(default_factory=dict)
     price_of: Callable[[str], Price | None] = lambda deployment: None
-    parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda piece, key_max: ()
+    parallel_of: Callable[[LeasedSlice, int], tuple[tuple[str, int], ...]] = lambda leased, key_max: ()
     rules: tuple[PolicyRule, ...] = ()
     ingest: IngestLimits = field(default_factory=IngestLimits)

@@ -43,7 +43,7 @@ def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick]) -> lis
     hiding = {name for name, model in snapshot.models.items() if model.hides_flows}
     if not hiding:
         return picks
-    scopes = {(job.job_id, job.model): job.scope for job in snapshot.jobs}
+    scopes = {(job.job_id, job.model): job.share_owner for job in snapshot.jobs}
     taken: set[tuple[str, str]] = set()
     kept = []
     for pick in picks:
@@ -68,9 +68,9 @@ def _count_skips(skips: list[schedule.Skip]) -> None:
 
 def _tell_gaps(snapshot: schedule.Snapshot) -> None:
     """How far the flows of each model stand apart that have something ready."""
-    waiting = {(job.model, job.scope) for job in snapshot.jobs}
+    waiting = {(job.model, job.share_owner) for job in snapshot.jobs}
     for name, model in snapshot.models.items():
-        flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.scope) in waiting]
+        flows = [flow for flow in snapshot.flows if flow.model == name and (name, flow.share_owner) in waiting]
         if flows:
             metrics.scheduler_fairness_gap_tokens.of(name).set(fair.gap(flows, model.ratio))
 
@@ -90,7 +90,7 @@ class Scheduler:
         self._clock = clock
         self._policy_of = policy_of
         self._policy = policy_of(ModeOverride())
-        self._switch = ModeOverride()
+        self._override = ModeOverride()
         self._slice_items = slice_items
         self._caps = caps or {}
         self._caps_at_ms = 0.0
@@ -104,10 +104,10 @@ class Scheduler:
 
     async def follow(self) -> None:
         """Take over the mode that an operator has switched to, if any."""
-        switch = await self._store.scheduler_switch()
-        if switch != self._switch:
-            self._switch = switch
-            self._policy = self._policy_of(switch)
+        override = await self._store.mode_override()
+        if override != self._override:
+            self._override = override
+            self._policy = self._policy_of(override)
             self._caps_at_ms = 0.0
             log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()

@@ -45,11 +45,16 @@ class _Stage(IntEnum):
 
 class Trial:
     def __init__(
-        self, store: Store, hand: LeasedWork, recorder: Recorder, me: Registration, look_again: Callable[[], None]
+        self,
+        store: Store,
+        leased_work: LeasedWork,
+        recorder: Recorder,
+        me: Registration,
+        look_again: Callable[[], None],
     ) -> None:
         """`look_again` has the worker lease what it can now."""
         self._store = store
-        self._hand = hand
+        self._leased_work = leased_work
         self._recorder = recorder
         self._me = me
         self._look_again = look_again
@@ -98,20 +103,20 @@ class Trial:
 
     def begin_group(self, leased: list[LeasedSliceState]) -> None:
         """These slices were leased and nothing of them was sent yet. A single suspect that lost many owners goes alone."""
-        self._group.update(held for held in leased if held.slice.lost_count >= SUSPECT_AFTER)
+        self._group.update(state for state in leased if state.slice.lost_count >= SUSPECT_AFTER)
         if self.hides_suspects and len(self._group) == 1 and self._alone is None:
             (only,) = self._group
             if _goes_alone(only):
                 self._alone = only
-                self._hand.shut()
+                self._leased_work.shut()
                 self._alone_wanted.set()
 
-    def end_slice(self, held: LeasedSliceState) -> bool:
+    def end_slice(self, state: LeasedSliceState) -> bool:
         """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
-        if held not in self._group:
+        if state not in self._group:
             return False
-        self._group.discard(held)
-        self._has_sent = self._has_sent or held.sent_to > 0
+        self._group.discard(state)
+        self._has_sent = self._has_sent or state.sent_to > 0
         if self._group or not self._has_sent:
             return False
         self._has_sent = False
@@ -128,15 +133,17 @@ class Trial:
                     await self._run_alone(self._alone)
             finally:
                 self._alone = None
-                self._hand.reopen()
+                self._leased_work.reopen()
 
-    async def _run_alone(self, held: LeasedSliceState) -> None:
-        await _until(lambda: not self._hand.in_flight and not any(one.reading for one in self._hand.held()))
-        entry = next((entry for entry in self._hand.queued() if entry[0] is held), None)
+    async def _run_alone(self, state: LeasedSliceState) -> None:
+        await _until(
+            lambda: not self._leased_work.in_flight and not any(one.reading for one in self._leased_work.state())
+        )
+        entry = next((entry for entry in self._leased_work.queued() if entry[0] is state), None)
         if entry is None:
             return
-        log.info("item_runs_alone", job=held.slice.job_id, item=entry[1].number, lost_count=held.slice.lost_count)
-        is_checked = _alone_losses(held) > 0 and await self._check(held)
+        log.info("item_runs_alone", job=state.slice.job_id, item=entry[1].number, lost_count=state.slice.lost_count)
+        is_checked = _alone_losses(state) > 0 and await self._check(state)
         if await self._say(entry, is_checked=is_checked):
             await self._flies(entry)
         await self._say(None)
@@ -157,7 +164,7 @@ class Trial:
         end_s = loop.time() + _CHECK_WAIT_S
         try:
             while True:
-                others = [entry for entry in self._hand.queued() if entry[0] is not suspect]
+                others = [entry for entry in self._leased_work.queued() if entry[0] is not suspect]
                 if others or suspect.dropped or loop.time() >= end_s:
                     return others
                 self.wants_check = True
@@ -168,20 +175,20 @@ class Trial:
 
     async def _flies(self, entry: tuple[LeasedSliceState, Item]) -> bool:
         """Send this item alone, and wait until it has landed and what became of it is committed. False when it could not be sent soon."""
-        held, _ = entry
-        self._hand.admit(entry)
+        state, _ = entry
+        self._leased_work.admit(entry)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + SHORT_WAIT_MS / 1000
-        while self._hand.admitted is entry:
-            if held.dropped or loop.time() >= end_s:
-                self._hand.admit(None)
+        while self._leased_work.admitted is entry:
+            if state.dropped or loop.time() >= end_s:
+                self._leased_work.admit(None)
                 return False
             await asyncio.sleep(_POLL_S)
-            self._hand.wake_one()
-        piece = held.slice
-        await _until(lambda: not self._hand.in_flight)
+            self._leased_work.wake_one()
+        leased = state.slice
+        await _until(lambda: not self._leased_work.in_flight)
         self._recorder.hurry()
-        await _until(lambda: not self._recorder.is_settling(piece.job_id, piece.first, piece.token))
+        await _until(lambda: not self._recorder.is_settling(leased.job_id, leased.first, leased.token))
         return True
 
     async def _say(self, entry: tuple[LeasedSliceState, Item] | None, *, is_checked: bool = False) -> bool:
@@ -197,14 +204,14 @@ class Trial:
         return False
 
 
-def _alone_losses(held: LeasedSliceState) -> int:
-    return max((attempts.alone_losses for attempts in held.slice.attempts.values()), default=0)
+def _alone_losses(state: LeasedSliceState) -> int:
+    return max((attempts.alone_losses for attempts in state.slice.attempts.values()), default=0)
 
 
-def _goes_alone(held: LeasedSliceState) -> bool:
+def _goes_alone(state: LeasedSliceState) -> bool:
     """Whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
-    piece = held.slice
-    return piece.count == 1 and piece.lost_count >= ALONE_AFTER and _alone_losses(held) < ALONE_LOSSES_MAX
+    leased = state.slice
+    return leased.count == 1 and leased.lost_count >= ALONE_AFTER and _alone_losses(state) < ALONE_LOSSES_MAX
 
 
 async def _until(condition: Callable[[], bool]) -> None:

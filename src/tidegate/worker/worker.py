@@ -86,9 +86,9 @@ class Worker:
             return await new_blob(kind, self._me.id)
 
         self._recorder = Recorder(store, blobs, options.flush, new_log_blob, self._recorded, upstream.recorded)
-        self._hand = LeasedWork(upstream, clock, lambda: not self._stopping and not self._recorder.full)
-        self._lease_ear = wake.listen()
-        self._trial = Trial(store, self._hand, self._recorder, incarnation, self._lease_ear.hear)
+        self._leased_work = LeasedWork(upstream, clock, lambda: not self._stopping and not self._recorder.full)
+        self._lease_wake = wake.listen()
+        self._trial = Trial(store, self._leased_work, self._recorder, incarnation, self._lease_wake.notify)
         self._keys = KeyStates(store, clock, options.model_of)
         self._guards = Guards(options.rules, options.reached_by)
         reading = (options.scratch, rules_for, run_pass, options.weight_of, options.model_of, options.ingest)
@@ -97,13 +97,13 @@ class Worker:
         self._garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._flows = FlowUpkeep(store, options.weight_of)
         chooser = Scheduler(store, clock, options.policy_of, options.slice_items, options.in_flight_caps)
-        self._filler = Leaser(
+        self._leaser = Leaser(
             store,
             blobs,
             upstream,
             clock,
             entropy,
-            self._hand,
+            self._leased_work,
             chooser,
             incarnation,
             FillLimits(options.in_flight_max, options.slice_count_max),
@@ -123,11 +123,11 @@ class Worker:
 
     @property
     def in_flight(self) -> int:
-        return self._hand.in_flight
+        return self._leased_work.in_flight
 
     def is_idle_with_room(self, model: str) -> bool:
         """Whether nothing is held here though items of this model could be."""
-        return self._hand.slice_count == 0 and self._filler.has_room(model)
+        return self._leased_work.slice_count == 0 and self._leaser.has_room(model)
 
     def trouble(self) -> str | None:
         """Why this worker takes no new work, in words; None while all is well."""
@@ -143,7 +143,7 @@ class Worker:
         """Work until told to stop or until an internal error, then hand back what was not sent and finish what was. Raises WorkerBroken
         after an internal error."""
         metrics.worker_broken.set(0)
-        self._hand.extend_lease(self._me.safe_until_ms)
+        self._leased_work.extend_lease(self._me.safe_until_ms)
         loops = [
             self._beat_loop,
             self._lease_loop,
@@ -191,8 +191,8 @@ class Worker:
                     metrics.worker_broken.set(1)
                     self.broken = f"{type(error).__name__} in {loop.__name__}"
                     self._broke.set()
-                    for held in self._hand.held():
-                        self._hand.drop(held)
+                    for state in self._leased_work.state():
+                        self._leased_work.drop(state)
                 log.exception("worker_broken", loop=loop.__name__)
             await asyncio.sleep(_RETRY_S)
 
@@ -209,43 +209,43 @@ class Worker:
             await asyncio.sleep(self._options.heartbeat_ms / 1000)
 
     async def _beat(self) -> None:
-        known, pending = self._hand.keys(), set(self._filler.pending)
+        known, pending = self._leased_work.keys(), set(self._leaser.pending)
         holdings = await self._me.beat()
         if self._left:
             return
         if holdings is None:
-            self._hand.lose_lease()
+            self._leased_work.lose_lease()
             self._settle_all()
             self._trial.begin_anew()
             self._recorder.renew()
             await self._me.begin()
             # What came into our hands while we began was leased to the life that ended.
-            self._hand.lose_lease()
+            self._leased_work.lose_lease()
             self._settle_all()
-            self._hand.extend_lease(self._me.safe_until_ms)
+            self._leased_work.extend_lease(self._me.safe_until_ms)
             return
-        self._hand.extend_lease(self._me.safe_until_ms)
+        self._leased_work.extend_lease(self._me.safe_until_ms)
         # Before anything that the store could fail at: a job that closes must not wait for the next heartbeat.
         for holding in holdings:
             if holding.closing is not None:
                 self._close(holding)
-        pending |= self._filler.pending
-        strangers = [
+        pending |= self._leaser.pending
+        unknown = [
             one
-            for one in self._hand.compare(known, holdings)
+            for one in self._leased_work.compare(known, holdings)
             if one.token not in pending and not self._recorder.is_settling(one.job_id, one.first, one.token)
         ]
         self._settle_all()
         self._hire()
-        await self._filler.follow()
-        for stranger in strangers:
-            await self._store.release_slice(stranger.job_id, stranger.first, stranger.token, 0)
+        await self._leaser.follow()
+        for one in unknown:
+            await self._store.release_slice(one.job_id, one.first, one.token, 0)
 
     def _close(self, holding: Holding) -> None:
         """The job closes: nothing more of it is sent; what is out gets the grace and is then aborted."""
-        for held in self._hand.close_job(holding.job_id):
+        for state in self._leased_work.close_job(holding.job_id):
             if holding.closing_for_ms >= self._options.grace_ms:
-                held.abort()
+                state.abort()
 
     # ---- lease
 
@@ -253,16 +253,16 @@ class Worker:
         # What this host's spool holds is paid for: it is recorded before any of it could be leased and sent again.
         await lost_workers.deliver_spool(self._store, self._blobs)
         while True:
-            if self._stopping or self.broken or not await self._filler.fill():
-                if not self._hand.in_flight:
+            if self._stopping or self.broken or not await self._leaser.fill():
+                if not self._leased_work.in_flight:
                     self._recorder.hurry()
-                await self._lease_ear.wait(self._options.poll_ms / 1000)
+                await self._lease_wake.wait(self._options.poll_ms / 1000)
 
     # ---- keys
 
     async def _key_loop(self) -> None:
         while True:
-            if self._hand.has_keys():
+            if self._leased_work.has_keys():
                 await self._keys.ask(self._me.id)
             await asyncio.sleep(ASKED_EVERY_MS / 1000)
 
@@ -271,10 +271,10 @@ class Worker:
     async def _runner(self) -> None:
         me = asyncio.current_task()
         assert me is not None
-        options, hand = self._options, self._hand
+        options, leased_work = self._options, self._leased_work
         while True:
-            held, item = await hand.next()
-            held.calls.add(me)
+            state, item = await leased_work.next()
+            state.calls.add(me)
             verdict: Answered | Failed | Again | None = None
             begun_ms = self._clock.monotonic_ms()
             try:
@@ -282,87 +282,87 @@ class Worker:
                     self._upstream,
                     self._clock,
                     self._entropy,
-                    options.retry_of.get(held.slice.model, options.retry),
-                    held.slice,
-                    held.deadline_ms,
+                    options.retry_of.get(state.slice.model, options.retry),
+                    state.slice,
+                    state.deadline_ms,
                     item,
                     options.grace_ms,
                     self._begin_by_ms,
-                    self._budgets(held),
+                    self._budgets(state),
                     self._keys.denial,
-                    self._guards.of(held.slice.tenant, held.slice.key_id, held.slice.model),
-                    options.parallel_of(held.slice, self._keys.parallel_max(held.slice)),
-                    self._keys.models(held.slice),
-                    rules_for(options.fields_of, held.slice.model),
+                    self._guards.of(state.slice.tenant, state.slice.key_id, state.slice.model),
+                    options.parallel_of(state.slice, self._keys.parallel_max(state.slice)),
+                    self._keys.models(state.slice),
+                    rules_for(options.fields_of, state.slice.model),
                 )
             except asyncio.CancelledError:
-                if not held.aborted:
+                if not state.aborted:
                     raise
                 me.uncancel()
             finally:
-                held.calls.discard(me)
-                hand.landed(held)
-            self._note(held, item, verdict, int(self._clock.monotonic_ms() - begun_ms))
+                state.calls.discard(me)
+                leased_work.mark_done(state)
+            self._note(state, item, verdict, int(self._clock.monotonic_ms() - begun_ms))
 
-    def _begin_by_ms(self, piece: LeasedSlice) -> float:
+    def _begin_by_ms(self, leased: LeasedSlice) -> float:
         """Until when a call of this slice may begin without anybody being asked again."""
-        return min(self._hand.lease_until_ms, self._keys.believed_until_ms(piece))
+        return min(self._leased_work.lease_until_ms, self._keys.believed_until_ms(leased))
 
-    def _budgets(self, held: LeasedSliceState) -> tuple[Budget, ...]:
+    def _budgets(self, state: LeasedSliceState) -> tuple[Budget, ...]:
         """What binds a call of this slice, with the limits that its key bears now."""
-        limits = self._keys.limits(held.slice)
-        if limits != held.key_limits:
-            held.key_limits = limits
-            held.budgets = with_limits(
-                self._options.budgets_of(held.slice), LimitBound.KEY, held.slice.key_id or "", limits
+        limits = self._keys.limits(state.slice)
+        if limits != state.key_limits:
+            state.key_limits = limits
+            state.budgets = with_limits(
+                self._options.budgets_of(state.slice), LimitBound.KEY, state.slice.key_id or "", limits
             )
-        return held.budgets
+        return state.budgets
 
     def _note(
-        self, held: LeasedSliceState, item: Item, verdict: Answered | Failed | Again | None, took_ms: int
+        self, state: LeasedSliceState, item: Item, verdict: Answered | Failed | Again | None, took_ms: int
     ) -> None:
-        piece = held.slice
+        leased = state.slice
         if isinstance(verdict, (Answered, Failed)):
             paid = self._cost_nano(verdict)
             record = self._recorder.answered if isinstance(verdict, Answered) else self._recorder.failed
             record(
-                piece.job_id,
+                leased.job_id,
                 item.number,
                 verdict.line if paid is None else with_cost(verdict.line, paid),
                 verdict.usage,
-                piece.first,
-                piece.token,
-                piece.model,
-                piece.item_units,
+                leased.first,
+                leased.token,
+                leased.model,
+                leased.item_units,
                 verdict.deployment,
                 paid or NOTHING,
                 took_ms,
             )
-            held.end_item(item.number, was_answered=bool(verdict.deployment))
+            state.end_item(item.number, was_answered=bool(verdict.deployment))
         elif isinstance(verdict, Again):
             was_sent = verdict.count > item.attempt_count or verdict.hand_backs > item.hand_backs
             waits_for_budget = verdict.reason == Withheld.reason and not was_sent
             if was_sent or (verdict.wait_ms > SHORT_WAIT_MS and not waits_for_budget):
                 note = Attempts(item.number, verdict.count, verdict.wait_ms, verdict.reason, verdict.hand_backs)
-                self._recorder.tried(piece.job_id, piece.token, note)
+                self._recorder.tried(leased.job_id, leased.token, note)
             item.attempt_count, item.hand_backs = verdict.count, verdict.hand_backs
             if verdict.wait_ms <= SHORT_WAIT_MS:
-                self._hand.put_back(held, item, verdict.wait_ms)
+                self._leased_work.put_back(state, item, verdict.wait_ms)
             elif waits_for_budget:
-                self._hand.defer_for_budget(held, verdict.wait_ms)
+                self._leased_work.defer_for_budget(state, verdict.wait_ms)
             else:
-                self._hand.defer(held, verdict.wait_ms)
-            if held.budgets:
-                self._filler.give_back_spent(held.budgets)
-        if held.dropped or held.left == held.deferred:
-            self._settle(held)
-        if self._hand.is_low(piece.model):
-            self._lease_ear.hear()
+                self._leased_work.defer(state, verdict.wait_ms)
+            if state.budgets:
+                self._leaser.give_back_spent(state.budgets)
+        if state.dropped or state.left == state.deferred:
+            self._settle(state)
+        if self._leased_work.is_low(leased.model):
+            self._lease_wake.notify()
 
     def _room_came(self) -> None:
         """An upstream takes more than before: whoever waits looks again."""
-        self._hand.wake()
-        self._lease_ear.hear()
+        self._leased_work.wake()
+        self._lease_wake.notify()
 
     def _cost_nano(self, answered: Answered | Failed) -> tuple[int, int, int] | None:
         """What its input, cached and output tokens cost; None where nothing costs anything."""
@@ -372,21 +372,23 @@ class Worker:
         paid = cost(answered.usage, price, batch=True)
         return paid.input_nano, paid.cached_nano, paid.output_nano
 
-    def _settle(self, held: LeasedSliceState) -> None:
+    def _settle(self, state: LeasedSliceState) -> None:
         """Say so when a slice has nothing more to do here: it is done, or it goes back."""
-        if not self._hand.settle(held):
+        if not self._leased_work.settle(state):
             return
-        if self._trial.end_slice(held):
-            self._lease_ear.hear()
-        piece = held.slice
-        if held.left == 0:
-            self._recorder.finish_slice(piece.job_id, piece.first, piece.token)
+        if self._trial.end_slice(state):
+            self._lease_wake.notify()
+        leased = state.slice
+        if state.left == 0:
+            self._recorder.finish_slice(leased.job_id, leased.first, leased.token)
         else:
-            self._recorder.release_slice(piece.job_id, piece.first, piece.token, self._hand.release_wait_ms(held))
+            self._recorder.release_slice(
+                leased.job_id, leased.first, leased.token, self._leased_work.release_wait_ms(state)
+            )
 
     def _settle_all(self) -> None:
-        for held in self._hand.held():
-            self._settle(held)
+        for state in self._leased_work.state():
+            self._settle(state)
 
     def _recorded(self, recorded: Recorded) -> None:
         self.recorded_count += recorded.new_count
@@ -409,7 +411,7 @@ class Worker:
             if not self._stopping and not self.broken:
                 worked = await ingest_next(self._me.id)
             if worked:
-                self._wake.ring()
+                self._wake.notify()
             else:
                 await ear.wait(self._options.poll_ms / 1000)
 
@@ -436,7 +438,7 @@ class Worker:
             reclaimed = await lost_workers.tend(self._store, self._blobs, self._options.sweep_ms)
             woken = await self._flows.tend()
             if reclaimed or woken:
-                self._lease_ear.hear()
+                self._lease_wake.notify()
             # A log that another host may still deliver is left alone for one sweep, and not for two.
             is_waiting = bool(await self._store.stranded_workers(1))
             await asyncio.sleep(self._options.sweep_ms / (10_000 if is_waiting else 1_000))
@@ -462,14 +464,14 @@ class Worker:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._options.grace_ms / 1000
         # A lease that was under way comes into the hand after all; left there, its slices would count as a lost worker's.
-        while (self._hand.in_flight or self._filler.busy) and loop.time() < end_s:
+        while (self._leased_work.in_flight or self._leaser.busy) and loop.time() < end_s:
             self._drop_all()
             self._recorder.hurry()
             await asyncio.sleep(0.05)
         self._drop_all()
-        for held in self._hand.held():
-            held.abort()
-        while self._hand.in_flight:  # noqa: ASYNC110 - the aborted calls end within this very loop's next turns
+        for state in self._leased_work.state():
+            state.abort()
+        while self._leased_work.in_flight:  # noqa: ASYNC110 - the aborted calls end within this very loop's next turns
             await asyncio.sleep(0)
         self._settle_all()
         try:
@@ -487,17 +489,17 @@ class Worker:
 
     async def _release_tails(self) -> None:
         """A slice whose calls are still out keeps only what was sent of it: others run the rest meanwhile."""
-        for held in self._hand.held():
-            piece, open_count = held.slice, self._hand.cut(held)
-            if not held.in_flight or not open_count:
+        for state in self._leased_work.state():
+            leased, open_count = state.slice, self._leased_work.cut(state)
+            if not state.in_flight or not open_count:
                 continue
             try:
-                if await self._store.release_tail(piece.job_id, piece.first, piece.token, held.sent_to):
-                    held.left -= open_count
+                if await self._store.release_tail(leased.job_id, leased.first, leased.token, state.sent_to):
+                    state.left -= open_count
             except StoreUnavailable as error:
-                log.warning("tail_kept", job=piece.job_id, error=str(error))
+                log.warning("tail_kept", job=leased.job_id, error=str(error))
 
     def _drop_all(self) -> None:
-        for held in self._hand.held():
-            self._hand.drop(held)
+        for state in self._leased_work.state():
+            self._leased_work.drop(state)
         self._settle_all()

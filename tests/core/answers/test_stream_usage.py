@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.answers.stream_options import UsageChunkFilter, asking_for_usage, without_asking
-from tidegate.core.answers.stream_usage import KEPT_BYTES_MAX, UsageEar
+from tidegate.core.answers.stream_usage import KEPT_BYTES_MAX, UsageReader
 from tidegate.core.nouns import Usage
 
 CHAT = (
@@ -31,10 +31,10 @@ MESSAGES = (
 @pytest.mark.parametrize("stream", [CHAT, RESPONSES, MESSAGES], ids=["chat", "responses", "messages"])
 @given(data=st.data())
 def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataObject) -> None:
-    ear = UsageEar()
+    ear = UsageReader()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        ear.hear(stream[start:end])
+        ear.feed(stream[start:end])
     ear.end()
     assert ear.usage == Usage(9, 5, 4, 0)
     assert ear.unsaid_bytes == 0
@@ -61,30 +61,30 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
     ],
 )
 def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
-    ear = UsageEar()
-    ear.hear(b": ping\n\nevent: x\r\ndata: " + event)
+    ear = UsageReader()
+    ear.feed(b": ping\n\nevent: x\r\ndata: " + event)
     ear.end()
     assert ear.unsaid_bytes == text
 
 
 @pytest.mark.parametrize("is_later", [True, False])
 def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
-    ear = UsageEar()
+    ear = UsageReader()
     for output in (0, 1, 2):
-        ear.hear(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
+        ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
     if is_later:
-        ear.hear(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
+        ear.feed(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
         assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 0)
-    ear.hear(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
+    ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
     ear.end()
     assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 4)
 
 
 def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
-    ear = UsageEar()
+    ear = UsageReader()
     for _ in range(20):
-        ear.hear(b"x" * 100_000)
-    ear.hear(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
+        ear.feed(b"x" * 100_000)
+    ear.feed(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
     ear.end()
     assert ear.unsaid_bytes >= 2_000_000
 
@@ -130,19 +130,19 @@ def test_a_request_asks_for_usage_once_and_keeps_the_rest(body: bytes, options: 
 
 @given(st.lists(st.binary(max_size=60)))
 def test_nothing_that_passes_breaks_it(pieces: list[bytes]) -> None:
-    ear = UsageEar()
+    ear = UsageReader()
     for piece in pieces:
-        ear.hear(b'data: {"usage":' + piece + b"\n")
-    ear.hear(CHAT)
+        ear.feed(b'data: {"usage":' + piece + b"\n")
+    ear.feed(CHAT)
     ear.end()
     assert ear.usage is not None
 
 
 def test_a_line_without_end_is_not_kept() -> None:
-    ear = UsageEar()
+    ear = UsageReader()
     for _ in range(64):
-        ear.hear(b"x" * 65_536)
+        ear.feed(b"x" * 65_536)
     assert sum(map(len, ear._kept)) <= 2 << 20
-    ear.hear(b"\n" + CHAT)
+    ear.feed(b"\n" + CHAT)
     ear.end()
     assert ear.usage == Usage(9, 5, 4, 0)

@@ -76,11 +76,13 @@ def jobs(draw: st.DrawFn, number: int) -> JobView:
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     shown = [draw(jobs(number)) for number in range(draw(st.integers(0, 14)))]
-    pairs = sorted({(job.model, job.scope) for job in shown})
+    pairs = sorted({(job.model, job.share_owner) for job in shown})
     # Some flows are not shown: jobs are also listed for their deadline alone.
     flows = [
-        FlowView(model, scope, draw(st.sampled_from([0.0, 0.5, 1.0, 4.0])), draw(st.floats(0, 100_000)), draw(units))
-        for model, scope in pairs
+        FlowView(
+            model, share_owner, draw(st.sampled_from([0.0, 0.5, 1.0, 4.0])), draw(st.floats(0, 100_000)), draw(units)
+        )
+        for model, share_owner in pairs
         if draw(st.integers(0, 5))
     ]
     return Snapshot(

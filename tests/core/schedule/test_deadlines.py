@@ -101,7 +101,7 @@ def test_urgency_is_shared_fairly_and_earliest_first_within_a_tenant() -> None:
     jobs += [job("b", "b", 40, expires_at=70_000)]
     world = World(jobs, Policy(), slots=8)
     world.run(60)
-    taken = {one.id: one.leased_count for one in jobs if one.scope in "ab"}
+    taken = {one.id: one.leased_count for one in jobs if one.share_owner in "ab"}
     assert abs(taken["b"] - sum(count for name, count in taken.items() if name[0] == "a")) <= 3
     assert taken["a0"] >= taken["a1"] >= taken["a2"] >= taken["a3"]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.schedule.world import World, job
-from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, prospect_not_ready, prospects
+from tidegate.core.schedule import FlowForecast, Policy, Reason, Why, choose, forecast_not_ready, forecasts
 from tidegate.core.schedule import explain as reasons
 from tidegate.core.schedule.outlooks import ModelOutlook
 from tidegate.core.window import DAY_MS
@@ -13,34 +13,34 @@ from tidegate.core.window import DAY_MS
 
 def told(world: World, job_id: str) -> FlowForecast:
     look = world.look(world.workers[0])
-    [prospect] = prospects(look, choose(look, world.policy), world.policy, job_id)
-    return prospect
+    [forecast] = forecasts(look, choose(look, world.policy), world.policy, job_id)
+    return forecast
 
 
-def said(prospect: FlowForecast) -> str:
-    return "\n".join(reasons._foreseen(prospect))
+def said(forecast: FlowForecast) -> str:
+    return "\n".join(reasons._foreseen(forecast))
 
 
 def test_a_job_whose_turn_it_is() -> None:
     world = World([job("a", "a", 5, expires_at=DAY_MS), job("b", "b", 5)], Policy(), slots=2)
-    prospect = told(world, "a")
-    assert (prospect.rule, prospect.reason, prospect.share, prospect.flows) == (Why.FAIR, None, 0.5, 2)
-    assert "takes its next slice now, because it is its turn (smart_v1)" in said(prospect)
-    assert "2 tenants have work for it; its tenant can count on 50% of what is served" in said(prospect)
-    assert "to spare before its deadline" in said(prospect)
+    forecast = told(world, "a")
+    assert (forecast.rule, forecast.reason, forecast.share, forecast.flows) == (Why.FAIR, None, 0.5, 2)
+    assert "takes its next slice now, because it is its turn (smart_v1)" in said(forecast)
+    assert "2 tenants have work for it; its tenant can count on 50% of what is served" in said(forecast)
+    assert "to spare before its deadline" in said(forecast)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_a_sentence(reason: Reason) -> None:
-    prospect = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
-    assert reasons._REASONS[reason] in said(prospect)
-    assert f"({reason})" in said(prospect)
+    forecast = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
+    assert reasons._REASONS[reason] in said(forecast)
+    assert f"({reason})" in said(forecast)
 
 
 @pytest.mark.parametrize("rule", list(Why))
 def test_every_rule_has_a_sentence(rule: Why) -> None:
-    prospect = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
-    assert reasons._RULES[rule] in said(prospect)
+    forecast = replace(told(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
+    assert reasons._RULES[rule] in said(forecast)
 
 
 def test_why_it_waits_comes_from_the_choice() -> None:
@@ -67,12 +67,12 @@ def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
 
 def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
     outlook = ModelOutlook("m", 100, 50, 0, 0, weight=1.0, weights=4.0, flow_count=3, minutes=())
-    prospect = prospect_not_ready(outlook, Policy())
-    assert (prospect.rule, prospect.reason, prospect.share) == (None, None, 0.25)
-    assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(prospect)
-    assert "3 tenants have work for it" in said(prospect)
-    standing = reasons.Standing(0, 1, 0, 1, 4_000, 0, 0, (("upstream_throttled", 2),), (prospect,))
-    assert reasons._as_put_off(prospect, standing).reason == Reason.RESTING
+    forecast = forecast_not_ready(outlook, Policy())
+    assert (forecast.rule, forecast.reason, forecast.share) == (None, None, 0.25)
+    assert "m: nothing more of it can be taken now: all that is left is out or put off." in said(forecast)
+    assert "3 tenants have work for it" in said(forecast)
+    inputs = reasons.ExplainInputs(0, 1, 0, 1, 4_000, 0, 0, (("upstream_throttled", 2),), (forecast,))
+    assert reasons._as_put_off(forecast, inputs).reason == Reason.RESTING
 
 
 def test_what_nobody_measured_is_said_to_be_unknown() -> None:

@@ -55,9 +55,11 @@ def test_backlogged_equal_flows_stay_within_the_bound(
 @looks.tried
 def test_service_is_proportional_to_weights(weights: list[float], slots: int) -> None:
     by_scope = {f"t{number}": weight for number, weight in enumerate(weights)}
-    world = World([job(scope, scope, 9_999) for scope in by_scope], Policy(), slots=slots, weights=by_scope)
+    world = World(
+        [job(share_owner, share_owner, 9_999) for share_owner in by_scope], Policy(), slots=slots, weights=by_scope
+    )
     world.run(60)
-    counters = [world.counter("m", scope) for scope in by_scope]
+    counters = [world.counter("m", share_owner) for share_owner in by_scope]
     assert max(counters) - min(counters) <= 2 * 100
 
 
@@ -86,8 +88,8 @@ def test_one_small_job_behind_a_million_items_gets_the_next_slice(mode: Mode) ->
 def test_sharing_a_gap_between_workers_changes_no_order(flows: list[tuple[float, int]], workers: int) -> None:
     views = [FlowView("m", f"t{number}", 1.0, served, out) for number, (served, out) in enumerate(flows)]
     alone, shared = fair.counters(views, 1.0, 1), fair.counters(views, 1.0, workers)
-    assert sorted(alone, key=lambda scope: (alone[scope], scope))[0] in {
-        scope for scope in shared if shared[scope] == min(shared.values())
+    assert sorted(alone, key=lambda share_owner: (alone[share_owner], share_owner))[0] in {
+        share_owner for share_owner in shared if shared[share_owner] == min(shared.values())
     }
     spread = max(shared.values()) - min(shared.values())
     assert spread <= fair.gap(views, 1.0) / workers + 1e-3
@@ -108,8 +110,8 @@ def test_flows_with_nothing_ready_change_nothing(
 
 def _known(snapshot: Snapshot, flows: list[FlowView]) -> list[JobView]:
     """The jobs whose flows are shown, as a store shows them."""
-    shown = {(flow.model, flow.scope) for flow in flows}
-    return [job for job in snapshot.jobs if (job.model, job.scope) in shown]
+    shown = {(flow.model, flow.share_owner) for flow in flows}
+    return [job for job in snapshot.jobs if (job.model, job.share_owner) in shown]
 
 
 @given(looks.snapshots())
@@ -129,7 +131,7 @@ def test_the_flow_that_was_served_least_is_first(snapshot: Snapshot) -> None:
     choice = choose(one, policy)
     told = fair.counters([flow for flow in one.flows if flow.model == "m0"], one.models["m0"].ratio, 1)
     for pick in choice.picks:
-        [scope] = {job.scope for job in one.jobs if job.job_id == pick.job_id}
+        [share_owner] = {job.share_owner for job in one.jobs if job.job_id == pick.job_id}
         assert pick.why is Why.FAIR
-        waiting = [told[job.scope] for job in one.jobs if job.scope in told]
-        assert scope not in told or told[scope] == min(waiting)
+        waiting = [told[job.share_owner] for job in one.jobs if job.share_owner in told]
+        assert share_owner not in told or told[share_owner] == min(waiting)

@@ -54,10 +54,12 @@ def test_caps_of_a_scope_hold_over_all_models(snapshot: Snapshot, policy: Policy
     taken = slices(choose(snapshot, policy))
     if not policy.in_flight_units_max:
         return
-    for scope in looks.SCOPES:
-        before = snapshot.scope_in_flight_units.get(scope, 0)
+    for share_owner in looks.SCOPES:
+        before = snapshot.owner_in_flight_units.get(share_owner, 0)
         counted = [
-            (job.slice_units, taken.get((job.job_id, job.model), 0)) for job in snapshot.jobs if job.scope == scope
+            (job.slice_units, taken.get((job.job_id, job.model), 0))
+            for job in snapshot.jobs
+            if job.share_owner == share_owner
         ]
         out = sum(units * count for units, count in counted)
         alone = before == 0 and sum(count for units, count in counted if units) <= 1
@@ -72,9 +74,11 @@ def test_no_room_stays_empty_that_a_job_could_use(snapshot: Snapshot, policy: Po
     taken = slices(choice)
     if sum(taken.values()) >= snapshot.slices_max:
         return
-    scopes = dict(snapshot.scope_in_flight_units)
+    owners = dict(snapshot.owner_in_flight_units)
     for job_ in snapshot.jobs:
-        scopes[job_.scope] = scopes.get(job_.scope, 0) + job_.slice_units * taken.get((job_.job_id, job_.model), 0)
+        owners[job_.share_owner] = owners.get(job_.share_owner, 0) + job_.slice_units * taken.get(
+            (job_.job_id, job_.model), 0
+        )
     for name, model in snapshot.models.items():
         used = sum(items_of(snapshot, job_id) * count for (job_id, of), count in taken.items() if of == name)
         if model.closed or used >= model.room_items:
@@ -84,7 +88,7 @@ def test_no_room_stays_empty_that_a_job_could_use(snapshot: Snapshot, policy: Po
                 continue
             ready = max(1, -(-(view.left_units - view.in_flight_units) // max(1, view.slice_units)))
             used_up = taken.get((view.job_id, name), 0) >= ready
-            out = scopes.get(view.scope, 0)
+            out = owners.get(view.share_owner, 0)
             capped = policy.in_flight_units_max and out and out + view.slice_units > policy.in_flight_units_max
             assert used_up or capped, view
 
@@ -94,7 +98,7 @@ def test_no_room_stays_empty_that_a_job_could_use(snapshot: Snapshot, policy: Po
 def test_whatever_is_not_picked_has_a_reason(snapshot: Snapshot, policy: Policy) -> None:
     choice = choose(snapshot, policy)
     for view in snapshot.jobs:
-        reason = reason_of(choice, view.model, view.scope, view.job_id)
+        reason = reason_of(choice, view.model, view.share_owner, view.job_id)
         assert (reason is None) == ((view.job_id, view.model) in slices(choice))
         model = snapshot.models.get(view.model)
         if model is None:
@@ -157,9 +161,11 @@ def test_every_backlogged_job_gets_its_slices(mode: Mode, slots: int, workers: i
         world.forget_ended()
         if len(world.jobs) < 16:
             number += 1
-            scope, model = "abd"[number % 3], "mn"[number % 2]
+            share_owner, model = "abd"[number % 3], "mn"[number % 2]
             world.add(
-                job(f"new{number}", scope, 1, 50, model=model, created_at=world.now, expires_at=world.now + 60_000)
+                job(
+                    f"new{number}", share_owner, 1, 50, model=model, created_at=world.now, expires_at=world.now + 60_000
+                )
             )
 
     world.run(250, newcomer)

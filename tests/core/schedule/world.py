@@ -18,7 +18,7 @@ class Job:
     """A job on one model. `slices` are the estimated units of those still ready."""
 
     id: str
-    scope: str
+    share_owner: str
     slices: deque[int]
     model: str = "m"
     queue: str = "default"
@@ -40,7 +40,7 @@ class Job:
         return JobView(
             self.id,
             self.model,
-            self.scope,
+            self.share_owner,
             self.queue,
             self.created_at,
             self.expires_at,
@@ -55,8 +55,8 @@ class Job:
         )
 
 
-def job(name: str, scope: str, count: int, units: int = 100, **rest: object) -> Job:
-    return Job(name, scope, deque([units] * count), **rest)  # type: ignore[arg-type]
+def job(name: str, share_owner: str, count: int, units: int = 100, **rest: object) -> Job:
+    return Job(name, share_owner, deque([units] * count), **rest)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -108,30 +108,32 @@ class World:
         """A job that comes later; its flow wakes with the least counter of those awake."""
         awake = [self.served[key] for key in self.backlogged() if key[0] == new.model and key in self.served]
         self.jobs[new.id] = new
-        key = (new.model, new.scope)
+        key = (new.model, new.share_owner)
         self.served[key] = max(self.served.get(key, 0.0), min(awake, default=0.0))
 
     def forget_ended(self) -> None:
         self.jobs = {job.id: job for job in self.jobs.values() if job.ended_at is None}
 
     def backlogged(self) -> set[tuple[str, str]]:
-        return {(job.model, job.scope) for job in self.jobs.values() if job.slices}
+        return {(job.model, job.share_owner) for job in self.jobs.values() if job.slices}
 
-    def weight(self, scope: str) -> float:
-        return self.weights.get(scope, 1.0)
+    def weight(self, share_owner: str) -> float:
+        return self.weights.get(share_owner, 1.0)
 
-    def in_flight(self, model: str, scope: str | None = None, why: Why | None = None) -> int:
+    def in_flight(self, model: str, share_owner: str | None = None, why: Why | None = None) -> int:
         return sum(
             flight.units
             for flight in self.flights
             if flight.job.model == model
-            and (scope is None or flight.job.scope == scope)
+            and (share_owner is None or flight.job.share_owner == share_owner)
             and (why is None or flight.why is why)
         )
 
-    def counter(self, model: str, scope: str) -> float:
+    def counter(self, model: str, share_owner: str) -> float:
         """Served and being served, by weight: what the fairness bound speaks of."""
-        return self.served.get((model, scope), 0.0) + self.in_flight(model, scope) / self.weight(scope)
+        return self.served.get((model, share_owner), 0.0) + self.in_flight(model, share_owner) / self.weight(
+            share_owner
+        )
 
     def look(self, worker: Worker) -> Snapshot:
         models = {
@@ -148,16 +150,20 @@ class World:
         }
         flows = [
             FlowView(
-                model, scope, self.weight(scope), self.served.get((model, scope), 0.0), self.in_flight(model, scope)
+                model,
+                share_owner,
+                self.weight(share_owner),
+                self.served.get((model, share_owner), 0.0),
+                self.in_flight(model, share_owner),
             )
-            for model, scope in sorted(self.backlogged())
+            for model, share_owner in sorted(self.backlogged())
         ]
-        scopes: dict[str, int] = {}
+        owners: dict[str, int] = {}
         for flight in self.flights:
-            scopes[flight.job.scope] = scopes.get(flight.job.scope, 0) + flight.units
+            owners[flight.job.share_owner] = owners.get(flight.job.share_owner, 0) + flight.units
         jobs = [job.view() for job in self.jobs.values() if job.slices]
         return Snapshot(
-            self.now, models, flows, jobs, scopes, 1, worker.slices_max - worker.held, workers=len(self.workers)
+            self.now, models, flows, jobs, owners, 1, worker.slices_max - worker.held, workers=len(self.workers)
         )
 
     def _flying(self, model: str) -> int:
@@ -194,8 +200,8 @@ class World:
         """The next slice to be done is done and charged; whose it was."""
         flight = heapq.heappop(self.flights)
         self.now = max(self.now, flight.done_at)
-        key = (flight.job.model, flight.job.scope)
-        self.served[key] = self.served.get(key, 0.0) + flight.cost / self.weight(flight.job.scope)
+        key = (flight.job.model, flight.job.share_owner)
+        self.served[key] = self.served.get(key, 0.0) + flight.cost / self.weight(flight.job.share_owner)
         flight.job.in_flight -= flight.units
         flight.worker.slots[flight.job.model] += 1
         flight.worker.held -= 1

@@ -15,7 +15,7 @@ from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, JobRequest, Usage
-from tidegate.core.schedule.share_owner import scope_of
+from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.store.flow_accounting import real_cost
 from tidegate.store.store import Store
@@ -204,9 +204,9 @@ class Customers:
             invalid_lines=order.invalid_lines,
             limits=order.limits,
         )
-        scope = scope_of(order.caller, self._plan.estate.scope_preference)
+        share_owner = share_owner_of(order.caller, self._plan.estate.scope_preference)
         for _ in range(self._dice.choice((1, 1, 2))):
-            await self._store.create_job(order.caller, order.job_id, request, scope=scope)
+            await self._store.create_job(order.caller, order.job_id, request, share_owner=share_owner)
         self._trace.note("customer", "created", order.name, order.job_id)
 
     async def cancel(self, order: Order) -> None:

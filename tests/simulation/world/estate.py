@@ -34,7 +34,7 @@ class Estate:
     model_in_flight_max: dict[str, int]
     in_flight_max_global: int
     policy: Policy
-    switch_to: Mode | None
+    override_mode: Mode | None
     scope_preference: tuple[str, ...]
     uses_redis: bool
     usage_factor: int
@@ -82,7 +82,7 @@ def _contended(dice: random.Random, kinds: dict[str, float]) -> Estate:
         tenants=tuple(tenants),
         job_limits=((),),
         policy=replace(drawn.policy, mode=mode, in_flight_units_max=0, fast_lane=False),
-        switch_to=dice.choice((None, None, Mode.FAIR_SHARE, Mode.SMART)),
+        override_mode=dice.choice((None, None, Mode.FAIR_SHARE, Mode.SMART)),
     )
 
 
@@ -100,7 +100,7 @@ def _race() -> Estate:
         model_in_flight_max={},
         in_flight_max_global=0,
         policy=Policy(rate_units_per_s_default=100.0),
-        switch_to=None,
+        override_mode=None,
         scope_preference=("organization",),
         uses_redis=False,
         usage_factor=1,
@@ -125,7 +125,7 @@ def _any(dice: random.Random, kinds: dict[str, float]) -> Estate:
         model_in_flight_max={models[0]: dice.choice((1, 3))} if dice.random() < 0.12 else {},
         in_flight_max_global=dice.choice((2, 5)) if dice.random() < 0.12 else 0,
         policy=_policy(dice),
-        switch_to=fallback,
+        override_mode=fallback,
         scope_preference=("user",) if dice.random() < 0.15 else ("organization",),
         uses_redis=limited and (dice.random() < 0.4 or any(kind in kinds for kind in _REDIS_KINDS)),
         usage_factor=dice.choice((1, 1, 1, 3)),

@@ -28,23 +28,23 @@ PASSED_OVER_S = 40.0
 _TAG = re.compile(rb'"content":"(j[0-9]+-[0-9]+)')
 
 _FLOWS = """
-select f.model, f.scope, f.weight_milli, f.served, exists (
+select f.model, f.share_owner, f.weight_milli, f.served, exists (
     select 1 from job_models m join jobs j on j.id = m.job_id
-    where m.model = f.model and m.scope = f.scope and m.state = 'open' and m.rests_until <= now_ms() and m.expires_at > now_ms()
+    where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open' and m.rests_until <= now_ms() and m.expires_at > now_ms()
         and j.closing is null and exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model
             and s.state = 'ready' and s.ready_at <= now_ms() and s.lost_count < ?))
-from flows f where f.state = 'awake' order by f.model, f.scope
+from flows f where f.state = 'awake' order by f.model, f.share_owner
 """
 _OUT = """
-select s.model, m.scope, s.work_units, s.leased_as, s.job_id, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes
+select s.model, m.share_owner, s.work_units, s.leased_as, s.job_id, s.first, s.count, s.read_first, j.work_blob_id, s.work_at, s.work_bytes
 from slices s
 join job_models m on m.job_id = s.job_id and m.model = s.model
 join jobs j on j.id = s.job_id
 where s.state = 'leased' order by s.job_id, s.first
 """
 _ASLEEP = """
-select f.model, f.scope, s.job_id, s.first from flows f
-join job_models m on m.model = f.model and m.scope = f.scope and m.state = 'open'
+select f.model, f.share_owner, s.job_id, s.first from flows f
+join job_models m on m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
 join jobs j on j.id = m.job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
 join slices s on s.job_id = m.job_id and s.model = m.model and s.state = 'ready'
 where f.state = 'asleep' and s.ready_at <= now_ms() - ? and m.rests_until <= now_ms() - ? and f.changed_at <= now_ms() - ?
@@ -104,10 +104,10 @@ class Fairness:
     def _check_gaps(self) -> None:
         flows: dict[str, dict[str, _Flow]] = {}
         ready: set[tuple[str, str]] = set()
-        for model, scope, weight_milli, served, is_ready in self._rows(_FLOWS, SUSPECT_AFTER):
-            flows.setdefault(model, {})[scope] = _Flow(weight_milli / 1000, float(served))
+        for model, share_owner, weight_milli, served, is_ready in self._rows(_FLOWS, SUSPECT_AFTER):
+            flows.setdefault(model, {})[share_owner] = _Flow(weight_milli / 1000, float(served))
             if is_ready:
-                ready.add((model, scope))
+                ready.add((model, share_owner))
         if len(ready) < 2:
             self._close.clear()
             return
@@ -115,7 +115,9 @@ class Fairness:
         ((workers,),) = self._rows("select count(*) from workers where state = 'alive' and alive_until > now_ms()")
         seen = set()
         for model, scopes in flows.items():
-            for one, other in combinations(sorted(scope for scope in scopes if (model, scope) in ready), 2):
+            for one, other in combinations(
+                sorted(share_owner for share_owner in scopes if (model, share_owner) in ready), 2
+            ):
                 seen.add((model, one, other))
                 self._check_pair((model, one, other), scopes[one], scopes[other], workers, largest[model])
         for gone in self._close.keys() - seen:
@@ -128,8 +130,8 @@ class Fairness:
             for model, units, tokens in self._rows("select model, sum(units), sum(tokens) from rates group by model")
         }
         largest = {model: self._largest(model, ratios.get(model, 1.0)) for model in flows}
-        for model, scope, units, _, *place in self._rows(_OUT):
-            flow = flows.get(model, {}).get(scope)
+        for model, share_owner, units, _, *place in self._rows(_OUT):
+            flow = flows.get(model, {}).get(share_owner)
             if flow is None:
                 continue
             estimated = units * ratios.get(model, 1.0) / flow.weight
@@ -221,7 +223,7 @@ class Fairness:
         asleep = self._rows(_ASLEEP, late_ms, late_ms, late_ms)
         if asleep:
             self._broken(f"asleep: flows sleep although they have had something to do for {late_ms} ms: {asleep[:3]}")
-        if _is_limited(plan) or plan.estate.policy.mode is Mode.FIFO or plan.estate.switch_to is Mode.FIFO:
+        if _is_limited(plan) or plan.estate.policy.mode is Mode.FIFO or plan.estate.override_mode is Mode.FIFO:
             return
         waiting: dict[str, tuple[object, float]] = {}
         for job_id, done_count, lease_count, is_waiting in self._rows(_PROGRESS):
@@ -245,7 +247,7 @@ def _round_s(plan: Plan) -> float:
 def _calls_at_once(plan: Plan) -> int:
     """How many calls of one model may be in flight: as many as the processes, its deployments and the caps allow."""
     estate = plan.estate
-    slots = [sum(one.batch_in_flight_max for one in estate.serving(model)) for model in estate.models]
+    slots = [sum(one.background_in_flight_max for one in estate.serving(model)) for model in estate.models]
     caps = [*estate.model_in_flight_max.values(), estate.in_flight_max_global]
     return min([plan.process_count * plan.in_flight_max, *slots, *(cap for cap in caps if cap)])
 
@@ -264,8 +266,8 @@ def _is_fair(plan: Plan) -> bool:
     """Whether nothing goes before fair share between flows that are ready: a flow whose budget or cap is spent is not."""
     if plan.shape is Shape.RACE:
         return False
-    policy, switch_to = plan.estate.policy, plan.estate.switch_to
-    modes = {policy.mode} | ({switch_to} if switch_to else set())
+    policy, override_mode = plan.estate.policy, plan.estate.override_mode
+    modes = {policy.mode} | ({override_mode} if override_mode else set())
     if not modes <= set(_FAIR_MODES):
         return False
     has_lanes = policy.fast_lane or ("expire" in plan.kinds and policy.urgent_share > 0)

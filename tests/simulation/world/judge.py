@@ -83,19 +83,21 @@ class Judge:
     # ---- flows and deadlines
 
     def _judge_flows(self, orders: list[Order]) -> None:
-        """Each item was charged once, to the flow of its scope: what was answered by what it took, what failed by its estimate."""
+        """Each item was charged once, to the flow of its share_owner: what was answered by what it took, what failed by its estimate."""
         units_max = max((units for order in orders for units in order.units.values()), default=0)
         rows = self._rows(
-            "select f.scope, f.tokens, j.cost, j.failed from"
-            " (select scope, sum(served_tokens) as tokens from flows group by scope) f"
-            " join (select scope, sum(input_tokens + 2 * output_tokens) as cost, sum(failed_count) as failed from jobs group by scope) j"
-            " on j.scope = f.scope"
+            "select f.share_owner, f.tokens, j.cost, j.failed from"
+            " (select share_owner, sum(served_tokens) as tokens from flows group by share_owner) f"
+            " join (select share_owner, sum(input_tokens + 2 * output_tokens) as cost, sum(failed_count) as failed"
+            " from jobs group by share_owner) j"
+            " on j.share_owner = f.share_owner"
         )
         for row in rows:
             rest = row["tokens"] - row["cost"]
             if not 0 <= rest <= row["failed"] * max(units_max, 1_000):
                 self._broken(
-                    f"charge: {row['scope']} was charged {row['tokens']}; its answers cost {row['cost']}, {row['failed']} items failed"
+                    f"charge: {row['share_owner']} was charged {row['tokens']}; its answers cost {row['cost']}"
+                    f", {row['failed']} items failed"
                 )
 
     def _judge_deadline(self, order: Order, job: Line) -> None:

@@ -96,9 +96,9 @@ class Meter:
         self._out[call.deployment] = out
         counted = [one for one in out if one.incarnation not in self._rules.gone_at_ms]
         deployment: Deployment = self._deployments[call.deployment]
-        if len(counted) > deployment.batch_in_flight_max:
+        if len(counted) > deployment.background_in_flight_max:
             self._broken(
-                f"P15: call {call.serial} is one more than the {deployment.batch_in_flight_max} that {call.deployment}"
+                f"P15: call {call.serial} is one more than the {deployment.background_in_flight_max} that {call.deployment}"
                 f" may have in flight: {[(one.serial, one.process.name) for one in counted]}"
             )
 

@@ -81,9 +81,9 @@ async def _read_without_waits(blobs: Any, piece: Any) -> Any:
 
 
 async def _begin_whatever_happened(self: Leaser, held: Any) -> bool:
-    self._hand.forget(held)
+    self._leased_work.forget(held)
     items = await lease.read_items(self._blobs, held.slice)
-    self._hand.add(held, items)
+    self._leased_work.add(held, items)
     self._settle(held)
     return True
 

@@ -66,7 +66,9 @@ CAPACITY: dict[str, Mutant] = {
     "most_served_first": Mutant(
         "shares",
         "the flow that was served most goes next",
-        patch(fair, "counters", lambda flows, ratio, workers: {flow.scope: -float(flow.served) for flow in flows}),
+        patch(
+            fair, "counters", lambda flows, ratio, workers: {flow.share_owner: -float(flow.served) for flow in flows}
+        ),
     ),
     "woken_with_credit": Mutant(
         "late_comers",

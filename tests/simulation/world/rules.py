@@ -78,7 +78,7 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
     ("blob_uses", "update on blobs", "new.uses < 0", "garbage: more was released than used"),
     ("flow_credit", "update of state on flows",
      "old.state = 'asleep' and new.state = 'awake' and new.served < (select min(f.served) from flows f"
-     " where f.model = new.model and f.state = 'awake' and f.scope <> new.scope)",
+     " where f.model = new.model and f.state = 'awake' and f.share_owner <> new.share_owner)",
      "P18: a flow woke with service saved up"),
     ("flow_falls", "update on flows", "new.served < old.served or new.served_tokens < old.served_tokens",
      "P18: service was taken back"),

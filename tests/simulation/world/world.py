@@ -129,8 +129,8 @@ class World:
             self._visits.append(self.loop.create_task(self._serve(order)))
         for key_id, at_s in self.customers.revocations.items():
             self._visits.append(self.loop.create_task(self._revoke(key_id, at_s)))
-        if self.plan.estate.switch_to is not None:
-            self._visits.append(self.loop.create_task(self._switch(self.plan.estate.switch_to)))
+        if self.plan.estate.override_mode is not None:
+            self._visits.append(self.loop.create_task(self._override(self.plan.estate.override_mode)))
         for _ in range(self.plan.process_count):
             self._spawn()
         while self.loop.time() < self.plan.trouble_s:
@@ -178,10 +178,10 @@ class World:
         await self.customers.revoke(key_id)
         self.revocations.note(key_id, self.loop.time())
 
-    async def _switch(self, mode: str) -> None:
+    async def _override(self, mode: str) -> None:
         await asyncio.sleep(self.plan.arrival_s)
         self.trace.note("operator", "switched to", mode)
-        await self._store.switch_scheduler(ModeOverride(mode))
+        await self._store.override_mode(ModeOverride(mode))
 
     def _chaos(self) -> None:
         weather, dice = self.weather, self.weather.dice
@@ -232,7 +232,7 @@ class World:
         self.weather.clear = True
         self.weather.store_away = self.weather.disk_full = self.redis.away = False
         for process in self.processes:
-            process.go_on()
+            process.resume_timeout()
 
     async def _until_all_ended(self) -> None:
         assert self.fairness is not None

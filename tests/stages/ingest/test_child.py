@@ -71,9 +71,9 @@ def stuck_input(tmp_path: Path) -> Iterator[Path]:
     """An input that never ends: a pipe that is held open and never written to."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    held = os.open(path, os.O_RDWR)
+    state = os.open(path, os.O_RDWR)
     yield path
-    os.close(held)
+    os.close(state)
 
 
 def children() -> list[psutil.Process]:

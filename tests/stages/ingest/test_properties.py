@@ -210,10 +210,10 @@ def test_no_broken_line_slips_through_a_shape(lines: list[bytes], data: st.DataO
     at = data.draw(st.integers(0, len(lines) - 1))
     line = lines[at]
     place = data.draw(st.integers(0, len(line) - 1))
-    piece = data.draw(
+    leased = data.draw(
         st.sampled_from([b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\0", b"\xff", b" ", b'"}', b"}]"])
     )
-    changed = line[:place] + piece + line[place + data.draw(st.integers(0, 3)) :]
+    changed = line[:place] + leased + line[place + data.draw(st.integers(0, 3)) :]
     lines = [*lines[:at], changed, *lines[at + 1 :]]
     scan = Scan(RULES)
     scan.begin(b"\n".join(lines))

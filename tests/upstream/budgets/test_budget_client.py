@@ -40,54 +40,54 @@ def limits() -> GatedLimits:
 
 
 @pytest.fixture
-def purse(limits: GatedLimits) -> BudgetClient:
+def budget_client(limits: GatedLimits) -> BudgetClient:
     return BudgetClient(limits, limits.clock)
 
 
-def taking(purse: BudgetClient, tokens: int = 100) -> asyncio.Task[SendPermit]:
-    return asyncio.create_task(purse.take(purse.terms(TENANT), tokens, is_bound=False))
+def taking(budget_client: BudgetClient, tokens: int = 100) -> asyncio.Task[SendPermit]:
+    return asyncio.create_task(budget_client.take(budget_client.terms(TENANT), tokens, is_bound=False))
 
 
 async def test_one_that_is_cancelled_before_the_answer_gives_its_part_back(
-    purse: BudgetClient, limits: GatedLimits
+    budget_client: BudgetClient, limits: GatedLimits
 ) -> None:
-    kept, gone = taking(purse), taking(purse)
+    kept, gone = taking(budget_client), taking(budget_client)
     await limits.asked.wait()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     limits.gate.set()
     assert (await kept).tokens == 100
-    await purse.close()
+    await budget_client.close()
     assert limits.used("acme") == (1, 100)
 
 
 async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
-    purse: BudgetClient, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
+    budget_client: BudgetClient, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grant is dealt and the call is cancelled before it runs again: nobody else could return that grant."""
-    kept, gone = taking(purse), taking(purse)
-    deal = purse._deal
+    kept, gone = taking(budget_client), taking(budget_client)
+    deal = budget_client._deal
 
     def deal_and_cancel(*args: Any) -> None:
         deal(*args)
         gone.cancel()
 
-    monkeypatch.setattr(purse, "_deal", deal_and_cancel)
+    monkeypatch.setattr(budget_client, "_deal", deal_and_cancel)
     await limits.asked.wait()
     limits.gate.set()
     assert (await kept).tokens == 100
     assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
-    await purse.close()
+    await budget_client.close()
     assert limits.used("acme") == (1, 100)
 
 
 async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(
-    purse: BudgetClient, limits: GatedLimits
+    budget_client: BudgetClient, limits: GatedLimits
 ) -> None:
-    gone, kept = taking(purse), taking(purse)
+    gone, kept = taking(budget_client), taking(budget_client)
     await asyncio.sleep(0)
     gone.cancel()
     limits.gate.set()
     assert (await kept).tokens == 100
-    await purse.close()
+    await budget_client.close()
     assert limits.used("acme") == (1, 100)

@@ -279,15 +279,15 @@ async def test_leave_that_died_while_a_connection_was_waited_for_is_taken_anew(
     assert [request.headers["Idempotency-Key"] for request in server.posts] == ["first", "second"]
 
 
-async def test_nothing_is_sent_after_its_leave_died_however_late_that_is_seen(
+async def test_nothing_is_sent_after_its_permit_expired_however_late_that_is_seen(
     world: World, limits: MemoryLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process stands still when all that is left to do is to write: its leave is over when it goes on."""
+    """The process stands still when all that is left to do is to write: its permit is over when it goes on."""
     async with RawServer() as server:
         place = deployment(server.url, limits=(minute(10),))
         async with world.router(place, capacity=Capacity(limits)) as router:
             await router.send(world.call(key="first"))
-            expect, pieces = Connection.expect_answer, RequestTemplate.pieces
+            expect, pieces = Connection.expect_answer, RequestTemplate.chunks
             stalls = [expect.__name__, pieces.__name__]
 
             def stall(name: str) -> None:
@@ -429,7 +429,7 @@ async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(w
             highest = 0
             await asyncio.gather(*(router.send(world.call(tokens=5_000)) for _ in range(5)))
             assert highest == 1
-            assert router._lanes["one"].tokens_in_flight == 0
+            assert router._states["one"].tokens_in_flight == 0
 
 
 async def test_calls_without_budgets_ask_nobody(world: World, limits: MemoryLimits) -> None:

@@ -273,9 +273,9 @@ async def test_tokens_that_are_left_count_likewise() -> None:
 async def test_calls_in_flight_are_not_in_the_figure_and_count_too() -> None:
     quota = Quota()
     numbers = [quota.count(10) for _ in range(8)]
-    quota.hear(QuotaLeft(requests=10, tokens=1_000), numbers[0], 10, 0.0)
+    quota.note(QuotaLeft(requests=10, tokens=1_000), numbers[0], 10, 0.0)
     assert quota.opens_at_ms() == 0.0
     assert [quota.count(10) for _ in range(3)][-1] == 11
     assert quota.opens_at_ms() == 60_000.0, "7 went out with it and 3 since"
-    quota.hear(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
+    quota.note(QuotaLeft(requests=4, requests_renew_ms=500), numbers[7], 10, 100.0)
     assert quota.opens_at_ms() == 0.0, "a later answer knows better"

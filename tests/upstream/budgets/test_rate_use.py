@@ -83,12 +83,12 @@ class Upstream:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         attempt: int = 0,
     ) -> HttpReply:
         await asyncio.sleep(0.002)
-        if leave is not None:
-            leave.begin()
+        if permit is not None:
+            permit.begin()
         self.sent_ms.append(self._clock.monotonic_ms())
         await asyncio.sleep(self._call_s)
         usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":1}' % (self.tokens - 1)

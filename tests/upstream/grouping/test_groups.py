@@ -171,7 +171,7 @@ async def test_a_job_fills_its_groups_while_those_of_another_are_out(world: Worl
     [
         ({}, {"fields": {"dimensions": 8}}),
         ({}, {"fields": {"encoding_format": "base64"}}),
-        ({"scope": "a"}, {"scope": "b"}),
+        ({"share_owner": "a"}, {"share_owner": "b"}),
         ({"attempt_count": 0}, {"attempt_count": 1}),
         ({"budgets": ()}, {"budgets": (Budget(LimitBound.JOB, "batch_1", (Limit(Period.MINUTE, None, None),)),)}),
     ],

@@ -230,16 +230,16 @@ async def test_a_connection_on_which_the_server_speaks_first_is_not_used() -> No
     server = await asyncio.start_server(greets, "127.0.0.1", 0)
     transport = AiohttpTransport(HttpLimits())
     place = deployment(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    way = transport.line(place).way(URL(place.url_of("/v1/x")))
+    template = transport.line(place).template(URL(place.url_of("/v1/x")))
     # A greeting that is on its way still cannot be told from an answer. One that has arrived can.
     try:
-        wire = await transport.connections.open(way.request)
+        connection = await transport.connections.open(template.request)
     except aiohttp.ClientConnectionResetError:
         pass
     else:
-        await eventually(wire.has_spoken, "the greeting to arrive")
-        transport.connections.give_back(way.key, wire, whole=True)
-    assert transport.connections.take(way.key) is None
+        await eventually(connection.has_spoken, "the greeting to arrive")
+        transport.connections.give_back(template.key, connection, whole=True)
+    assert transport.connections.take(template.key) is None
     assert transport.connections.open_count() == 0
     await transport.close()
     server.close()
@@ -432,6 +432,8 @@ async def test_close_ends_calls_in_flight_and_nothing_is_opened_after_it() -> No
 async def test_nothing_that_is_printed_shows_the_key() -> None:
     async with RawServer() as server, line_to(server, api_key=secret()) as (transport, line, url):
         await line.post(url, "k", b"{}", 10)
-        way = line.way(url)
-        shown = repr([transport, line, way, way.request, way.key, way.request.headers, transport.connections])
+        template = line.template(url)
+        shown = repr(
+            [transport, line, template, template.request, template.key, template.request.headers, transport.connections]
+        )
         assert "canary" not in shown

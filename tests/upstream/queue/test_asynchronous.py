@@ -300,7 +300,7 @@ async def test_an_emptied_queue_is_noticed(pair: Pair, processor: Processor) -> 
 async def test_leave_that_ran_out_lays_nothing_down(pair: Pair, processor: Processor) -> None:
     one, _ = pair
     with pytest.raises(PermitExpired):
-        await one.post(leave=SendPermit(SystemClock(), (), "", 0, 0.0))
+        await one.post(permit=SendPermit(SystemClock(), (), "", 0, 0.0))
     assert await processor.lies() == 0
 
 

@@ -32,7 +32,7 @@ async def shut(router: Router, world: World, model: str = "m") -> None:
 
 def heard(router: Router) -> None:
     """As its loop over the slots does."""
-    router.replace([lane.deployment for lane in router._lanes.values()], ())
+    router.replace([state.deployment for state in router._states.values()], ())
 
 
 async def test_one_process_says_so_and_the_others_wait_it_out(world: World) -> None:
@@ -101,8 +101,8 @@ async def test_a_user_is_not_kept_waiting_by_what_another_process_said(world: Wo
         async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
             heard(router)
             assert router.free_slots("m") == 0
-            lane = router._lanes["one"]
-            assert lane.ready_at_ms() <= world.clock.monotonic
+            state = router._states["one"]
+            assert state.ready_at_ms() <= world.clock.monotonic
 
 
 async def test_it_can_be_switched_off_and_has_bounds(world: World) -> None:

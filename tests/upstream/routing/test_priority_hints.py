@@ -35,8 +35,8 @@ def world() -> World:
 async def test_every_hint_reaches_the_upstream_and_no_name_does(world: World) -> None:
     body = b' {"model":"m", "seed":123456789012345678901}'
     async with RawServer() as server, world.router(deployment(server.url, hints=ALL)) as router:
-        for scope in ("tenant:acme", "tenant:acme", "tenant:other\r\nX: y"):
-            await router.send(world.call(body=body, scope=scope, prefix_salt=b"batch_1/0", left_ms=5_000))
+        for share_owner in ("tenant:acme", "tenant:acme", "tenant:other\r\nX: y"):
+            await router.send(world.call(body=body, share_owner=share_owner, prefix_salt=b"batch_1/0", left_ms=5_000))
         await router.send(world.call(body=body))
     first, second, other, bare = server.posts
     assert first.body == b' {"priority":7,"model":"m", "seed":123456789012345678901}'

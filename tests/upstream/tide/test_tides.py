@@ -95,7 +95,7 @@ class Sea:
 
     @property
     def tide(self) -> DeploymentTide:
-        tide = self.router._lanes["one"].tide
+        tide = self.router._states["one"].tide
         assert tide is not None
         return tide
 
@@ -175,7 +175,7 @@ async def test_calls_without_a_first_token_come_back_and_no_others() -> None:
         await eventually(lambda: len(at.model.flying) == 2, "the server to see them gone")
         assert not early.done()
         assert not spared.done(), "twice is enough for any item"
-        assert at.router._lanes["one"].in_flight == 2
+        assert at.router._states["one"].in_flight == 2
         at.model.first_token.set()
         at.model.batch.set()
         assert [(await task).status for task in (early, spared)] == [200, 200]
@@ -194,7 +194,7 @@ async def test_nothing_begins_while_a_user_waits_and_it_goes_on_at_once_afterwar
         assert (len(at.server.posts), at.router.free_slots("m")) == (1, 0)
         assert at.router.closed("m") == Reason.TIDE_CLOSED
         at.model.first_token.set()
-        passage = await user
+        response = await user
         await at.arrived(2)
         for _ in range(3):
             await at.turned()
@@ -202,7 +202,7 @@ async def test_nothing_begins_while_a_user_waits_and_it_goes_on_at_once_afterwar
         at.model.batch.set()
         assert [(await task).status for task in waiting] == [200] * 3
         at.model.end.set()
-        while await passage.read():
+        while await response.read():
             pass
         await eventually(lambda: at.router.free_slots("m") > 1, "the lull")
 
@@ -248,7 +248,7 @@ async def test_a_process_without_a_worker_looks_at_the_engine_for_flex_calls_alo
 @pytest.mark.parametrize("engine", list(EngineKind))
 async def test_switched_off_it_leaves_the_ceiling_alone(engine: EngineKind) -> None:
     async with sea(engine=engine, tide=TideMode.OFF, max_in_flight=40, batch_fraction=0.5) as at:
-        assert at.router._lanes["one"].tide is None
+        assert at.router._states["one"].tide is None
         endpoint = "/v1/messages" if engine is EngineKind.ANTHROPIC else CHAT_ENDPOINT
         flying = [at.send(LONG_BYTES, endpoint=endpoint) for _ in range(3)]
         await at.arrived(3)
@@ -275,7 +275,7 @@ async def test_a_call_that_is_cancelled_while_it_comes_back_is_cancelled(first: 
         with pytest.raises(asyncio.CancelledError):
             await task
         assert task.cancelled()
-        assert (at.router._lanes["one"].in_flight, at.tide.present().calls) == (0, 0)
+        assert (at.router._states["one"].in_flight, at.tide.present().calls) == (0, 0)
 
 
 async def test_whoever_made_the_call_goes_on_after_it_came_back() -> None:
@@ -472,18 +472,18 @@ class Ocean:
     def __init__(self, clock: HandClock) -> None:
         self.store = Store(SqliteDriver(None, clock.now_ms))
         self.away = False
-        self.told: list[Present] = []
+        self.reported: list[Present] = []
 
-    async def tell_presence(
+    async def report_to_fleet(
         self, worker_id: str, mine: Mapping[str, Present]
     ) -> Mapping[str, Mapping[str, FleetReport]]:
         if self.away:
             raise StoreUnavailable("away")
-        self.told += mine.values()
-        return await self.store.tell_presence(worker_id, mine)
+        self.reported += mine.values()
+        return await self.store.report_to_fleet(worker_id, mine)
 
     async def other(self, present: Present) -> None:
-        await self.store.tell_presence("worker_other", {"one": present})
+        await self.store.report_to_fleet("worker_other", {"one": present})
 
 
 @asynccontextmanager
@@ -509,7 +509,7 @@ async def test_users_of_other_processes_count_and_are_heard_of_when_they_go() ->
         at.world.clock.advance(600)
         await eventually(lambda: at.router.free_slots("m") > 0, "to hear that they are gone")
         assert at.tide.others.workers == 1
-        await eventually(lambda: any(one.calls for one in ocean.told), "others to hear of our call")
+        await eventually(lambda: any(one.calls for one in ocean.reported), "others to hear of our call")
 
 
 @pytest.mark.parametrize("end", ["silent", "away"])
@@ -621,14 +621,14 @@ async def test_a_flex_call_is_one_of_the_tides_flights_and_is_never_taken_back()
         at.tide.interactive_is(1, 1)
         assert at.tide.decision.hand_back == 1
         at.model.first_token.set()
-        passage = await flex
+        response = await flex
         assert at.tide._awaiting_tokens == 0, "its first token is seen, not estimated"
         assert at.tide.present().calls == 1
         at.tide.interactive_is(0, 0)
         at.model.end.set()
-        while await passage.read():
+        while await response.read():
             pass
-        assert (at.tide.present().calls, at.router._lanes["one"].in_flight) == (0, 0)
+        assert (at.tide.present().calls, at.router._states["one"].in_flight) == (0, 0)
 
 
 async def test_first_tokens_in_a_row_ask_the_controller_once_and_wake_whoever_stands() -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.tidegate import END_S, Site, requests
-from tidegate.cli.explain import standing_of
+from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 from tidegate.upstream.tide.tides import HAND_BACKS_MAX
 
@@ -97,8 +97,8 @@ class Shore:
         return Counter(key for key in keys if key.startswith("batch_"))
 
     def explained(self, batch_id: str) -> str:
-        job, standing = asyncio.run(standing_of(self.site.settings, None, batch_id))
-        return "\n".join(explain(job, standing))
+        job, explain_inputs = asyncio.run(explain_inputs_of(self.site.settings, None, batch_id))
+        return "\n".join(explain(job, explain_inputs))
 
 
 @contextmanager

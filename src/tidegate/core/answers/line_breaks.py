@@ -26,17 +26,17 @@ class StreamEscaper:
     def __init__(self) -> None:
         self._held = b""
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         """Return what can be passed on now: everything but the beginning of a character that may have to be escaped."""
         if self._held:
-            piece = self._held + piece
+            chunk = self._held + chunk
             self._held = b""
         for beginning in _BEGINNINGS:
-            if piece.endswith(beginning):
+            if chunk.endswith(beginning):
                 self._held = beginning
-                piece = piece.removesuffix(beginning)
+                chunk = chunk.removesuffix(beginning)
                 break
-        return escape_line_breaks(piece)
+        return escape_line_breaks(chunk)
 
     def end(self) -> bytes:
         """Return what is still held, as it came."""

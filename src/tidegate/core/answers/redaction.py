@@ -82,9 +82,9 @@ class StreamRedactor:
         self._key = key
         self._kept = b""
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         """Return what may be passed on; what could be the beginning of a key is kept until more comes."""
-        data = self._key.whole(self._kept + piece if self._kept else piece)
+        data = self._key.whole(self._kept + chunk if self._kept else chunk)
         kept = self._key.begun(data)
         self._kept = data[len(data) - kept :] if kept else b""
         return data[: len(data) - kept] if kept else data

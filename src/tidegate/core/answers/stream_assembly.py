@@ -28,15 +28,17 @@ class WholeAnswer:
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
         self._reader = EventReader(event_bytes_max)
-        self._hear = {MESSAGES: self._hear_message, RESPONSES: self._hear_response}.get(endpoint, self._hear_chunk)
+        self._hear = {MESSAGES: self._add_message_event, RESPONSES: self._add_response_event}.get(
+            endpoint, self._add_chunk
+        )
         self._whole: dict[str, Any] = {}
         self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
         self._deltas: dict[tuple[object, ...], _Text] = {}
         self._others: list[Any] = []
         self._list = "content" if endpoint == MESSAGES else "choices" if endpoint != RESPONSES else ""
 
-    def feed(self, piece: bytes) -> None:
-        for event in self._reader.feed(piece):
+    def feed(self, chunk: bytes) -> None:
+        for event in self._reader.feed(chunk):
             self._take(event)
 
     def end(self) -> bytes:
@@ -63,7 +65,7 @@ class WholeAnswer:
             raise StreamBroken("the upstream's stream has an event that is no object")
         self._hear(said)
 
-    def _hear_chunk(self, chunk: dict[str, Any]) -> None:
+    def _add_chunk(self, chunk: dict[str, Any]) -> None:
         """Chat completions and completions: each chunk has a little more of each choice."""
         choices = chunk.pop("choices", None)
         for choice in choices if isinstance(choices, list) else () if choices is None else (choices,):
@@ -84,7 +86,7 @@ class WholeAnswer:
         if chunk:
             _merge(self._whole, chunk)
 
-    def _hear_message(self, event: dict[str, Any]) -> None:
+    def _add_message_event(self, event: dict[str, Any]) -> None:
         """Anthropic's messages: blocks are begun, go on and end."""
         kind = event.get("type")
         blocks, index = self._listed["content"], event.get("index")
@@ -108,7 +110,7 @@ class WholeAnswer:
         elif kind not in ("ping", "content_block_stop", "message_stop"):
             self._others.append(event)
 
-    def _hear_response(self, event: dict[str, Any]) -> None:
+    def _add_response_event(self, event: dict[str, Any]) -> None:
         """Responses: the last event has all of it; parts that it does not repeat are kept beside it."""
         kind, response = event.get("type"), event.get("response")
         if kind in _LAST_RESPONSES and isinstance(response, dict):

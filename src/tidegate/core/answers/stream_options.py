@@ -71,8 +71,8 @@ class UsageChunkFilter:
     def __init__(self) -> None:
         self._held = b""
 
-    def feed(self, piece: bytes) -> bytes:
-        data = self._held + piece if self._held else piece
+    def feed(self, chunk: bytes) -> bytes:
+        data = self._held + chunk if self._held else chunk
         end = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data, len(data))
         if not end and len(data) > EVENT_BYTES_MAX:
             # No engine says usage in an event of this size.

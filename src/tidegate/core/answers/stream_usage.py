@@ -55,7 +55,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 _decode_loose = msgspec.json.Decoder(_Loose).decode
 
 
-class UsageEar:
+class UsageReader:
     """`usage` is None until the stream has said something; `unsaid_bytes` is the text that came since it last told its output.
 
     Both are right once `end` was called. Until then bytes are only kept, a few of them: of a stream that says its usage at its end, the
@@ -71,22 +71,22 @@ class UsageEar:
         self._kept_bytes = 0
         self._dropped = False
 
-    def hear(self, piece: bytes) -> None:
-        self._kept.append(piece)
-        self._kept_bytes += len(piece)
+    def feed(self, chunk: bytes) -> None:
+        self._kept.append(chunk)
+        self._kept_bytes += len(chunk)
         if self._kept_bytes > KEPT_BYTES_MAX:
-            self._hear_kept()
+            self._read_kept()
 
     def end(self) -> None:
         """Hear all that came, and a last line that has no line end."""
         self._kept.append(b"\n")
-        self._hear_kept()
+        self._read_kept()
 
-    def _hear_kept(self) -> None:
+    def _read_kept(self) -> None:
         data = b"".join(self._kept)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         start = self._end_dropped_line(data) if self._dropped and end else 0
-        self._hear_lines(data, start, end)
+        self._read_lines(data, start, end)
         rest = data[end:]
         if self._dropped or len(rest) > LINE_BYTES_MAX:
             self.unsaid_bytes += len(rest)
@@ -104,7 +104,7 @@ class UsageEar:
         self.unsaid_bytes += line_end.start()
         return line_end.end()
 
-    def _hear_lines(self, data: bytes, start: int, end: int) -> None:
+    def _read_lines(self, data: bytes, start: int, end: int) -> None:
         """Hear the lines that say usage, and count the text of those after the last one that told of more output."""
         told: list[tuple[int, int]] = []
         uncounted = start
@@ -116,7 +116,7 @@ class UsageEar:
             if not data.startswith(b"data:", first):
                 continue
             before = self.usage.output_tokens if self.usage is not None else 0
-            self._hear_event(data[first + 5 : last])
+            self._read_event(data[first + 5 : last])
             told.append((first, at))
             if self.usage is not None and self.usage.output_tokens > before:
                 # It counts all that came before.
@@ -131,13 +131,13 @@ class UsageEar:
         for line in lines.splitlines():
             data = line[5:].strip() if line.startswith(b"data:") else b""
             if data and data != _DONE:
-                self._hear_event(data)
+                self._read_event(data)
 
-    def _hear_event(self, data: bytes) -> None:
+    def _read_event(self, data: bytes) -> None:
         try:
             event = _decode(data)
         except msgspec.ValidationError:
-            self._hear_loosely(data)
+            self._read_loosely(data)
             return
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self.unsaid_bytes += len(data)
@@ -152,12 +152,12 @@ class UsageEar:
         elif event.content_block is not None:
             self.unsaid_bytes += text_bytes(event.content_block)
         if event.usage is not None:
-            self._hear_usage(usage_of(event.usage))
+            self._note_usage(usage_of(event.usage))
         for holder in (event.response, event.message):
             if holder is not None and holder.usage is not None:
-                self._hear_usage(usage_of(holder.usage))
+                self._note_usage(usage_of(holder.usage))
 
-    def _hear_loosely(self, data: bytes) -> None:
+    def _read_loosely(self, data: bytes) -> None:
         try:
             event = _decode_loose(data)
         except msgspec.MsgspecError:
@@ -166,7 +166,7 @@ class UsageEar:
             return
         self.unsaid_bytes += text_bytes(event.choices) + text_bytes(event.delta) + text_bytes(event.content_block)
 
-    def _hear_usage(self, new: Usage) -> None:
+    def _note_usage(self, new: Usage) -> None:
         old = self.usage or Usage()
         if new.output_tokens > old.output_tokens:
             self.unsaid_bytes = 0

@@ -137,13 +137,13 @@ def plan(parts: Sequence[Part | Alone], inputs_max: int, inputs_min: int = GROUP
         else:
             together.setdefault(part.key, []).append(place)
     for places in together.values():
-        pieces = -(-len(places) // inputs_max)
-        size, larger = divmod(len(places), pieces)
+        chunks = -(-len(places) // inputs_max)
+        size, larger = divmod(len(places), chunks)
         at = 0
-        for number in range(pieces):
-            piece = places[at : at + size + (number < larger)]
-            at += len(piece)
-            calls.extend([piece] if len(piece) >= inputs_min else [[place] for place in piece])
+        for number in range(chunks):
+            chunk = places[at : at + size + (number < larger)]
+            at += len(chunk)
+            calls.extend([chunk] if len(chunk) >= inputs_min else [[place] for place in chunk])
     calls.sort()
     return calls
 

@@ -213,12 +213,12 @@ def _read_bundle(numbers: "array[int]", at: int, read: Read) -> Bundle:
     keys: list[bytes] = []
     moved: list[tuple[int, int]] = []
     for number in numbers:
-        piece = read(number, at, cut + KEY_BYTES)
-        if not piece.startswith(reference):
+        chunk = read(number, at, cut + KEY_BYTES)
+        if not chunk.startswith(reference):
             moved.append((len(keys), cut))
-            cut = common_prefix(reference, piece)
+            cut = common_prefix(reference, chunk)
             reference = longest[:cut]
-        keys.append(piece[cut : cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"))
+        keys.append(chunk[cut : cut + KEY_BYTES].ljust(KEY_BYTES, b"\0"))
     # Items that were keyed before the cut moved agree with the reference up to where it stood.
     start = 0
     for stop, own_cut in moved:

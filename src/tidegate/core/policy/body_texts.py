@@ -227,8 +227,8 @@ def readings(text: str) -> Iterator[str]:
 
 def _shaped(text: str) -> str:
     """The text with compatible letters as plain ones (NFKC) and without characters that show nothing."""
-    pieces = (text[at : at + NORMALIZED_CHARS] for at in range(0, len(text), NORMALIZED_CHARS))
-    return "".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", one.translate(_TAGS))) for one in pieces)
+    chunks = (text[at : at + NORMALIZED_CHARS] for at in range(0, len(text), NORMALIZED_CHARS))
+    return "".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", one.translate(_TAGS))) for one in chunks)
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -202,16 +202,16 @@ class Patterns:
 
     def _redacted(self, body: bytes, *, is_answer: bool) -> bytes:
         """The body with what the patterns find in its values replaced."""
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         done = 0
         for start, end, name, text in _values(body):
             if is_api_word(name, text, is_answer=is_answer):
                 continue
             redacted = self._finder.replaced(text, self._replacement)
             if redacted != text:
-                pieces += [body[done:start], _encode(redacted)]
+                chunks += [body[done:start], _encode(redacted)]
                 done = end
-        return b"".join([*pieces, body[done:]])
+        return b"".join([*chunks, body[done:]])
 
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:

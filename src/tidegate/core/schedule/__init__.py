@@ -1,6 +1,6 @@
 """Who goes next: pure functions from a bounded look at the store to picks with reasons. No clock, no I/O, no memory of its own."""
 
-from tidegate.core.schedule.forecast import FlowForecast, prospect_not_ready, prospects
+from tidegate.core.schedule.forecast import FlowForecast, forecast_not_ready, forecasts
 from tidegate.core.schedule.modes import choose
 from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
@@ -29,7 +29,7 @@ __all__ = [
     "Why",
     "choose",
     "compare",
-    "prospect_not_ready",
-    "prospects",
+    "forecast_not_ready",
+    "forecasts",
     "reason_of",
 ]

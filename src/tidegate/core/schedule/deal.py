@@ -1,6 +1,6 @@
 """One choice in the making: what is left of every room, cap, share and counter after each slice that was dealt.
 
-It keeps the books for the layers and decides nothing. Room is per model first, then the worker's own; a scope's cap holds over all models.
+It keeps the books for the layers and decides nothing. Room is per model first, then the worker's own; an owner's cap holds over all models.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, 
 Key = tuple[str, str]
 # Slices had in this choice, waiting since when, place in the line, the job.
 Heap = list[tuple[int, int, int, JobView]]
-_PLACE = attrgetter("model", "scope", "queue")
+_PLACE = attrgetter("model", "share_owner", "queue")
 
 
 class Flow:
-    """One scope's queue for one model, its jobs by named queue. A look has many of them, so it holds only what all need."""
+    """One share owner's queue for one model, its jobs by named queue. A look has many of them, so it holds only what all need."""
 
-    __slots__ = ("counter", "dealt", "jobs", "scope", "weight")
+    __slots__ = ("counter", "dealt", "jobs", "share_owner", "weight")
 
-    def __init__(self, scope: str, weight: float, counter: float) -> None:
-        self.scope, self.weight, self.counter = scope, weight, counter
+    def __init__(self, share_owner: str, weight: float, counter: float) -> None:
+        self.share_owner, self.weight, self.counter = share_owner, weight, counter
         self.jobs: dict[str, list[JobView]] = {}
         self.dealt = 0
 
 
 @dataclass(slots=True)
 class Ground:
-    """One open model, as this choice changes it. The orders within a flow are made when its turn comes, by scope and queue."""
+    """One open model, as this choice changes it. The orders within a flow are made when its turn comes, by share owner and queue."""
 
     view: ModelView
     room_items: int
@@ -41,7 +41,7 @@ class Ground:
     by_why: dict[Why, int]
     weights: float
     last: Why | None
-    large_scopes: set[str]
+    large_owners: set[str]
     flows: dict[str, Flow] = field(default_factory=dict)
     lined_up: dict[Key, list[JobView]] = field(default_factory=dict)
     due: dict[Key, list[JobView]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Deal:
         self.picked: dict[tuple[str, str, Why], int] = {}
         self.grounds = {name: _ground(view) for name, view in open_models.items()}
         self._ready: dict[Key, int] = {}
-        self._scope_units: dict[str, int] = dict(snapshot.scope_in_flight_units)
+        self._owner_units: dict[str, int] = dict(snapshot.owner_in_flight_units)
         self._queue_units: dict[Key, int] = {}
         self._queue_names: dict[tuple[str, ...], list[str]] = {}
         self._queues: dict[tuple[str, ...], list[QueueView]] = {}
@@ -73,14 +73,17 @@ class Deal:
         for model, views in by_model.items():
             ground = self.grounds[model]
             counters = fair.counters(views, ground.view.ratio, self.snapshot.workers)
-            ground.flows = {view.scope: Flow(view.scope, fair.weight_of(view), counters[view.scope]) for view in views}
+            ground.flows = {
+                view.share_owner: Flow(view.share_owner, fair.weight_of(view), counters[view.share_owner])
+                for view in views
+            }
             ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
         # A look comes flow by flow, so this loop turns once a flow; in any other order it is only slower.
-        for (model, scope, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
+        for (model, share_owner, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
             if model not in self.grounds:
                 continue
             ground = self.grounds[model]
-            flow = ground.flows.get(scope) or _stranger(ground, scope)
+            flow = ground.flows.get(share_owner) or _stranger(ground, share_owner)
             queued = flow.jobs.get(queue)
             if queued is None:
                 flow.jobs[queue] = list(jobs)
@@ -98,11 +101,11 @@ class Deal:
         return left if left > 1 else 1
 
     def capped(self, job: JobView) -> bool:
-        """Whether its scope has as much in flight as it may. A scope with nothing out may always have one slice, however large."""
-        most = self.policy.in_flight_units_max_of(job.scope)
+        """Whether its share owner has as much in flight as it may. One with nothing out may always have one slice, however large."""
+        most = self.policy.in_flight_units_max_of(job.share_owner)
         if most <= 0:
             return False
-        out = self._scope_units.get(job.scope, 0)
+        out = self._owner_units.get(job.share_owner, 0)
         return out > 0 and out + job.slice_units > most
 
     def was_dealt(self, job: JobView) -> bool:
@@ -121,10 +124,10 @@ class Deal:
 
     def take(self, job: JobView, why: Why, count: int = 1) -> None:
         ground = self.grounds[job.model]
-        flow = ground.flows[job.scope]
+        flow = ground.flows[job.share_owner]
         units = job.slice_units * count
         self._ready[job.job_id, job.model] = self.ready(job) - count
-        self._scope_units[job.scope] = self._scope_units.get(job.scope, 0) + units
+        self._owner_units[job.share_owner] = self._owner_units.get(job.share_owner, 0) + units
         self._queue_units[job.model, job.queue] = self._queue_units.get((job.model, job.queue), 0) + units
         self.slices_left -= count
         ground.room_items -= count * self.slice_items(job)
@@ -133,9 +136,9 @@ class Deal:
         ground.dealt += count
         ground.last = why
         if why is Why.LARGE:
-            ground.large_scopes.add(job.scope)
+            ground.large_owners.add(job.share_owner)
         else:
-            ground.large_scopes.discard(job.scope)
+            ground.large_owners.discard(job.share_owner)
         flow.dealt += count
         flow.counter += count * fair.cost(job.slice_units, ground.view.ratio, flow.weight)
         key = (job.job_id, job.model, why)
@@ -216,21 +219,21 @@ class Deal:
             before = ground.view.turn.queue_at if ground.view.turn else {}
             queue_at = {queue: at for queue, at in before.items() if queue in present}
             queue_at |= {queue: self.now for model, queue in self._queue_units if model == name}
-            turns[name] = Turn(self.now, ground.last, queue_at, frozenset(ground.large_scopes & ground.flows.keys()))
+            turns[name] = Turn(self.now, ground.last, queue_at, frozenset(ground.large_owners & ground.flows.keys()))
         return turns
 
 
 def _ground(view: ModelView) -> Ground:
     last = view.turn.why if view.turn else None
-    large_scopes = set(view.turn.large_scopes) if view.turn else set()
+    large_owners = set(view.turn.large_owners) if view.turn else set()
     return Ground(
-        view, view.room_items, view.in_flight_units, dict(view.in_flight_by_why), view.weights, last, large_scopes
+        view, view.room_items, view.in_flight_units, dict(view.in_flight_by_why), view.weights, last, large_owners
     )
 
 
-def _stranger(ground: Ground, scope: str) -> Flow:
+def _stranger(ground: Ground, share_owner: str) -> Flow:
     """The flow of a job that was shown for its deadline while its flow was not: those who were served most are left out of a look."""
     most = max((flow.counter for flow in ground.flows.values()), default=0.0)
-    flow = ground.flows[scope] = Flow(scope, 1.0, most)
+    flow = ground.flows[share_owner] = Flow(share_owner, 1.0, most)
     ground.weights += 0.0 if ground.view.weights else flow.weight
     return flow

@@ -14,7 +14,7 @@ from tidegate.core.window import spoken
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ExplainInputs:
     """How a job stands: its slices, who could run them, who comes first, and why items wait."""
 
     now: int
@@ -25,7 +25,7 @@ class Standing:
     slices_leased: int
     jobs_ahead: int
     waiting_reasons: tuple[tuple[str, int], ...]
-    prospects: tuple[FlowForecast, ...] = ()
+    forecasts: tuple[FlowForecast, ...] = ()
     notes: tuple[str, ...] = ()
     """Whole sentences of those who know more, such as which budget is used up and until when."""
     work_units: int = 0
@@ -75,15 +75,15 @@ _RULES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def explain(job: Job, standing: Standing) -> list[str]:
+def explain(job: Job, inputs: ExplainInputs) -> list[str]:
     """What an operator wants to hear, most important first."""
     if job.state in JOB_ENDED:
         return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
-    said = [_left(job, standing)]
-    if standing.work_units:
-        size = size_class(standing.work_units)
-        said.append(f"It is about {standing.work_units:,} tokens of work, done ones included: size class {size}.")
-    if standing.workers_alive == 0:
+    said = [_left(job, inputs)]
+    if inputs.work_units:
+        size = size_class(inputs.work_units)
+        said.append(f"It is about {inputs.work_units:,} tokens of work, done ones included: size class {size}.")
+    if inputs.workers_alive == 0:
         said.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
     if job.state is JobState.VALIDATING:
         said.append(
@@ -95,10 +95,10 @@ def explain(job: Job, standing: Standing) -> list[str]:
         said.append("Everything that will run has run; its result files are being published.")
     elif job.closing:
         said.append(
-            f"It is closing as {job.closing}: nothing new is sent, and {_slices(standing.slices_leased)} still out."
+            f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
         )
     else:
-        said.extend(_running(job, standing))
+        said.extend(_running(job, inputs))
     return said
 
 
@@ -114,88 +114,83 @@ def _slices(count: int) -> str:
     return "1 slice is" if count == 1 else f"{count:,} slices are"
 
 
-def _left(job: Job, standing: Standing) -> str:
-    left_ms = job.expires_at - standing.now
+def _left(job: Job, inputs: ExplainInputs) -> str:
+    left_ms = job.expires_at - inputs.now
     time_left = f"{spoken(left_ms)} left" if left_ms > 0 else "its window has passed"
     return f"It is {job.state}: {job.done_count:,} of {job.item_count:,} items done, {time_left}."
 
 
-def _running(job: Job, standing: Standing) -> list[str]:
+def _running(job: Job, inputs: ExplainInputs) -> list[str]:
     said = []
-    if standing.slices_leased:
-        said.append(f"It is running: workers hold {standing.slices_leased} of its slices.")
-    if standing.slices_ready and standing.jobs_ahead:
+    if inputs.slices_leased:
+        said.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
+    if inputs.slices_ready and inputs.jobs_ahead:
         said.append(
-            f"{_slices(standing.slices_ready)} ready, behind {standing.jobs_ahead} older batches that have slices ready too."
+            f"{_slices(inputs.slices_ready)} ready, behind {inputs.jobs_ahead} older batches that have slices ready too."
         )
-    elif standing.slices_ready and standing.notes:
-        said.append(f"{_slices(standing.slices_ready)} ready.")
-    elif standing.slices_ready:
+    elif inputs.slices_ready and inputs.notes:
+        said.append(f"{_slices(inputs.slices_ready)} ready.")
+    elif inputs.slices_ready:
         said.append(
-            f"{_slices(standing.slices_ready)} ready and nothing is ahead of it: workers take them as their upstreams have room. "
+            f"{_slices(inputs.slices_ready)} ready and nothing is ahead of it: workers take them as their upstreams have room. "
             "If none do, see `tidegate doctor` for an upstream that is away."
         )
-    if standing.slices_resting:
+    if inputs.slices_resting:
         said.append(
-            f"{_slices(standing.slices_resting)} put off for another {spoken(max(0, standing.rest_ends_in_ms))}, "
+            f"{_slices(inputs.slices_resting)} put off for another {spoken(max(0, inputs.rest_ends_in_ms))}, "
             "because an upstream asked for it or failed, or a budget is used up."
         )
-    for reason, count in standing.waiting_reasons:
+    for reason, count in inputs.waiting_reasons:
         words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
         said.append(f"{count:,} items were tried and wait to be tried again: {words}.")
-    said.extend(standing.notes)
-    for prospect in standing.prospects:
-        said.extend(_foreseen(_as_put_off(prospect, standing)))
+    said.extend(inputs.notes)
+    for forecast in inputs.forecasts:
+        said.extend(_foreseen(_as_put_off(forecast, inputs)))
     if not said:
         said.append("Nothing of it is ready or out; the next sweep moves it on.")
     return said
 
 
-def _as_put_off(prospect: FlowForecast, standing: Standing) -> FlowForecast:
+def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:
     """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
-    if (
-        prospect.reason is not None
-        or standing.slices_leased
-        or not standing.slices_resting
-        or len(standing.prospects) > 1
-    ):
-        return prospect
-    told = [_PUT_OFF[reason][1] for reason, _ in standing.waiting_reasons if reason in _PUT_OFF]
-    return replace(prospect, rule=None, reason=told[0]) if told else prospect
+    if forecast.reason is not None or inputs.slices_leased or not inputs.slices_resting or len(inputs.forecasts) > 1:
+        return forecast
+    told = [_PUT_OFF[reason][1] for reason, _ in inputs.waiting_reasons if reason in _PUT_OFF]
+    return replace(forecast, rule=None, reason=told[0]) if told else forecast
 
 
-def _foreseen(prospect: FlowForecast) -> list[str]:
+def _foreseen(forecast: FlowForecast) -> list[str]:
     """What the scheduler would do with its slices of one model, its share, its deadline and its end."""
-    model = prospect.model or "its one model"
-    if prospect.rule is not None:
+    model = forecast.model or "its one model"
+    if forecast.rule is not None:
         said = [
-            f"{model}: a worker with room takes its next slice now, because {_RULES[prospect.rule]} ({prospect.mode})."
+            f"{model}: a worker with room takes its next slice now, because {_RULES[forecast.rule]} ({forecast.mode})."
         ]
-    elif prospect.reason is not None:
-        said = [f"{model}: it waits, because {_REASONS.get(prospect.reason, prospect.reason)} ({prospect.reason})."]
+    elif forecast.reason is not None:
+        said = [f"{model}: it waits, because {_REASONS.get(forecast.reason, forecast.reason)} ({forecast.reason})."]
     else:
         said = [f"{model}: nothing more of it can be taken now: all that is left is out or put off."]
-    others = f"{prospect.flows} tenants have" if prospect.flows > 1 else "nobody else has"
-    said.append(f"{model}: {others} work for it; its tenant can count on {prospect.share:.0%} of what is served.")
-    said.extend(f"{model}: {note}" for note in prospect.notes)
-    said.append(f"{model}: {_ending(prospect)}")
+    others = f"{forecast.flows} tenants have" if forecast.flows > 1 else "nobody else has"
+    said.append(f"{model}: {others} work for it; its tenant can count on {forecast.share:.0%} of what is served.")
+    said.extend(f"{model}: {note}" for note in forecast.notes)
+    said.append(f"{model}: {_ending(forecast)}")
     return said
 
 
-def _ending(prospect: FlowForecast) -> str:
+def _ending(forecast: FlowForecast) -> str:
     parts = []
-    if prospect.eta_p50_ms is not None and prospect.eta_p95_ms is not None:
+    if forecast.eta_p50_ms is not None and forecast.eta_p95_ms is not None:
         parts.append(
-            f"done in about {spoken(prospect.eta_p50_ms)}, in {spoken(prospect.eta_p95_ms)} with 95 % confidence"
+            f"done in about {spoken(forecast.eta_p50_ms)}, in {spoken(forecast.eta_p95_ms)} with 95 % confidence"
         )
-    if prospect.slack_ms is None:
+    if forecast.slack_ms is None:
         parts.append("what it serves was not measured yet, so nobody knows whether the deadline will be met")
-    elif prospect.hopeless:
+    elif forecast.hopeless:
         parts.append(
             "the deadline cannot be met any more, so it has no precedence; give it a longer window or more capacity"
         )
-    elif prospect.slack_ms < 0:
-        parts.append(f"{spoken(-prospect.slack_ms)} short of its deadline, so it goes first within the urgent share")
+    elif forecast.slack_ms < 0:
+        parts.append(f"{spoken(-forecast.slack_ms)} short of its deadline, so it goes first within the urgent share")
     else:
-        parts.append(f"{spoken(prospect.slack_ms)} to spare before its deadline")
+        parts.append(f"{spoken(forecast.slack_ms)} to spare before its deadline")
     return "; ".join(parts) + "."

@@ -17,19 +17,20 @@ def weight_of(flow: FlowView) -> float:
 
 
 def counters(flows: Sequence[FlowView], ratio: float, workers: int) -> dict[str, float]:
-    """The counter of each flow by its scope, as one of several workers should see it.
+    """The counter of each flow by its share owner, as one of several workers should see it.
 
     If all workers set the whole gap right at once, they would overshoot by as much as they have room. So each takes its part: gaps are
     divided by the number of workers, which changes no order.
     """
     told = {
-        flow.scope: flow.served + (flow.in_flight_units * ratio / weight_of(flow) if flow.in_flight_units else 0.0)
+        flow.share_owner: flow.served
+        + (flow.in_flight_units * ratio / weight_of(flow) if flow.in_flight_units else 0.0)
         for flow in flows
     }
     if workers <= 1 or not told:
         return told
     least = min(told.values())
-    return {scope: least + (counter - least) / workers for scope, counter in told.items()}
+    return {share_owner: least + (counter - least) / workers for share_owner, counter in told.items()}
 
 
 def cost(slice_units: int, ratio: float, weight: float) -> float:

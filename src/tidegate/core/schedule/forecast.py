@@ -27,21 +27,21 @@ class FlowForecast:
     notes: tuple[str, ...] = ()
 
 
-def prospects(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[FlowForecast, ...]:
+def forecasts(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -> tuple[FlowForecast, ...]:
     """One for each model of the job that the look shows."""
-    return tuple(_prospect(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
+    return tuple(_forecast(snapshot, choice, policy, job) for job in snapshot.jobs if job.job_id == job_id)
 
 
-def prospect_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
+def forecast_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
     """How a job fares on a model of which no look shows it, because all that is left of it is out or put off."""
     share = fair.share_of(outlook.weight, outlook.weights)
     return FlowForecast(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 
 
-def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> FlowForecast:
+def _forecast(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) -> FlowForecast:
     model = snapshot.models.get(job.model)
     flows = [flow for flow in snapshot.flows if flow.model == job.model]
-    weight = next((fair.weight_of(flow) for flow in flows if flow.scope == job.scope), 1.0)
+    weight = next((fair.weight_of(flow) for flow in flows if flow.share_owner == job.share_owner), 1.0)
     weights = (model.weights if model else 0.0) or sum(fair.weight_of(flow) for flow in flows)
     share = fair.share_of(weight, weights)
     rule = next((pick.why for pick in choice.picks if (pick.job_id, pick.model) == (job.job_id, job.model)), None)
@@ -51,6 +51,6 @@ def _prospect(snapshot: Snapshot, choice: Choice, policy: Policy, job: JobView) 
         pace = deadline.pace(model, share, policy)
         slack = int(max(deadline.slack_ms(job, model, snapshot.now, pace), -1e15))
         hopeless = slack < 0 and deadline.is_hopeless(job, snapshot.now, pace)
-    reason = reason_of(choice, job.model, job.scope, job.job_id)
+    reason = reason_of(choice, job.model, job.share_owner, job.job_id)
     flow_count = max(1, len(flows), model.flow_count if model else 0)
     return FlowForecast(job.model, policy.mode, rule, reason, share, flow_count, slack, hopeless)

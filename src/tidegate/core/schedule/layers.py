@@ -65,17 +65,17 @@ class ScheduleLane:
         heap = self.found.get(ground.view.model)
         if heap is None:
             heap = [
-                (flow.counter, scope, flow, jobs)
-                for scope, flow in ground.flows.items()
+                (flow.counter, share_owner, flow, jobs)
+                for share_owner, flow in ground.flows.items()
                 if (jobs := self.look(deal, ground, flow))
             ]
             heapify(heap)
             self.found[ground.view.model] = heap
         while heap:
-            counter, scope, flow, jobs = heap[0]
+            counter, share_owner, flow, jobs = heap[0]
             # Counters only grow while one choice is made, so an entry that is out of date belongs further down.
             if counter != flow.counter:
-                heapreplace(heap, (flow.counter, scope, flow, jobs))
+                heapreplace(heap, (flow.counter, share_owner, flow, jobs))
                 continue
             job = next((job for job in jobs if self._may(deal, job)), None)
             if job is not None:
@@ -117,13 +117,15 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
     for queue in deal.queues(ground):
         heap = ground.least_served.get(queue)
         if heap is None:
-            heap = [(flow.counter, scope, flow) for scope, flow in ground.flows.items() if queue in flow.jobs]
+            heap = [
+                (flow.counter, share_owner, flow) for share_owner, flow in ground.flows.items() if queue in flow.jobs
+            ]
             heapify(heap)
             ground.least_served[queue] = heap
         while heap:
-            counter, scope, flow = heap[0]
+            counter, share_owner, flow = heap[0]
             if counter != flow.counter:
-                heapreplace(heap, (flow.counter, scope, flow))
+                heapreplace(heap, (flow.counter, share_owner, flow))
                 continue
             offer = head(deal, flow, ground, queue)
             if offer is not None:
@@ -135,7 +137,7 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
 
 def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
     """Of a flow, its jobs in turn: the one that waits longest for its next slice."""
-    key = (flow.scope, queue)
+    key = (flow.share_owner, queue)
     if key not in ground.rounds:
         ground.rounds[key] = _rounds(deal, flow.jobs[queue])
     heap = ground.rounds[key]
@@ -151,14 +153,14 @@ def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
     """Of a flow, the job that size and age put first. A large one that had no slice for too long goes before it, at most every second
     slice of the flow."""
-    key = (flow.scope, queue)
+    key = (flow.share_owner, queue)
     if key not in ground.lined_up:
         ground.lined_up[key] = deal.line_up(flow.jobs[queue], _by_size)
         ground.due[key] = size.due(flow.jobs[queue], deal.now, deal.policy)
     job = _first(deal, ground.lined_up[key])
     if job is None:
         return None
-    if ground.due[key] and flow.scope not in ground.large_scopes:
+    if ground.due[key] and flow.share_owner not in ground.large_owners:
         large = next((job for job in ground.due[key] if not deal.was_dealt(job) and deal.takeable(job)), job)
         if large is not job:
             return large, Why.LARGE

@@ -121,7 +121,7 @@ def _passed_over(deal: Deal) -> list[Skip]:
     fair = mode in (Mode.FAIR_SHARE, Mode.SMART)
     skips = []
     for model, ground in deal.grounds.items():
-        for scope, flow in ground.flows.items():
+        for share_owner, flow in ground.flows.items():
             left = _left(deal, flow)
             if left is None:
                 continue
@@ -134,5 +134,5 @@ def _passed_over(deal: Deal) -> list[Skip]:
                 reason = Reason.BEHIND_OTHER_JOBS
             else:
                 reason = Reason.BEHIND_IN_FLOW if flow.dealt else Reason.FAIR_SHARE
-            skips.append(Skip(model, scope, "", reason))
+            skips.append(Skip(model, share_owner, "", reason))
     return skips

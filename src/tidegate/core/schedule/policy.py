@@ -50,8 +50,8 @@ class Policy:
     rank: RankKey | None = None
     queue_order: QueueOrder = field(default_factory=StrictOrder)
 
-    def in_flight_units_max_of(self, scope: str) -> int:
-        """The cap of one scope; 0 is none."""
+    def in_flight_units_max_of(self, share_owner: str) -> int:
+        """The cap of one share owner; 0 is none."""
         if not self.in_flight_units_by_tenant:
             return self.in_flight_units_max
-        return self.in_flight_units_by_tenant.get(tenant_of(scope), self.in_flight_units_max)
+        return self.in_flight_units_by_tenant.get(tenant_of(share_owner), self.in_flight_units_max)

@@ -25,13 +25,13 @@ class Reason(StrEnum):
     BEHIND_OTHER_JOBS = "behind_other_jobs"
 
 
-def reason_of(choice: Choice, model: str, scope: str, job_id: str) -> str | None:
+def reason_of(choice: Choice, model: str, share_owner: str, job_id: str) -> str | None:
     """Why nothing of a job was taken, from the closest thing said of it: the job, its flow, its model. None when it was picked, or
     when there was nothing of it to take."""
     if any(pick.job_id == job_id and pick.model == model for pick in choice.picks):
         return None
-    said = {(skip.scope, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}
-    for place in ((scope, job_id), (scope, ""), ("", "")):
+    said = {(skip.share_owner, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}
+    for place in ((share_owner, job_id), (share_owner, ""), ("", "")):
         if place in said:
             return said[place]
     return None

@@ -13,7 +13,7 @@ class Difference:
     """One job on one model of which the two modes take different numbers of slices. `reason` is the one's that takes fewer."""
 
     model: str
-    scope: str
+    share_owner: str
     job_id: str
     ours: int
     theirs: int
@@ -31,8 +31,8 @@ def compare(snapshot: Snapshot, policy: Policy, ours: Choice, other: Mode) -> li
         if mine == other_count:
             continue
         loser = ours if mine < other_count else theirs
-        reason = reason_of(loser, job.model, job.scope, job.job_id) or "fewer_slices"
-        differences.append(Difference(job.model, job.scope, job.job_id, mine, other_count, reason))
+        reason = reason_of(loser, job.model, job.share_owner, job.job_id) or "fewer_slices"
+        differences.append(Difference(job.model, job.share_owner, job.job_id, mine, other_count, reason))
     return differences
 
 

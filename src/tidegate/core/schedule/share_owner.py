@@ -1,15 +1,15 @@
-"""Whose share a job counts as: the scope that a flow is made of, as one text. It knows callers and nothing of jobs or models."""
+"""Whose share a job counts as: the share owner that a flow is made of, as one text. It knows callers and nothing of jobs or models."""
 
 from collections.abc import Sequence
 
 from tidegate.core.nouns import Caller
 
 
-def tenant_scope(tenant_id: str) -> str:
+def tenant_owner(tenant_id: str) -> str:
     return f"tenant:{tenant_id}"
 
 
-def scope_of(caller: Caller, preference: Sequence[str]) -> str:
+def share_owner_of(caller: Caller, preference: Sequence[str]) -> str:
     """The first of these that the caller has: `organization`, `team`, `key`, `user`. Everyone has an organization."""
     for wanted in preference:
         if wanted == "organization":
@@ -20,12 +20,12 @@ def scope_of(caller: Caller, preference: Sequence[str]) -> str:
             return f"key:{caller.key_id}"
         if wanted == "user" and caller.user:
             return f"user:{caller.tenant_id}/{_plain(caller.user)}"
-    return tenant_scope(caller.tenant_id)
+    return tenant_owner(caller.tenant_id)
 
 
-def tenant_of(scope: str) -> str:
-    """The id of the tenant that a scope is of or a part of; empty for a key's, which does not tell."""
-    kind, _, name = scope.partition(":")
+def tenant_of(share_owner: str) -> str:
+    """The id of the tenant that a share owner is of or a part of; empty for a key's, which does not tell."""
+    kind, _, name = share_owner.partition(":")
     return "" if kind == "key" else name.partition("/")[0]
 
 

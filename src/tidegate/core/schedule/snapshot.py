@@ -31,7 +31,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
 
     job_id: str
     model: str
-    scope: str
+    share_owner: str
     queue: str
     created_at: int
     expires_at: int
@@ -46,10 +46,10 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
 
 
 class FlowView(msgspec.Struct, frozen=True, gc=False):
-    """The queue of one scope (a tenant, or a part of one) for one model. `served` is weighted: tokens divided by the weight."""
+    """The queue of one share owner (a tenant, or a part of one) for one model. `served` is weighted: tokens divided by the weight."""
 
     model: str
-    scope: str
+    share_owner: str
     weight: float
     served: float
     in_flight_units: int
@@ -63,7 +63,7 @@ class Turn:
     at: int
     why: Why
     queue_at: Mapping[str, int]
-    large_scopes: frozenset[str] = frozenset()
+    large_owners: frozenset[str] = frozenset()
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Snapshot:
     models: Mapping[str, ModelView]
     flows: Sequence[FlowView]
     jobs: Sequence[JobView]
-    scope_in_flight_units: Mapping[str, int]
+    owner_in_flight_units: Mapping[str, int]
     slice_items: int
     slices_max: int
     workers: int = 1
@@ -132,7 +132,7 @@ class Skip(msgspec.Struct, frozen=True, gc=False):
     """What was not taken, and why: `job_id` is empty where a whole flow or model was passed over."""
 
     model: str
-    scope: str
+    share_owner: str
     job_id: str
     reason: str
 

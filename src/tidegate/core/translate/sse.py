@@ -30,9 +30,9 @@ class EventReader:
         self._data: list[bytes] = []
         self._data_bytes = 0
 
-    def feed(self, piece: bytes) -> list[SseEvent]:
+    def feed(self, chunk: bytes) -> list[SseEvent]:
         """The events that these bytes complete."""
-        self._rest += piece
+        self._rest += chunk
         events: list[SseEvent] = []
         at = 0
         # A carriage return at the very end may be half of a line end: the next piece tells.

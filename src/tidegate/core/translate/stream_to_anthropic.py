@@ -29,12 +29,12 @@ class StreamToAnthropic:
         self._usage: Any = None
         self.ended = False
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         out: list[bytes] = []
         if self.ended:
             return b""
         try:
-            for event in self._events.feed(piece):
+            for event in self._events.feed(chunk):
                 if event.name == ":" or not event.data:
                     out.append(_event("ping", {}))
                 elif event.data.strip() == b"[DONE]":

@@ -34,12 +34,12 @@ class StreamToOpenai:
         self._finished = False
         self.ended = False
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         out: list[bytes] = []
         if self.ended:
             return b""
         try:
-            for event in self._events.feed(piece):
+            for event in self._events.feed(chunk):
                 if event.name != ":" and event.data:
                     self._event(msgspec.json.decode(event.data), out)
                 if self.ended:

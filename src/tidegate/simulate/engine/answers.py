@@ -149,7 +149,7 @@ def quoted(choice: SimulatedChoice, text: bytes) -> bytes:
     return text if choice.plain else text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
-def pieces(choice: SimulatedChoice) -> Iterator[bytes]:
+def chunks(choice: SimulatedChoice) -> Iterator[bytes]:
     """The answer's tokens, one by one."""
     for start in range(0, len(choice.text), TOKEN_BYTES):
         yield choice.text[start : start + TOKEN_BYTES]
@@ -195,13 +195,13 @@ class Chat:
         return b"".join(events)
 
     @staticmethod
-    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
         """The event of one token."""
         choice = answer.choices[index]
         if choice.call is None:
-            return _chat_event(answer, index, b'{"content":"%s"}' % quoted(choice, piece), b"null")
+            return _chat_event(answer, index, b'{"content":"%s"}' % quoted(choice, chunk), b"null")
         kind, field = _CUSTOM if choice.call.custom else _FUNCTION
-        delta = b'{"tool_calls":[{"index":0,"%s":{"%s":"%s"}}]}' % (kind, field, quoted(choice, piece))
+        delta = b'{"tool_calls":[{"index":0,"%s":{"%s":"%s"}}]}' % (kind, field, quoted(choice, chunk))
         return _chat_event(answer, index, delta, b"null")
 
     @staticmethod
@@ -288,9 +288,9 @@ class Completion:
         return b""
 
     @staticmethod
-    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
         """The event of one token."""
-        choice = _completion_choice(index, piece, b"null")
+        choice = _completion_choice(index, chunk, b"null")
         return b'data: {%s,"choices":[%s]}\n\n' % (_completion_head(answer), choice)
 
     @staticmethod

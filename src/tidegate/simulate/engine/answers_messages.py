@@ -34,11 +34,11 @@ class Messages:
         )
 
     @staticmethod
-    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
         """The event of one token; there is only one block, so `index` is always 0."""
         choice = answer.choices[index]
         kind, field = (b"text_delta", b"text") if choice.call is None else (b"input_json_delta", b"partial_json")
-        delta = b'{"type":"%s","%s":"%s"}' % (kind, field, quoted(choice, piece))
+        delta = b'{"type":"%s","%s":"%s"}' % (kind, field, quoted(choice, chunk))
         return _event(b"content_block_delta", b'"index":0,"delta":%s' % delta)
 
     @staticmethod

@@ -29,10 +29,10 @@ class Responses:
         return b"".join(events)
 
     @staticmethod
-    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
         """The event of one token; there is only one output, so `index` is always 0."""
         choice = answer.choices[0]
-        text = quoted(choice, piece)
+        text = quoted(choice, chunk)
         if choice.call is None:
             fields = b'%s,"delta":"%s","logprobs":[]' % (_place(answer), text)
             return _event(answer, b"response.output_text.delta", fields)

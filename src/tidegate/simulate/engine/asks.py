@@ -322,9 +322,9 @@ def _echo(seen: _Response, tools: Any) -> bytes:
 
 
 def _render(tools: msgspec.Raw, messages: list[_Message]) -> bytes:
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     if _given(tools):
-        pieces.append(_padded(b"<|tools|>" + bytes(tools)))
+        chunks.append(_padded(b"<|tools|>" + bytes(tools)))
     for message in messages:
         content = message.content
         if isinstance(content, str):
@@ -336,11 +336,11 @@ def _render(tools: msgspec.Raw, messages: list[_Message]) -> bytes:
         if _given(message.tool_calls):
             text += bytes(message.tool_calls)
         # The header is padded by itself, so that an answer begins on a whole token.
-        pieces.append(_header(message.role))
-        pieces.append(text)
-        pieces.append(_ENDS[len(text) & 3])
-    pieces.append(_header("assistant"))
-    return b"".join(pieces)
+        chunks.append(_header(message.role))
+        chunks.append(text)
+        chunks.append(_ENDS[len(text) & 3])
+    chunks.append(_header("assistant"))
+    return b"".join(chunks)
 
 
 @lru_cache(maxsize=64)

@@ -66,19 +66,19 @@ def behaviour_from(text: str) -> Behaviour:
     """Read a behaviour's text; `BadBehaviour` when it has no meaning."""
     delays: list[FaultStep] = []
     faults: list[FaultStep] = []
-    for piece in text.split(","):
-        step = _step_from(piece.strip())
+    for chunk in text.split(","):
+        step = _step_from(chunk.strip())
         (delays if step.kind in DELAYS else faults).append(step)
     if len(faults) > 1:
         raise BadBehaviour(f"the behaviour {text!r} has more than one fault: keep one, delays may stand beside it")
     return Behaviour(text=text, delays=tuple(delays), fault=faults[0] if faults else None)
 
 
-def _step_from(piece: str) -> FaultStep:
-    found = _STEP.fullmatch(piece)
+def _step_from(chunk: str) -> FaultStep:
+    found = _STEP.fullmatch(chunk)
     if found is None or not (found["kind"] in KINDS or (found["kind"].isdigit() and 400 <= int(found["kind"]) <= 599)):
         raise BadBehaviour(
-            f"unknown behaviour {piece!r}: use a status from 400 to 599 or one of {', '.join(sorted(KINDS))}"
+            f"unknown behaviour {chunk!r}: use a status from 400 to 599 or one of {', '.join(sorted(KINDS))}"
         )
     return FaultStep(
         kind=found["kind"],

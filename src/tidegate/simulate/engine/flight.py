@@ -30,7 +30,7 @@ class SimulatedFlight:
         try:
             for index, choice in enumerate(self._answer.choices):
                 request = ModelledRequest(choice.prompt, choice.output_tokens, choice.text, self._answer.ask.priority)
-                self._sequences.append(self._pace.submit(request, partial(self._heard, index)))
+                self._sequences.append(self._pace.submit(request, partial(self._receive, index)))
         except RequestTooLong:
             self.abort()
             raise
@@ -40,7 +40,7 @@ class SimulatedFlight:
         for sequence in self._sequences:
             self._pace.abort(sequence)
 
-    def _heard(self, index: int, event: ModelledEvent) -> None:
+    def _receive(self, index: int, event: ModelledEvent) -> None:
         now = monotonic()
         choice = self._answer.choices[index]
         histogram = meters.BETWEEN_TOKENS_AT if event.ordinal > 1 else meters.FIRST_TOKEN_AT

@@ -181,10 +181,10 @@ class EngineHandler:
         streamed = route.streamed if answer.ask.stream else None
         opened = False
 
-        def token(index: int, piece: bytes) -> None:
+        def token(index: int, chunk: bytes) -> None:
             nonlocal opened
             assert streamed is not None
-            event = streamed.token(answer, index, piece)
+            event = streamed.token(answer, index, chunk)
             if opened:
                 connection.write(_chunk(event))
             else:

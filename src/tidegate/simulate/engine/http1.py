@@ -57,7 +57,7 @@ class SimulatedConnection(asyncio.Protocol):
         self._wanted = 0
         # What has been read of a chunked body: where its next chunk begins, and the chunks before it.
         self._chunk_at = 0
-        self._pieces: list[bytes] = []
+        self._parts: list[bytes] = []
         self._pieces_bytes = 0
         self._busy = False
         self._refused = False
@@ -226,11 +226,11 @@ class SimulatedConnection(asyncio.Protocol):
             if buffer[at + size : at + size + 2] != b"\r\n":
                 raise BadRequest(400, "a chunk must end with CRLF (trailers are not taken)")
             if not size:
-                body = b"".join(self._pieces)
-                self._pieces = []
-                self._pieces_bytes = self._chunk_at = 0
+                body = b"".join(self._parts)
+                self._parts = []
+                self._parts_bytes = self._chunk_at = 0
                 return body, at + 2
-            self._pieces.append(bytes(buffer[at : at + size]))
+            self._parts.append(bytes(buffer[at : at + size]))
             self._pieces_bytes += size
             at += size + 2
 

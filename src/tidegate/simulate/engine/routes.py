@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from tidegate.simulate.engine import asks, meters
-from tidegate.simulate.engine.answers import Chat, ChatBatch, Completion, SimulatedAnswer, pieces
+from tidegate.simulate.engine.answers import Chat, ChatBatch, Completion, SimulatedAnswer, chunks
 from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
 from tidegate.simulate.engine.asks import SimulatedRequest
@@ -22,7 +22,7 @@ class Streamed(Protocol):
         """The events before the first token."""
 
     @staticmethod
-    def token(answer: SimulatedAnswer, index: int, piece: bytes) -> bytes:
+    def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
         """The event of one token of one choice."""
 
     @staticmethod
@@ -61,6 +61,6 @@ def stream_body(shape: type[Streamed], answer: SimulatedAnswer) -> bytes:
     """All the events of a stream at once."""
     events = [shape.opening(answer)]
     for index, choice in enumerate(answer.choices):
-        events.extend(shape.token(answer, index, piece) for piece in pieces(choice))
+        events.extend(shape.token(answer, index, chunk) for chunk in chunks(choice))
     events.append(shape.closing(answer))
     return b"".join(events)

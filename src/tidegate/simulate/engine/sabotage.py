@@ -121,13 +121,13 @@ def _bomb(size: int) -> bytes:
 
     One compressed piece ends on a byte border and refers to nothing before it, so it can simply be repeated.
     """
-    piece = b" " * _PIECE_BYTES
+    chunk = b" " * _PIECE_BYTES
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    packed = packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH)
+    packed = packer.compress(chunk) + packer.flush(zlib.Z_FULL_FLUSH)
     count = -(-size // _PIECE_BYTES)
     check = 0
     for _ in range(count):
-        check = zlib.crc32(piece, check)
+        check = zlib.crc32(chunk, check)
     trailer = check.to_bytes(4, "little") + (count * _PIECE_BYTES & 0xFFFFFFFF).to_bytes(4, "little")
     return b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + packed * count + packer.flush() + trailer
 
@@ -161,11 +161,11 @@ async def send(
             return False
     for step in behaviour.delays:
         if step.kind == "slow":
-            await _trickle(connection, head, reply.body, pieces=10, over_ms=step.value or 1000)
+            await _trickle(connection, head, reply.body, chunks=10, over_ms=step.value or 1000)
             return keep_alive
         if step.kind == "slowloris":
             over_ms = (step.value or SLOWLORIS_MS) * len(reply.body)
-            await _trickle(connection, head, reply.body, pieces=len(reply.body), over_ms=over_ms)
+            await _trickle(connection, head, reply.body, chunks=len(reply.body), over_ms=over_ms)
             return keep_alive
     if len(reply.body) > _PIECE_BYTES:
         connection.write(head)
@@ -177,9 +177,9 @@ async def send(
     return keep_alive
 
 
-async def _trickle(connection: SimulatedConnection, head: bytes, body: bytes, *, pieces: int, over_ms: float) -> None:
+async def _trickle(connection: SimulatedConnection, head: bytes, body: bytes, *, chunks: int, over_ms: float) -> None:
     connection.write(head)
-    size = max(1, -(-len(body) // max(1, pieces)))
+    size = max(1, -(-len(body) // max(1, chunks)))
     for start in range(0, len(body), size):
-        await asyncio.sleep(over_ms / 1000 / max(1, pieces))
+        await asyncio.sleep(over_ms / 1000 / max(1, chunks))
         connection.write(body[start : start + size])

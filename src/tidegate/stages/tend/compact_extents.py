@@ -59,8 +59,8 @@ async def _copy(blobs: Blobs, blob_id: str, run: list[Extent]) -> Stamp:
     writer = await blobs.create(blob_id)
     try:
         for extent in run:
-            async for piece in blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
-                await writer.write(piece)
+            async for leased in blobs.stream(extent.blob_id, extent.blob_at, extent.size_bytes):
+                await writer.write(leased)
         return await writer.finish()
     except BaseException:
         await writer.abort()

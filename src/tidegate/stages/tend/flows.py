@@ -43,9 +43,9 @@ class FlowUpkeep:
     async def _tend_one(self, flow: AwakeFlow) -> None:
         weight_milli = max(1, round(1000 * self._weight_of(flow.tenant)))
         if weight_milli != flow.weight_milli:
-            log.info("flow_weighed", model=flow.model, scope=flow.scope, weight_milli=weight_milli)
-            await self._store.set_weight(flow.model, flow.scope, weight_milli)
+            log.info("flow_weighed", model=flow.model, share_owner=flow.share_owner, weight_milli=weight_milli)
+            await self._store.set_weight(flow.model, flow.share_owner, weight_milli)
         if flow.has_spent:
-            await self._store.close_spent(flow.model, flow.scope)
+            await self._store.close_spent(flow.model, flow.share_owner)
         if flow.has_spent or not flow.is_active:
-            await self._store.rest_flow(flow.model, flow.scope)
+            await self._store.rest_flow(flow.model, flow.share_owner)

@@ -29,5 +29,5 @@ async def tend(store: Store, job_keep_ms: int) -> int:
     await store.prune_workers(_DAY_MS)
     await store.prune_budgets(_HOUR_MS, _PASS_MAX)
     await store.prune_usage_writers()
-    await store.forget_presence()
+    await store.forget_fleet_reports()
     return gone

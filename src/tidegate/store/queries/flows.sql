@@ -1,10 +1,10 @@
--- Flows: the queue of one scope for one model, what it was served, whether it has anything to do; and the models' clocks and rates.
+-- Flows: the queue of one share_owner for one model, what it was served, whether it has anything to do; and the models' clocks and rates.
 
 -- flow_put --
 -- A flow begins asleep, so that there is one way to wake.
-insert into flows (model, scope, tenant_id, state, weight_milli, served, served_tokens, changed_at)
-values (:model, :scope, :tenant_id, 'asleep', 1000, 0, 0, now_ms())
-on conflict (model, scope) do nothing;
+insert into flows (model, share_owner, tenant_id, state, weight_milli, served, served_tokens, changed_at)
+values (:model, :share_owner, :tenant_id, 'asleep', 1000, 0, 0, now_ms())
+on conflict (model, share_owner) do nothing;
 
 -- flow_lift --
 -- Where a flow begins that wakes now: at the least awake flow of its model, or where the last one stood that went to sleep.
@@ -20,20 +20,20 @@ update flows set state = 'awake', wakes_at = null,
     weight_milli = coalesce(cast(:weight_milli as bigint), weight_milli),
     changed_at = case when state = 'asleep' then now_ms() else changed_at end,
     served = case when state = 'asleep' and served < :lift then :lift else served end
-where model = :model and scope = :scope and state in ('awake', 'asleep');
+where model = :model and share_owner = :share_owner and state in ('awake', 'asleep');
 
 -- flow_hold --
 -- Held while it is decided whether it may sleep: whoever wakes it waits for that. One that is being charged is left for the next sweep.
-select served from flows where model = :model and scope = :scope and state = 'awake' /*! for update skip locked */;
+select served from flows where model = :model and share_owner = :share_owner and state = 'awake' /*! for update skip locked */;
 
 -- flow_work --
 -- What a flow has to do: anything at all, and anything that is out or could go out now.
 select
-    case when exists (select 1 from job_models m where m.model = :model and m.scope = :scope and m.state = 'open')
+    case when exists (select 1 from job_models m where m.model = :model and m.share_owner = :share_owner and m.state = 'open')
         then 1 else 0 end as has_open,
     case when exists (
         select 1 from job_models m
-        where m.model = :model and m.scope = :scope and m.state = 'open' and (
+        where m.model = :model and m.share_owner = :share_owner and m.state = 'open' and (
             exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
             or m.rests_until <= now_ms() and exists (select 1 from slices s
                 where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
@@ -44,33 +44,33 @@ select
 -- When the first slice of a flow may run that rests now.
 select min(case when s.ready_at > m.rests_until then s.ready_at else m.rests_until end) from job_models m
 join slices s on s.job_id = m.job_id and s.model = m.model and s.state = 'ready'
-where m.model = :model and m.scope = :scope and m.state = 'open';
+where m.model = :model and m.share_owner = :share_owner and m.state = 'open';
 
 -- flow_sleep --
 -- Nothing to do, or nothing before `wakes_at`: while it sleeps it saves nothing up.
 -- moves: flows: awake -> asleep
 update flows set state = 'asleep', changed_at = now_ms(), wakes_at = :wakes_at
-where model = :model and scope = :scope and state = 'awake';
+where model = :model and share_owner = :share_owner and state = 'awake';
 
 -- clock_advance --
 insert into model_clocks (model, clock) values (:model, :clock)
 on conflict (model) do update set clock = case when model_clocks.clock > excluded.clock then model_clocks.clock else excluded.clock end;
 
 -- flows_rested --
-select model, scope from flows where state = 'asleep' and wakes_at <= now_ms() order by wakes_at limit :count_max;
+select model, share_owner from flows where state = 'asleep' and wakes_at <= now_ms() order by wakes_at limit :count_max;
 
 -- flows_page --
 -- A sweep's look at awake flows, in order of place: whether one may have something to close or nothing to do.
-select f.model, f.served, f.scope, f.weight_milli, coalesce(t.name, '') as tenant,
+select f.model, f.served, f.share_owner, f.weight_milli, coalesce(t.name, '') as tenant,
     case when exists (
         select 1 from job_models m
-        where m.model = f.model and m.scope = f.scope and m.state = 'open'
+        where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
             and not exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'ready')
             and not exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
     ) then 1 else 0 end as has_spent,
     case when exists (
         select 1 from job_models m
-        where m.model = f.model and m.scope = f.scope and m.state = 'open' and (
+        where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open' and (
             exists (select 1 from slices s where s.job_id = m.job_id and s.model = m.model and s.state = 'leased')
             or m.rests_until <= now_ms() and exists (select 1 from slices s
                 where s.job_id = m.job_id and s.model = m.model and s.state = 'ready' and s.ready_at <= now_ms())
@@ -78,26 +78,26 @@ select f.model, f.served, f.scope, f.weight_milli, coalesce(t.name, '') as tenan
     ) then 1 else 0 end as is_active
 from flows f
 left join tenants t on t.id = f.tenant_id
-where f.state = 'awake' and (f.model, f.served, f.scope) > (:model, :served, :scope)
-order by f.model, f.served, f.scope
+where f.state = 'awake' and (f.model, f.served, f.share_owner) > (:model, :served, :share_owner)
+order by f.model, f.served, f.share_owner
 limit :count_max;
 
 -- flow_weigh --
 -- From now on service counts by this weight; what was charged before stays as it was.
-update flows set weight_milli = :weight_milli where model = :model and scope = :scope and weight_milli <> :weight_milli;
+update flows set weight_milli = :weight_milli where model = :model and share_owner = :share_owner and weight_milli <> :weight_milli;
 
 -- flow_charge --
 -- Real cost over weight, rounded up, so that nothing is free.
 update flows set
     served = served + (cast(:cost as bigint) * 1000 + weight_milli - 1) / weight_milli,
     served_tokens = served_tokens + :cost
-where model = :model and scope = :scope;
+where model = :model and share_owner = :share_owner;
 
 -- flows_forget --
 -- A flow that slept so long that its model went on without it: it would wake where everybody begins.
 delete from flows
 where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
-    and not exists (select 1 from job_models m where m.model = flows.model and m.scope = flows.scope and m.state = 'open');
+    and not exists (select 1 from job_models m where m.model = flows.model and m.share_owner = flows.share_owner and m.state = 'open');
 
 -- rate_add --
 -- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
@@ -128,17 +128,17 @@ select count(*) as flows, cast(coalesce(sum(weight_milli), 0) as bigint) as weig
 
 -- flows_changed --
 -- When another flow last began or ended to share a model.
-select coalesce(max(f.changed_at), 0) as changed_at from flows f where f.model = :model and f.scope <> :scope;
+select coalesce(max(f.changed_at), 0) as changed_at from flows f where f.model = :model and f.share_owner <> :share_owner;
 
 -- flows_backlog --
 -- The other flows that share a model now, and what each of them still has of its jobs, as far as those are looked at.
 select f.weight_milli, cast(coalesce((select sum(o.units) from (
     select m.work_units - m.work_units * m.done_count / m.item_count as units from job_models m
-    where m.model = f.model and m.scope = f.scope and m.state = 'open'
+    where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
     order by m.created_at, m.job_id
     limit :jobs_max
 ) o), 0) as bigint) as units
 from flows f
-where f.model = :model and f.state = 'awake' and f.scope <> :scope
-order by f.served, f.scope
+where f.model = :model and f.state = 'awake' and f.share_owner <> :share_owner
+order by f.served, f.share_owner
 limit :flows_max;

@@ -5,12 +5,12 @@ insert into jobs (
     id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
-    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, scope, queue, limits, ingest_bytes
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes
 )
 values (
     :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :scope, :queue, :limits, :ingest_bytes
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes
 );
 
 -- job_get --
@@ -32,7 +32,7 @@ limit :count_max;
 -- job_pending --
 -- What is waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
 -- done (an input that was not ingested counts its lines).
-select coalesce(sum(case when j.scope = :scope then 1 else 0 end), 0) as jobs,
+select coalesce(sum(case when j.share_owner = :share_owner then 1 else 0 end), 0) as jobs,
     coalesce(sum(case when j.key_id = :key_id then 1 else 0 end), 0) as key_jobs,
     coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0)
         else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
@@ -135,7 +135,7 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
-returning id, tenant_id, scope, queue, created_at, expires_at,
+returning id, tenant_id, share_owner, queue, created_at, expires_at,
     case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by;
 
 -- job_refuse --
@@ -145,7 +145,7 @@ update jobs set state = 'failed', failed_at = now_ms(), errors = :errors, step_t
 where id = :id and state = 'validating' and step_token = :token and closing is null
 returning id;
 
--- job_standing --
+-- job_explain_inputs --
 -- How a job stands among the others, for whoever asks why it is or is not running. Only those are ahead that want the same model.
 select now_ms() as now,
     (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,

@@ -1,8 +1,8 @@
 -- The scheduler's look, leases, and what becomes of slices.
 
 -- job_model_put --
-insert into job_models (job_id, model, item_count, slice_count, work_units, scope, queue, created_at, expires_at, due_at, begin_by)
-values (:job_id, :model, :item_count, :slice_count, :work_units, :scope, :queue, :created_at, :expires_at, :due_at, :begin_by);
+insert into job_models (job_id, model, item_count, slice_count, work_units, share_owner, queue, created_at, expires_at, due_at, begin_by)
+values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :queue, :created_at, :expires_at, :due_at, :begin_by);
 
 -- job_models_rest --
 -- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one. Not for
@@ -37,7 +37,7 @@ update job_models set state = 'closed' where job_id = :job_id and state = 'open'
 -- No slice of the model is left, though the job goes on with others. That stays so: slices are only ever made of unfinished ones.
 -- moves: job_models: open -> closed
 update job_models set state = 'closed'
-where model = :model and scope = :scope and state = 'open'
+where model = :model and share_owner = :share_owner and state = 'open'
     and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'ready')
     and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'leased');
 
@@ -50,7 +50,7 @@ select cast(:token as text) as token,
     exists (select 1 from slices s
         where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
     j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
-    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
@@ -59,7 +59,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
 select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
-    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() /*! for no key update */;
@@ -67,7 +67,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 -- job_of_lease --
 -- The same for a lease that is told again, wherever its job stands.
 select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
-    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.scope, j.key_id, j.user_name,
+    coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
 where j.id = :job_id;

@@ -41,7 +41,7 @@ limit :count_max;
 -- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too how many owners
 -- each lost, and whether this worker holds it.
 select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
-    coalesce((select m.scope from job_models m where m.job_id = s.job_id and m.model = s.model), '') as scope, s.work_units,
+    coalesce((select m.share_owner from job_models m where m.job_id = s.job_id and m.model = s.model), '') as share_owner, s.work_units,
     s.lost_count, case when s.worker_id = :worker_id then 1 else 0 end as is_mine
 from slices s
 where s.state = 'leased';
@@ -62,16 +62,16 @@ with recursive awake (model) as (
 )
 select a.model,
     case when a.is_wanted then (select string_agg(flow_list.line, cast(:behind as text)) from (
-        select concat_ws(cast(:within as text), flow.scope, flow.weight_milli, flow.served,
+        select concat_ws(cast(:within as text), flow.share_owner, flow.weight_milli, flow.served,
             concat_ws(cast(:between as text), flow.jobs, flow.smallest)) as line
         from (
-            select f.scope, f.weight_milli, f.served, (
+            select f.share_owner, f.weight_milli, f.served, (
                 select string_agg(oldest.line, cast(:between as text)) from (
                     select concat_ws(cast(:within as text), o.job_id, o.created_at, o.expires_at,
                         case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
                         o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
                     from job_models o
-                    where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+                    where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                         and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                             and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
                                 or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
@@ -82,7 +82,7 @@ select a.model,
                     limit :jobs_max
                 ) oldest
             ) as jobs, case when (
-                select 1 from job_models more where more.model = f.model and more.scope = f.scope and more.state = 'open'
+                select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
                 order by more.created_at limit 1 offset :jobs_max
             ) is not null then (
                 select string_agg(smallest.line, cast(:between as text)) from (
@@ -90,7 +90,7 @@ select a.model,
                         case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
                         o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
                     from job_models o
-                    where o.model = f.model and o.scope = f.scope and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+                    where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
                         and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                             and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
                                 or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
@@ -103,7 +103,7 @@ select a.model,
             ) end as smallest
             from flows f
             where f.model = a.model and f.state = 'awake'
-            order by f.served, f.scope
+            order by f.served, f.share_owner
             limit 1000000
         ) flow
         where flow.jobs is not null
@@ -111,12 +111,12 @@ select a.model,
     ) flow_list) end as flows,
     case when a.is_wanted then (select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
         case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
-        m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue, m.scope,
+        m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue, m.share_owner,
         coalesce((select concat_ws(cast(:within as text), f.weight_milli, f.served) from flows f
-            where f.model = a.model and f.scope = m.scope), '1000' || cast(:within as text) || '0')), cast(:between as text))
+            where f.model = a.model and f.share_owner = m.share_owner), '1000' || cast(:within as text) || '0')), cast(:between as text))
     from (
         select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
-            o.leased_at, o.begun_at, o.queue, o.scope
+            o.leased_at, o.begun_at, o.queue, o.share_owner
         from job_models o
         where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
@@ -136,10 +136,10 @@ from (
 
 -- outlook_job --
 -- What stands before each model of a job: its own rest, what its flow has that is older, what is out, and its weight.
-select m.model, m.work_units, m.item_count, m.done_count, m.scope, m.state, coalesce(f.weight_milli, 1000) as weight_milli,
+select m.model, m.work_units, m.item_count, m.done_count, m.share_owner, m.state, coalesce(f.weight_milli, 1000) as weight_milli,
     cast(coalesce((select sum(ahead.units) from (
         select o.work_units - o.work_units * o.done_count / o.item_count as units from job_models o
-        where o.model = m.model and o.scope = m.scope and o.state = 'open'
+        where o.model = m.model and o.share_owner = m.share_owner and o.state = 'open'
             and (o.created_at < m.created_at or (o.created_at = m.created_at and o.job_id < m.job_id))
         order by o.created_at, o.job_id
         limit :jobs_max
@@ -147,6 +147,6 @@ select m.model, m.work_units, m.item_count, m.done_count, m.scope, m.state, coal
     cast(coalesce((select sum(s.work_units) from slices s
         where s.job_id = m.job_id and s.model = m.model and s.state = 'leased'), 0) as bigint) as in_flight_units
 from job_models m
-left join flows f on f.model = m.model and f.scope = m.scope
+left join flows f on f.model = m.model and f.share_owner = m.share_owner
 where m.job_id = :job_id
 order by m.model;

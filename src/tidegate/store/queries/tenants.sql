@@ -27,7 +27,7 @@ select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models
 from keys k
 where k.id = :id and k.deleted_at is null;
 
--- keys_standing --
+-- key_facts --
 -- How the keys stand under which calls are open. `ids` are the keys' ids one behind the other, 8 characters each.
 with recursive places (start_at) as (
     select 1 union all select start_at + 8 from places where start_at + 8 <= length(cast(:ids as text))
@@ -100,7 +100,7 @@ where state = 'open' and rests_until > now_ms()
 update flows set wakes_at = now_ms()
 where state = 'asleep' and wakes_at > now_ms() and exists (
     select 1 from job_models m join jobs j on j.id = m.job_id
-    where m.model = flows.model and m.scope = flows.scope and m.state = 'open' and j.key_id = :key_id
+    where m.model = flows.model and m.share_owner = flows.share_owner and m.state = 'open' and j.key_id = :key_id
 );
 
 -- key_rotate --

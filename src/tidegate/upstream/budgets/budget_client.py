@@ -1,6 +1,7 @@
 """What this process may send now under the budgets that all processes share.
 
-Every call that a budget binds takes leave here, right before it is sent. All calls that wait are asked for with one question to the Limits
+Every call that a budget binds takes a permit here, right before it is sent. All calls that wait are asked for with one question to the
+Limits
 port, and only one question is out at a time, so a thousand calls cost a handful of questions. Leave is short-lived: what was not sent goes
 back before it dies, what was sent is settled with what it really took. A budget that is spent is asked again at the moment that it
 named and not before. This module knows no deployment and no HTTP; calls without budgets never come here.
@@ -173,23 +174,23 @@ class BudgetClient:
             self._spent.pop(budget, None)
             self._bills.add(grant.id, (budget,), unsent=grant.requests, reserved=grant.tokens, used=0, reserved_nano=0)
 
-    def give_back(self, leave: SendPermit) -> None:
-        """Nothing was sent under this leave."""
+    def give_back(self, permit: SendPermit) -> None:
+        """Nothing was sent under this permit."""
         self._bills.add(
-            leave.grant_id, leave.budgets, unsent=1, reserved=leave.tokens, used=0, reserved_nano=leave.nano
+            permit.grant_id, permit.budgets, unsent=1, reserved=permit.tokens, used=0, reserved_nano=permit.nano
         )
 
-    def used(self, leave: SendPermit, tokens: int, nano: int | None = None) -> None:
-        """What was sent under this leave really took so many tokens, and so much money: without a number, all that was set aside."""
-        if leave.nano or nano or (leave.tokens != tokens and self.terms(leave.budgets).counts_tokens):
+    def used(self, permit: SendPermit, tokens: int, nano: int | None = None) -> None:
+        """What was sent under this permit really took so many tokens, and so much money: without a number, all that was set aside."""
+        if permit.nano or nano or (permit.tokens != tokens and self.terms(permit.budgets).counts_tokens):
             self._bills.add(
-                leave.grant_id,
-                leave.budgets,
+                permit.grant_id,
+                permit.budgets,
                 unsent=0,
-                reserved=leave.tokens,
+                reserved=permit.tokens,
                 used=tokens,
-                reserved_nano=leave.nano,
-                used_nano=leave.nano if nano is None else nano,
+                reserved_nano=permit.nano,
+                used_nano=permit.nano if nano is None else nano,
             )
 
     def _freed(self, budgets: Budgets) -> None:

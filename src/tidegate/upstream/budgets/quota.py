@@ -19,7 +19,7 @@ class _Rest:
     left: float = math.inf
     until_ms: float = 0.0
 
-    def hear(self, left: int | None, renew_ms: int, spent: int, now_ms: float) -> None:
+    def note(self, left: int | None, renew_ms: int, spent: int, now_ms: float) -> None:
         if left is not None:
             self.left, self.until_ms = float(left - spent), now_ms + renew_ms
 
@@ -34,25 +34,25 @@ class Quota:
         self.sent = 0
         self._requests = _Rest()
         self._tokens = _Rest()
-        self.is_told = False
+        self.is_known = False
 
     def count(self, tokens: int) -> int:
         """A call goes out that may take so many tokens. Returns its number."""
         self.sent += 1
-        if self.is_told:
+        if self.is_known:
             self._requests.left -= 1
             self._tokens.left -= tokens
         return self.sent
 
-    def hear(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
+    def note(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
         """The call with this number, which takes about so many tokens, was told what is left. Calls that went out after it are not in that
         figure; they take as much as it does, as far as is known here."""
         if left.requests is None and left.tokens is None:
             return
-        self.is_told = True
+        self.is_known = True
         since = self.sent - number
-        self._requests.hear(left.requests, left.requests_renew_ms, since, now_ms)
-        self._tokens.hear(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
+        self._requests.note(left.requests, left.requests_renew_ms, since, now_ms)
+        self._tokens.note(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
 
     def spent_of(self, limit: Limit, sent: int, tokens_each: int) -> tuple[int, int]:
         """How many requests and tokens of this limit are spent: by what was said to be left or, where nothing was said, by what this
@@ -64,7 +64,7 @@ class Quota:
 
     def opens_at_ms(self, tokens: int = 1) -> float:
         """The moment from which a call with so many tokens may go out: 0 or in the past when it may now."""
-        if not self.is_told:
+        if not self.is_known:
             return 0.0
         return max(self._requests.opens_at_ms(1), self._tokens.opens_at_ms(tokens))
 

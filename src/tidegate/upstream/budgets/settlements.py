@@ -1,4 +1,4 @@
-"""What became of leave to send: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
+"""What became of a permit: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
 
 A settlement is said once: said twice, what goes back would make budget. Who keeps the budgets sees to it that debts are not forgotten.
 """

@@ -1,7 +1,7 @@
 """Whether the deployments of a name take a call now, how many, and from which moment on if not.
 
 A name's fallbacks count while its own deployments rest, are shut or have spent their budgets, and not while they are merely full: waiting
-for a slot is no failure. This module reads lanes, budgets and slots; it chooses no deployment and sends nothing.
+for a slot is no failure. This module reads deployments, budgets and slots; it chooses no deployment and sends nothing.
 """
 
 import math
@@ -26,12 +26,17 @@ class Availability:
     """`shared` is the loop that keeps this process's part of the slots, where there are other processes."""
 
     def __init__(
-        self, purse: BudgetClient, clock: Clock, patience_ms: float, caps: ModelSlots, connections: Callable[[], int]
+        self,
+        budget_client: BudgetClient,
+        clock: Clock,
+        patience_ms: float,
+        caps: ModelSlots,
+        connections: Callable[[], int],
     ) -> None:
-        self._purse = purse
+        self._budgets = budget_client
         self._clock = clock
         self._patience_ms = patience_ms
-        self._caps = caps
+        self._model_slots = caps
         self._connections = connections
         self.shared: DeploymentSlots | None = None
         self.groups: Groups | None = None
@@ -53,19 +58,19 @@ class Availability:
     def _free_of_one(self, route: NameRoute, model: str) -> int:
         now_ms = self._clock.monotonic_ms()
         free = 0
-        for lane in route.lanes if self.has_slots() else ():
-            if (lane.budgets or route.own_budgets) and self.opens_at_ms(route, lane) > now_ms:
+        for state in route.states if self.has_slots() else ():
+            if (state.budgets or route.own_budgets) and self.opens_at_ms(route, state) > now_ms:
                 continue
-            slots = lane.free_slots(now_ms)
-            if lane.standing > READY_MAX:
+            slots = state.free_slots(now_ms)
+            if state.waiting > READY_MAX:
                 # Where calls are let in one by one, a few stand ready: not all that there are.
-                slots = max(0, slots - lane.standing + READY_MAX)
+                slots = max(0, slots - state.waiting + READY_MAX)
             free += slots
-        if self._caps.slots and free:
-            free = int(min(free, max(0, self._caps.room(route.model_of(model)))))
+        if self._model_slots.slots and free:
+            free = int(min(free, max(0, self._model_slots.room(route.model_of(model)))))
         if self.shared is not None:
-            for lane in route.lanes:
-                lane.is_asked = True
+            for state in route.states:
+                state.is_asked = True
             if not free:
                 self.hurry()
         slots = min(free, self._connections()) if free else 0
@@ -76,62 +81,64 @@ class Availability:
     def is_away(self, route: NameRoute) -> bool:
         """Whether none of its own deployments would take a call now even with a slot free."""
         now_ms = self._clock.monotonic_ms()
-        return all(self.ready_at_ms(route, lane) > now_ms for lane in route.lanes)
+        return all(self.ready_at_ms(route, state) > now_ms for state in route.states)
 
     def rests_until_ms(self, route: NameRoute) -> float:
         now_ms = self._clock.monotonic_ms()
-        at_ms = min((self._rest_ends_ms(one, lane, now_ms) for one, lane in _chain(route)), default=0.0)
+        at_ms = min((self._rest_ends_ms(one, state, now_ms) for one, state in _chain(route)), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
     def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
         """How long until the first deployment takes this call; None when one does now, or none is left."""
-        lanes = list(_chain(route, call.models)) or [(route, lane) for lane in route.interactive_lanes]
-        moments = (max(self._waits_ms(one, lane, now_ms), lane.waits_until_ms(call)) for one, lane in lanes)
+        states = list(_chain(route, call.models)) or [(route, state) for state in route.interactive_states]
+        moments = (max(self._waits_ms(one, state, now_ms), state.waits_until_ms(call)) for one, state in states)
         wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
 
     def closed(self, route: NameRoute, model: str) -> str:
         """Why nothing may be sent now; empty while something may, or when nobody serves this name."""
         now_ms = self._clock.monotonic_ms()
-        if not route.lanes or self.free(route, model):
+        if not route.states or self.free(route, model):
             return ""
-        lanes = [lane for lane in route.lanes if max(lane.ready_at_ms(), lane.batch_rests_until_ms) <= now_ms]
-        if not lanes:
-            ill = all(lane.breaker.is_open or lane.batch_rests_until_ms > now_ms for lane in route.lanes)
+        states = [
+            state for state in route.states if max(state.ready_at_ms(), state.background_rests_until_ms) <= now_ms
+        ]
+        if not states:
+            ill = all(state.breaker.is_open or state.background_rests_until_ms > now_ms for state in route.states)
             return Reason.UNHEALTHY if ill else Reason.RESTING
-        if all(self.opens_at_ms(route, lane) > now_ms for lane in lanes):
+        if all(self.opens_at_ms(route, state) > now_ms for state in states):
             return Reason.BUDGET_SPENT
-        if all(lane.tide is not None and lane.slots > lane.in_flight >= lane.tide.calls for lane in lanes):
+        if all(state.tide is not None and state.slots > state.in_flight >= state.tide.calls for state in states):
             return Reason.TIDE_CLOSED
         return Reason.NO_AVAILABLE_SLOTS
 
     def budgets(self, route: NameRoute) -> list[tuple[Budget, ...]]:
-        return [one.budgets(lane) for one, lane in _chain(route)]
+        return [one.budgets(state) for one, state in _chain(route)]
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
-        at_ms = self._purse.spent_until_ms(budgets) - self._patience_ms
+        at_ms = self._budgets.spent_until_ms(budgets) - self._patience_ms
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
-    def opens_at_ms(self, route: NameRoute, lane: DeploymentState) -> float:
+    def opens_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
         """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
-        budgets = route.budgets(lane)
+        budgets = route.budgets(state)
         if not budgets:
             return 0.0
-        return max(self._purse.spent_until_ms(budgets) - self._patience_ms, self._purse.unreachable_until_ms)
+        return max(self._budgets.spent_until_ms(budgets) - self._patience_ms, self._budgets.unreachable_until_ms)
 
-    def ready_at_ms(self, route: NameRoute, lane: DeploymentState) -> float:
-        return max(lane.ready_at_ms(), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
+    def ready_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
+        return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
-    def _waits_ms(self, route: NameRoute, lane: DeploymentState, now_ms: float) -> float:
-        return max(lane.rest_ends_ms(now_ms), lane.batch_rests_until_ms, self.opens_at_ms(route, lane))
+    def _waits_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
+        return max(state.rest_ends_ms(now_ms), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
-    def _rest_ends_ms(self, route: NameRoute, lane: DeploymentState, now_ms: float) -> float:
+    def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
         """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
-        at_ms = self._waits_ms(route, lane, now_ms)
-        return min(at_ms, now_ms + PROBE_ANSWER_MS) if lane.breaker.state is BreakerState.PROBING else at_ms
+        at_ms = self._waits_ms(route, state, now_ms)
+        return min(at_ms, now_ms + PROBE_ANSWER_MS) if state.breaker.state is BreakerState.PROBING else at_ms
 
 
 def _chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tuple[NameRoute, DeploymentState]]:
     """Every deployment that batch calls for this name may go to, under which of its names."""
-    return ((one, lane) for one in route.ways(models) for lane in one.lanes)
+    return ((one, state) for one in route.ways(models) for state in one.states)

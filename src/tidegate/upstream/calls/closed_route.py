@@ -1,6 +1,6 @@
 """Why a route takes no call at all: its deployments rest, reject our key, answer with errors or are away.
 
-It reads what the lanes remember of their last failures. It waits for nothing and sends nothing.
+It reads what the deployments remember of their last failures. It waits for nothing and sends nothing.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from tidegate.core.errors import KeyRejected, Throttled, Unavailable, UpstreamEr
 from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED, DeploymentState
 
 
-def closed_route_error(model: str, lanes: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:
-    """Return the error for a call to `model` while none of these lanes takes a call."""
-    if any(not lane.breaker.is_open for lane in lanes):
+def closed_route_error(model: str, states: Sequence[DeploymentState], retry_after_ms: int | None) -> UpstreamError:
+    """Return the error for a call to `model` while none of these deployments takes a call."""
+    if any(not state.breaker.is_open for state in states):
         return Throttled(f"every deployment of model {model!r} rests or is shut", retry_after_ms=retry_after_ms)
-    if all(lane.breaker.is_paused for lane in lanes):
+    if all(state.breaker.is_paused for state in states):
         return KeyRejected(
             f"every deployment of model {model!r} rejected our own key and is paused: check their api_key",
             retry_after_ms=retry_after_ms,
         )
     said = f"every deployment of model {model!r} is shut after failures"
-    codes = {lane.failure_code for lane in lanes}
+    codes = {state.failure_code for state in states}
     if TLS_REJECTED in codes:
         return Unavailable(said, retry_after_ms=retry_after_ms, code="upstream_tls_rejected")
     if FAILING in codes:

@@ -1,7 +1,7 @@
 """One call to one deployment that budgets bind, that is told more than its body, or that is weighed in tokens.
 
-It takes leave, has the call sent under it, and settles what it took: unsent leave goes back, what was sent and not done takes no tokens,
-what may have been done keeps its reserve. It neither chooses a deployment nor judges one.
+It takes a permit, has the call sent under it, and settles what it took: an unsent permit goes back, what was sent and not done takes no
+tokens, what may have been done keeps its reserve. It neither chooses a deployment nor judges one.
 """
 
 import math
@@ -27,63 +27,63 @@ from tidegate.upstream.tide.tides import BackgroundFlight
 
 log = structlog.get_logger(__name__)
 
-# A connection that takes longer than a leave lives is kept, so the second leave is nearly always enough.
-LEAVES_MAX = 4
-LEAVE_DIED_MS = 1_000
+# A connection that takes longer than a permit lives is kept, so the second permit is nearly always enough.
+PERMITS_MAX = 4
+PERMIT_EXPIRED_MS = 1_000
 
 
 class Delivery:
     def __init__(
         self,
-        purse: BudgetClient,
-        reserve: TokenEstimator,
+        budget_client: BudgetClient,
+        estimator: TokenEstimator,
         clock: Clock,
         notebook: DiscoveredLimits | None,
         rests: Rests | None,
     ) -> None:
-        self._purse = purse
-        self._reserve = reserve
+        self._budgets = budget_client
+        self._estimator = estimator
         self._clock = clock
-        self._notebook = notebook
+        self._discovered = notebook
         self._rests = rests
 
-    def bears(self, route: NameRoute, lane: DeploymentState, call: Call) -> bool:
-        """Whether a lane that takes an item also takes this call, which the item shares with others."""
-        if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
+    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+        """Whether a deployment that takes an item also takes this call, which the item shares with others."""
+        if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
             return False
-        terms = self._purse.terms(route.budgets(lane) + call.budgets)
-        if not lane.tokens_max and not terms.counts_tokens:
+        terms = self._budgets.terms(route.budgets(state) + call.budgets)
+        if not state.tokens_max and not terms.counts_tokens:
             return True
-        tokens = self._reserve.tokens(call, lane.deployment.estimate)
-        fits_now = not lane.tokens_max or lane.tokens_in_flight + tokens <= lane.tokens_max
+        tokens = self._estimator.tokens(call, state.deployment.estimate)
+        fits_now = not state.tokens_max or state.tokens_in_flight + tokens <= state.tokens_max
         return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
 
     async def send(
         self,
         route: NameRoute,
-        lane: DeploymentState,
+        state: DeploymentState,
         call: Call,
         total_s: float,
         flight: BackgroundFlight | None = None,
     ) -> tuple[int, bytes, Usage]:
         """The same for a call that budgets bind, or that is told more, or is weighed. `flight` knows whether it was taken back."""
-        terms = self._purse.terms(route.budgets(lane) + call.budgets)
-        engine = lane.deployment.engine
+        terms = self._budgets.terms(route.budgets(state) + call.budgets)
+        engine = state.deployment.engine
         translation = None
         endpoint, body = call.endpoint, call.body
         if is_translated(endpoint, engine):
             translation = ItemTranslation(endpoint, body, engine, self._clock.now_ms() // 1000)
             endpoint, body = translation.shaped.endpoint, translation.shaped.body
-        shaped = Shaped(endpoint, lane.hinter.body(route.body(lane, body)))
-        is_weighed = terms.counts_tokens or lane.tokens_max
-        tokens = self._reserve.tokens(call, lane.deployment.estimate) if is_weighed else 0
-        nano = self._reserve.nano(call, lane.deployment, batch=True) if terms.counts_money else FREE
-        lane.tokens_in_flight += tokens
+        shaped = Shaped(endpoint, state.hinter.body(route.body(state, body)))
+        is_weighed = terms.counts_tokens or state.tokens_max
+        tokens = self._estimator.tokens(call, state.deployment.estimate) if is_weighed else 0
+        nano = self._estimator.nano(call, state.deployment, batch=True) if terms.counts_money else FREE
+        state.tokens_in_flight += tokens
         try:
-            for _ in range(LEAVES_MAX):
+            for _ in range(PERMITS_MAX):
                 try:
                     status, line, usage = await self._send_once(
-                        terms, lane, call, shaped, tokens, nano, total_s, flight
+                        terms, state, call, shaped, tokens, nano, total_s, flight
                     )
                     return status, line if translation is None else translation.answer(line), usage
                 except UpstreamError as error:
@@ -94,16 +94,16 @@ class Delivery:
                     # Nothing was written, and the connection that took so long is there now.
                     continue
         finally:
-            lane.tokens_in_flight -= tokens
-        until_ms = self._clock.monotonic_ms() + LEAVE_DIED_MS
+            state.tokens_in_flight -= tokens
+        until_ms = self._clock.monotonic_ms() + PERMIT_EXPIRED_MS
         raise Withheld(
-            "every leave to send ran out before a connection was there", until_ms=until_ms, code="leave_died"
+            "every permit to send ran out before a connection was there", until_ms=until_ms, code="permit_expired"
         )
 
     async def _send_once(
         self,
         terms: BindingLimits,
-        lane: DeploymentState,
+        state: DeploymentState,
         call: Call,
         shaped: Shaped,
         tokens: int,
@@ -111,94 +111,96 @@ class Delivery:
         total_s: float,
         flight: BackgroundFlight | None,
     ) -> tuple[int, bytes, Usage]:
-        is_bound = lane.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
+        is_bound = state.deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         is_granted = bool(terms.budgets)
         if is_granted:
-            leave = await self._purse.take(terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=call.deadline_ms)
+            permit = await self._budgets.take(terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=call.deadline_ms)
         else:
-            leave = SendPermit(self._clock, (), "", 0, math.inf)
+            permit = SendPermit(self._clock, (), "", 0, math.inf)
         try:
-            self._look_again(lane, leave, call, tokens)
+            self._look_again(state, permit, call, tokens)
             more = (
                 b""
-                if lane.hinter.is_silent
-                else lane.hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
+                if state.hinter.is_silent
+                else state.hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
             )
-            number = lane.quota.count(tokens)
-            status, headers, answer = await lane.line.post(
-                lane.url(shaped.endpoint), call.idempotency_key, shaped.body, total_s, more, leave, call.attempt_count
+            number = state.quota.count(tokens)
+            status, headers, answer = await state.line.post(
+                state.url(shaped.endpoint), call.idempotency_key, shaped.body, total_s, more, permit, call.attempt_count
             )
-            if lane.tells_by[0] in headers or lane.tells_by[1] in headers:
-                self.hear(lane, headers, call, number)
+            if state.tells_by[0] in headers or state.tells_by[1] in headers:
+                self.note_limits(state, headers, call, number)
             line, usage = classify.accept(shaped.endpoint, status, headers, answer, self._clock.now_ms)
         except BaseException as wrong:
-            if is_granted and not leave.begun:
-                self._purse.give_back(leave)
+            if is_granted and not permit.begun:
+                self._budgets.give_back(permit)
             elif is_granted and isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable):
                 # It was sent and counts as a request; it was not done, so it took no tokens. What may have been done keeps its reserve.
-                self._purse.used(leave, 0, 0)
-            elif leave.nano:
+                self._budgets.used(permit, 0, 0)
+            elif permit.nano:
                 is_taken_back = flight is not None and flight.handed_back
                 # All that was set aside counts as spent, and no longer as in flight.
-                unanswered = self._reserve.nano_unanswered(call, lane.deployment) if is_taken_back else leave.nano
-                self._purse.used(leave, leave.tokens, min(leave.nano, unanswered))
+                unanswered = self._estimator.nano_unanswered(call, state.deployment) if is_taken_back else permit.nano
+                self._budgets.used(permit, permit.tokens, min(permit.nano, unanswered))
             raise
-        self._settle(leave if is_granted else None, lane, call, usage)
+        self._settle(permit if is_granted else None, state, call, usage)
         return status, line, usage
 
-    def _settle(self, leave: SendPermit | None, lane: DeploymentState, call: Call, usage: Usage) -> None:
+    def _settle(self, permit: SendPermit | None, state: DeploymentState, call: Call, usage: Usage) -> None:
         spent = usage.input_tokens + usage.output_tokens
         if spent:
-            self._reserve.learn(call.model, usage, call.items)
-        if leave is None:
+            self._estimator.learn(call.model, usage, call.items)
+        if permit is None:
             return
         if not spent:
             # Nobody said what it took: all that was set aside, as far as anyone knows.
-            self._purse.used(leave, leave.tokens)
+            self._budgets.used(permit, permit.tokens)
             return
-        price = lane.deployment.price
+        price = state.deployment.price
         paid = 0
-        if leave.nano and price is not None:
+        if permit.nano and price is not None:
             paid = cost(usage, price, batch=True).total_nano
-            self._reserve.learn_prompt(call, lane.deployment, usage)
-        self._purse.used(leave, spent, paid)
+            self._estimator.learn_prompt(call, state.deployment, usage)
+        self._budgets.used(permit, spent, paid)
 
-    def _look_again(self, lane: DeploymentState, leave: SendPermit, call: Call, tokens: int) -> None:
+    def _look_again(self, state: DeploymentState, permit: SendPermit, call: Call, tokens: int) -> None:
         """Leave may have been waited for: nothing begins when the lease that covers the call may be over, after its job's window, or at a
         deployment that asked for a rest meanwhile or has said that less is left."""
         now_ms = self._clock.monotonic_ms()
-        opens_at_ms = lane.quota.opens_at_ms(tokens)
+        opens_at_ms = state.quota.opens_at_ms(tokens)
         if opens_at_ms > now_ms:
             raise Withheld("the deployment said that no more is left", until_ms=opens_at_ms, code="upstream_rests")
-        if lane.rests_until_ms > now_ms:
-            raise Withheld("the deployment asked for a rest", until_ms=lane.rests_until_ms, code="upstream_rests")
+        if state.rests_until_ms > now_ms:
+            raise Withheld("the deployment asked for a rest", until_ms=state.rests_until_ms, code="upstream_rests")
         if now_ms >= call.begin_by_ms:
             raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
         if now_ms >= call.deadline_ms:
             raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
-        leave.dies_ms = min(leave.dies_ms, call.begin_by_ms, call.deadline_ms)
+        permit.dies_ms = min(permit.dies_ms, call.begin_by_ms, call.deadline_ms)
 
-    def hear(self, lane: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
-        """The answer to the lane's call with this number tells of its deployment's limits, and of what is left of them."""
+    def note_limits(self, state: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
+        """The answer to the deployment's call with this number tells of its deployment's limits, and of what is left of them."""
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
-        told = rate_limit_headers.read_rate_limits(headers, wall_ms)
+        reported = rate_limit_headers.read_rate_limits(headers, wall_ms)
         left = rate_limit_headers.read_rest_left(
             headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or rate_limit_headers.MINUTE_MS
         )
-        tokens = self._reserve.tokens(call, lane.deployment.estimate)
-        lane.is_empty = left.is_nothing
-        lane.quota.hear(left, number, tokens, now_ms)
-        if told is None:
+        tokens = self._estimator.tokens(call, state.deployment.estimate)
+        state.is_empty = left.is_nothing
+        state.quota.note(left, number, tokens, now_ms)
+        if reported is None:
             return
-        if lane.told(told, now_ms):
-            log.info("upstream_limits", deployment=lane.deployment.name, requests=told.requests, tokens=told.tokens)
-            if lane.discovered is not None and not left.is_nothing:
+        if state.note_limits(reported, now_ms):
+            log.info(
+                "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
+            )
+            if state.discovered is not None and not left.is_nothing:
                 # What went out before is inside the window too, and all processes must know it. Of a rest they are told otherwise.
-                spent = lane.quota.spent_of(lane.discovered, lane.budget.attempts(now_ms), tokens)
+                spent = state.quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
                 renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)
-                self._purse.charge(lane.budgets[-1], *spent, now_ms + renew_ms)
-            if self._notebook is not None:
-                self._notebook.note(lane)
-        if told.empty_for_ms and self._rests is not None:
-            self._rests.publish(lane.deployment.name, told.empty_for_ms)
+                self._budgets.charge(state.budgets[-1], *spent, now_ms + renew_ms)
+            if self._discovered is not None:
+                self._discovered.note(state)
+        if reported.empty_for_ms and self._rests is not None:
+            self._rests.publish(state.deployment.name, reported.empty_for_ms)

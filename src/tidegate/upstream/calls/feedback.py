@@ -1,4 +1,4 @@
-"""What is learned from how a call ended: by its lane, by the other processes, and by whoever sent it.
+"""What is learned from how a call ended: by its deployment, by the other processes, and by whoever sent it.
 
 Our own ceiling, our own deadline and our own budgets are nobody's illness. It chooses nothing and sends nothing.
 """
@@ -52,14 +52,14 @@ class Feedback:
         self._rests = rests
         self._backpressure = backpressure
 
-    def answered(self, lane: DeploymentState) -> None:
-        if lane.succeeded():
-            log.info("upstream_recovered", deployment=lane.deployment.name)
+    def answered(self, state: DeploymentState) -> None:
+        if state.succeeded():
+            log.info("upstream_recovered", deployment=state.deployment.name)
         if self._backpressure is not None:
-            self._backpressure.answered(lane)
+            self._backpressure.answered(state)
 
-    def failed(self, lane: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
-        """Let the lane learn from a failure; gives the error that the engine sees."""
+    def failed(self, state: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
+        """Let the deployment learn from a failure; gives the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
         was_withheld = (
             isinstance(error, Withheld | Overspent | Unbounded | Untranslatable | RecordedElsewhere)
@@ -67,18 +67,18 @@ class Feedback:
         )
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
             # The upstream did not take it, so it was no attempt, neither a first nor another.
-            lane.budget.undo(attempt)
+            state.budget.undo(attempt)
         if was_withheld:
             return error
-        if isinstance(error, KeyRejected) and error.status == 403 and lane.blames_the_request(call.idempotency_key):
-            lane.failures[Refused.reason] += 1
+        if isinstance(error, KeyRejected) and error.status == 403 and state.blames_the_request(call.idempotency_key):
+            state.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
         if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
             # Our own ceiling or our own deadline: nobody's health is harmed. Who asks for a rest gets it, however late it says so.
-            lane.failures[error.reason] += 1
+            state.failures[error.reason] += 1
         else:
-            self._learn(lane, call, error, now_ms)
-        key = lane.deployment.api_key
+            self._learn(state, call, error, now_ms)
+        key = state.deployment.api_key
         if key is not None and error.body:
             # Of an error also a key so short that an answer may well say it.
             error.body = error.body.replace(key.reveal().encode(), b"***")
@@ -86,18 +86,18 @@ class Feedback:
             error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
         return error
 
-    def _learn(self, lane: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
-        rested_until_ms = lane.rests_until_ms
-        if lane.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
-            _say_shut(lane, error)
-        if self._rests is not None and lane.rests_until_ms > rested_until_ms:
-            self._rests.publish(lane.deployment.name, math.ceil(lane.rests_until_ms - now_ms))
+    def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
+        rested_until_ms = state.rests_until_ms
+        if state.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
+            _say_shut(state, error)
+        if self._rests is not None and state.rests_until_ms > rested_until_ms:
+            self._rests.publish(state.deployment.name, math.ceil(state.rests_until_ms - now_ms))
         if self._backpressure is not None and isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected):
-            self._backpressure.failed(lane)
+            self._backpressure.failed(state)
 
 
-def _say_shut(lane: DeploymentState, error: UpstreamError) -> None:
-    name = lane.deployment.name
+def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
+    name = state.deployment.name
     if isinstance(error, KeyRejected):
         log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")
     else:

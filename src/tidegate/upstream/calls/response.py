@@ -1,14 +1,14 @@
 """One interactive call on its way: the place that it takes in its deployment, and its answer, whole or while it comes.
 
-A passage is closed once, whatever happens: by its end, by whoever passes it on, or because it broke. Only then are its place and its leave
-given back and its usage settled. It chooses no deployment and knows no client.
+A response is closed once, whatever happens: by its end, by whoever passes it on, or because it broke. Only then are its place and its
+permit given back and its usage settled. It chooses no deployment and knows no client.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from tidegate.core.answers.stream_options import UsageChunkFilter
-from tidegate.core.answers.stream_usage import UsageEar
+from tidegate.core.answers.stream_usage import UsageReader
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
 from tidegate.core.nouns import Call
@@ -29,18 +29,18 @@ class Admission:
     """What a call takes of its deployment while it is under way. A flex call's is batch's, and counts among batch's: in the tide too, which
     never takes it back, for somebody waits for it."""
 
-    __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "lane", "number")
+    __slots__ = ("_changed", "_counted", "_flight", "_timer", "_waits", "is_flex", "number", "state")
 
     def __init__(
         self,
-        lane: DeploymentState,
+        state: DeploymentState,
         call: Call,
         *,
         is_flex: bool,
         counted: Callable[[int], None],
         changed: Callable[[DeploymentState], None],
     ) -> None:
-        self.lane = lane
+        self.state = state
         self.is_flex = is_flex
         # Which of its deployment's calls it is, once it goes out.
         self.number = 0
@@ -50,15 +50,15 @@ class Admission:
         self._waits = not is_flex
         self._timer: asyncio.TimerHandle | None = None
         if is_flex:
-            lane.in_flight += 1
-            lane.highest = max(lane.highest, lane.in_flight)
+            state.in_flight += 1
+            state.highest = max(state.highest, state.in_flight)
             counted(1)
-            if lane.tide is not None:
-                self._flight = lane.tide.begin(call.idempotency_key, call.body)
+            if state.tide is not None:
+                self._flight = state.tide.begin(call.idempotency_key, call.body)
         else:
-            lane.interactive_in_flight += 1
-            lane.interactive_awaiting += 1
-            changed(lane)
+            state.interactive_in_flight += 1
+            state.interactive_awaiting += 1
+            changed(state)
 
     def is_not_streamed(self) -> None:
         if self._waits and self._timer is None:
@@ -68,39 +68,49 @@ class Admission:
         """The prompt is done with."""
         if self._waits:
             self._waits = False
-            self.lane.interactive_awaiting -= 1
-            self._changed(self.lane)
-        elif self._flight is not None and self.lane.tide is not None:
-            self.lane.tide.first_token(self._flight)
+            self.state.interactive_awaiting -= 1
+            self._changed(self.state)
+        elif self._flight is not None and self.state.tide is not None:
+            self.state.tide.first_token(self._flight)
 
-    def leave(self, *, refused: bool = False) -> None:
+    def release(self, *, refused: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self.is_flex:
-            self.lane.in_flight -= 1
+            self.state.in_flight -= 1
             self._counted(-1)
-            if self._flight is not None and self.lane.tide is not None:
-                self.lane.tide.end(self._flight, None, refused=refused)
+            if self._flight is not None and self.state.tide is not None:
+                self.state.tide.end(self._flight, None, refused=refused)
             return
         if self._waits:
             self._waits = False
-            self.lane.interactive_awaiting -= 1
-        self.lane.interactive_in_flight -= 1
-        self._changed(self.lane)
+            self.state.interactive_awaiting -= 1
+        self.state.interactive_in_flight -= 1
+        self._changed(self.state)
 
 
 class UpstreamResponse:
     """`body` is a whole answer, and then nothing is left to close; without one it is read, by the task that opened it."""
 
     __slots__ = (
-        "_closed", "_ear", "_ended", "_filter", "_first", "_stream", "_tab", "body", "deployment", "headers", "status"
+        "_closed",
+        "_ended",
+        "_filter",
+        "_first",
+        "_receipt",
+        "_stream",
+        "_usage",
+        "body",
+        "deployment",
+        "headers",
+        "status"
     )  # fmt: skip
 
     def __init__(
         self,
         deployment: Deployment,
         stream: Stream,
-        tab: CallReceipt,
+        receipt: CallReceipt,
         closed: Closed | None,
         *,
         body: bytes | None = None,
@@ -112,9 +122,9 @@ class UpstreamResponse:
         self.deployment = deployment
         self.body = body
         self._stream = stream
-        self._tab = tab
+        self._receipt = receipt
         self._first = first
-        self._ear = UsageEar()
+        self._usage = UsageReader()
         self._filter = UsageChunkFilter() if hides_usage else None
         self._closed = closed
         self._ended: Callable[[], None] | None = None
@@ -133,39 +143,39 @@ class UpstreamResponse:
 
     async def read(self) -> bytes:
         """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
-        piece = await self._read()
+        chunk = await self._read()
         if self._filter is None:
-            return piece
-        while piece:
-            if shown := self._filter.feed(piece):
+            return chunk
+        while chunk:
+            if shown := self._filter.feed(chunk):
                 return shown
-            piece = await self._read()
+            chunk = await self._read()
         return self._filter.end()
 
     async def _read(self) -> bytes:
         if self._first:
-            piece, self._first = self._first, b""
+            chunk, self._first = self._first, b""
         else:
             try:
-                piece = await self._stream.read()
+                chunk = await self._stream.read()
             except UpstreamError as error:
                 broken: UpstreamError | None = error
             else:
                 broken = None
             if broken is not None:
                 raise self._finish(broken, came_whole=False) or broken
-        if piece:
-            self._ear.hear(piece)
+        if chunk:
+            self._usage.feed(chunk)
         else:
             self._finish(None, came_whole=True)
-        return piece
+        return chunk
 
-    def hold(self) -> None:
+    def pause_timeout(self) -> None:
         """From here on the client is waited for."""
-        self._stream.hold()
+        self._stream.pause_timeout()
 
-    def go_on(self) -> None:
-        self._stream.go_on()
+    def resume_timeout(self) -> None:
+        self._stream.resume_timeout()
 
     def was_cut(self) -> bool:
         """Whether the client took nothing for so long that this call was given up; asked once, by whoever was cancelled."""
@@ -182,9 +192,9 @@ class UpstreamResponse:
         self._stream.close()
         if self._first:
             # It came, though nobody read it.
-            self._ear.hear(self._first)
-        self._ear.end()
-        self._tab.settle(self._ear.usage, self._ear.unsaid_bytes)
+            self._usage.feed(self._first)
+        self._usage.end()
+        self._receipt.settle(self._usage.usage, self._usage.unsaid_bytes)
         if self._ended is not None:
             self._ended()
         return closed(error, came_whole)

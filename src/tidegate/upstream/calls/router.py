@@ -1,6 +1,6 @@
 """The Upstream port: each call goes to a deployment of its model that is fit for it, within that deployment's slots and budgets.
 
-It chooses, hands the call to the transport, has the answer sorted, and lets the lane learn. It does not wait out a rest or a
+It chooses, hands the call to the transport, has the answer sorted, and lets the deployment learn. It does not wait out a rest or a
 retry: it says until when, and the engine decides what to do meanwhile; only a budget that frees within a moment is waited for. A call
 goes on to another deployment only when the first can neither have done nor billed it, and then under the other's budgets.
 """
@@ -34,7 +34,7 @@ from tidegate.upstream.calls.availability import Availability
 from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.delivery import Delivery
 from tidegate.upstream.calls.feedback import Feedback
-from tidegate.upstream.calls.interactive import BatchSide, Interactive, InteractiveCall
+from tidegate.upstream.calls.interactive import BackgroundSide, Interactive, InteractiveCall
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.slot_queue import Missing, SlotQueue
 from tidegate.upstream.calls.translation import MESSAGES
@@ -72,51 +72,65 @@ class Router:
         resources: Iterable[Resource] = (),
         capacity: Capacity | None = None,
     ) -> None:
-        self._transport = transport
-        self._control = control
-        self._clock = clock
+        self._transport, self._control, self._clock = transport, control, clock
         capacity = capacity or Capacity()
         policy = policy or DeploymentPolicy()
         self._patience_ms = policy.patience_ms
         self._routes = Routes()
-        self._purse = BudgetClient(capacity.limits, clock)
-        self._parallel = KeySlots(capacity.limits, capacity.worker_id, clock)
-        self._caps = ModelSlots(capacity.model_in_flight_max, capacity.in_flight_max_global)
+        self._budgets = BudgetClient(capacity.limits, clock)
+        self._key_slots = KeySlots(capacity.limits, capacity.worker_id, clock)
+        self._model_slots = ModelSlots(capacity.model_in_flight_max, capacity.in_flight_max_global)
         self._room = Availability(
-            self._purse, clock, self._patience_ms, self._caps, lambda: self._lanes.spare_calls(capacity.in_flight_max)
+            self._budgets,
+            clock,
+            self._patience_ms,
+            self._model_slots,
+            lambda: self._states.spare_calls(capacity.in_flight_max),
         )
         self._groups = self._room.groups = Groups(
             self._find, self._send_from, self._bears, clock, policy.attempts_grouped
         )
-        missing = Missing(self._purse, clock, self._room.ready_at_ms, self._room.wait_ms, self._routes.may_try)
-        self._waiters = SlotQueue(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
-        self._put_off = BudgetWait(self._purse, clock, self._patience_ms, self._choose, self._waiters)
-        self._room_heard: list[Callable[[], None]] = []
-        room, runs_items = (self._has_room, self._waiters.wake), capacity.runs_items
-        self._lanes = Deployments(
+        missing = Missing(self._budgets, clock, self._room.ready_at_ms, self._room.wait_ms, self._routes.may_try)
+        self._slot_queue = SlotQueue(self._choose, missing, clock, pool_timeout_s, self._room.hurry)
+        self._budget_wait = BudgetWait(self._budgets, clock, self._patience_ms, self._choose, self._slot_queue)
+        self._room_listeners: list[Callable[[], None]] = []
+        room, runs_items = (self._has_room, self._slot_queue.wake), capacity.runs_items
+        self._states = Deployments(
             transport, control, policy, lambda one, line: tide_of(one, line, clock, *room, runs_items=runs_items)
         )
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
-        self._shared: DeploymentSlots | None = None
+        self._deployment_slots: DeploymentSlots | None = None
         self._backpressure: Backpressure | None = None
         for why in self.replace(deployments, resources).values():
             raise SettingsError(why)
-        self._reserve = TokenEstimator()
-        self._notebook = DiscoveredLimits(capacity.discovered, self._lanes) if capacity.discovered is not None else None
-        rests = capacity.rests
-        if rests is not None:
-            self._backpressure = Backpressure(rests, clock, policy, self._lanes.values())
-        self._lessons = Feedback(clock, entropy, self._room, self._routes.of, rests, self._backpressure)
-        self._delivery = Delivery(self._purse, self._reserve, clock, self._notebook, rests)
+        self._estimator = TokenEstimator()
+        self._discovered = (
+            DiscoveredLimits(capacity.discovered, self._states) if capacity.discovered is not None else None
+        )
+        if (rests := capacity.rests) is not None:
+            self._backpressure = Backpressure(rests, clock, policy, self._states.values())
+        self._feedback = Feedback(clock, entropy, self._room, self._routes.of, rests, self._backpressure)
+        self._delivery = Delivery(self._budgets, self._estimator, clock, self._discovered, rests)
         if capacity.worker_id is not None and capacity.limits is not None:
-            self._shared = DeploymentSlots(
-                capacity.limits, capacity.worker_id, self._lanes.for_batch(), self._caps, rests, self._has_room
+            self._deployment_slots = DeploymentSlots(
+                capacity.limits,
+                capacity.worker_id,
+                self._states.for_background(),
+                self._model_slots,
+                rests,
+                self._has_room,
             )
-            self._room.shared = self._shared
+            self._room.shared = self._deployment_slots
         self._interactive = Interactive(
-            BatchSide(self._choose, self._waiters.wait, self._lessons.failed, self._caps.count, self._waiters.wake),
-            self._purse,
-            self._reserve,
+            BackgroundSide(
+                self._choose,
+                self._slot_queue.wait,
+                self._feedback.failed,
+                self._model_slots.count,
+                self._slot_queue.wake,
+            ),
+            self._budgets,
+            self._estimator,
             self._delivery,
             clock,
             pool_timeout_s=pool_timeout_s,
@@ -137,13 +151,13 @@ class Router:
         What is in flight at a deployment that is gone, or now is another server, ends there; who waits looks again. A deployment that only
         has other terms keeps its calls, its health and what was learned of it.
         """
-        self._caps.allow(model_in_flight_max)
-        refused = self._lanes.serve(deployments, is_alone=self._shared is None)
-        refused |= self._routes.lead(self._lanes.values(), resources)
+        self._model_slots.allow(model_in_flight_max)
+        refused = self._states.serve(deployments, is_alone=self._deployment_slots is None)
+        refused |= self._routes.assign(self._states.values(), resources)
         self._groups.refresh()
-        self._tides.serve(self._lanes.tides())
-        if self._shared is not None:
-            self._shared.serve(self._lanes.for_batch())
+        self._tides.serve(self._states.tides())
+        if self._deployment_slots is not None:
+            self._deployment_slots.serve(self._states.for_background())
         self._has_room()
         return refused
 
@@ -155,26 +169,26 @@ class Router:
 
     def takes_interactive(self, model: str) -> bool:
         route = self._routes.of(model)
-        return any(one.interactive_lanes for one in (route, *route.fallbacks))
+        return any(one.interactive_states for one in (route, *route.fallbacks))
 
     async def open(self, ask: InteractiveCall) -> UpstreamResponse:
         """Begin an interactive call: its answer, whole or from its first byte on."""
         route, call = self._routes.of(ask.call.model), ask.call
         if not call.parallel:
             return await self._along(route, call, lambda one: self._interactive.open(one, ask))
-        await self._parallel.take(call.parallel)
+        await self._key_slots.take(call.parallel)
         try:
-            passage = await self._along(route, call, lambda one: self._interactive.open(one, ask))
+            response = await self._along(route, call, lambda one: self._interactive.open(one, ask))
         except BaseException:
-            self._parallel.give_back(call.parallel)
+            self._key_slots.give_back(call.parallel)
             raise
-        passage.when_ended(lambda: self._parallel.give_back(call.parallel))
-        return passage
+        response.when_ended(lambda: self._key_slots.give_back(call.parallel))
+        return response
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
-        lane = self._lanes[deployment]
-        return lane.interactive_in_flight, lane.interactive_awaiting
+        state = self._states[deployment]
+        return state.interactive_in_flight, state.interactive_awaiting
 
     def watch_interactive(self, changed: Callable[[str], None]) -> None:
         """Have this called at once, with a deployment's name, whenever one of these two numbers changes."""
@@ -184,7 +198,7 @@ class Router:
 
     def knows(self, model: str) -> bool:
         route = self._routes.of(model)
-        return bool(route.lanes) or any(one.lanes for one in route.fallbacks)
+        return bool(route.states) or any(one.states for one in route.fallbacks)
 
     def free_slots(self, model: str) -> int:
         return self._room.free(self._routes.of(model), model)
@@ -211,20 +225,20 @@ class Router:
         self._transport.recorded(items)
 
     def on_room(self, tell: Callable[[], None]) -> None:
-        self._room_heard.append(tell)
+        self._room_listeners.append(tell)
 
     def _has_room(self) -> None:
         """More may go than before: those who wait here try again, and those outside look again."""
         if self._backpressure is not None:
-            self._backpressure.hear()
-        self._waiters.wake()
-        for tell in self._room_heard:
+            self._backpressure.obey()
+        self._slot_queue.wake()
+        for tell in self._room_listeners:
             tell()
 
     def _interactive_changed(self, deployment: str) -> None:
-        lane = self._lanes.get(deployment)
-        if lane is not None and lane.tide is not None:
-            lane.tide.interactive_is(lane.interactive_in_flight, lane.interactive_awaiting)
+        state = self._states.get(deployment)
+        if state is not None and state.tide is not None:
+            state.tide.interactive_is(state.interactive_in_flight, state.interactive_awaiting)
             self._tides.announce(deployment)
 
     # The call itself.
@@ -236,28 +250,28 @@ class Router:
         return self._send_by(route, call) if route.is_direct else self._send(route, call)
 
     async def _send_within(self, route: NameRoute, call: Call) -> Answer:
-        await self._parallel.take(call.parallel)
+        await self._key_slots.take(call.parallel)
         try:
             return await self._send(route, call)
         finally:
-            self._parallel.give_back(call.parallel)
+            self._key_slots.give_back(call.parallel)
 
     async def _send(self, route: NameRoute, call: Call) -> Answer:
         for one in (route, *route.fallbacks):
-            if one.queued_lanes and (len(one.lanes) > 1 or route.fallbacks):
-                lane = await self._out_at(one, call)
-                if lane is not None:
-                    return await self._send_to(one, lane, call, self._clock.monotonic_ms())
+            if one.queued_states and (len(one.states) > 1 or route.fallbacks):
+                state = await self._out_at(one, call)
+                if state is not None:
+                    return await self._send_to(one, state, call, self._clock.monotonic_ms())
         if not route.fallbacks:
             return await self._send_by(route, call)
         return await self._along(route, call, lambda one: self._send_by(one, call))
 
     async def _out_at(self, route: NameRoute, call: Call) -> DeploymentState | None:
         """Where a worker that is gone left this very call: it is waited for there, and sent to no other."""
-        for lane in route.queued_lanes:
-            line = lane.queued_line
+        for state in route.queued_states:
+            line = state.queued_line
             if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):
-                return lane
+                return state
         return None
 
     async def _along(self, route: NameRoute, call: Call, go: Callable[[NameRoute], Awaitable[T]]) -> T:
@@ -287,84 +301,87 @@ class Router:
         return self._groups.send(route, call) if route.items_per_call > 1 else self._send_from(route, None, call)
 
     async def _find(self, route: NameRoute, call: Call) -> DeploymentState:
-        lane = self._choose(route, call, (), self._clock.monotonic_ms())
-        return lane if lane is not None else await self._waiters.wait(route, call)
+        state = self._choose(route, call, (), self._clock.monotonic_ms())
+        return state if state is not None else await self._slot_queue.wait(route, call)
 
-    def _bears(self, route: NameRoute, lane: DeploymentState, call: Call) -> bool:
-        return self._delivery.bears(route, lane, call)
+    def _bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+        return self._delivery.bears(route, state, call)
 
-    async def _send_from(self, route: NameRoute, lane: DeploymentState | None, call: Call) -> Answer:
+    async def _send_from(self, route: NameRoute, state: DeploymentState | None, call: Call) -> Answer:
         now_ms = self._clock.monotonic_ms()
-        if lane is None:
-            lane = self._choose(route, call, (), now_ms)
-            if lane is None:
-                lane = await self._waiters.wait(route, call)
+        if state is None:
+            state = self._choose(route, call, (), now_ms)
+            if state is None:
+                state = await self._slot_queue.wait(route, call)
                 now_ms = self._clock.monotonic_ms()
         give_up_ms = now_ms + self._patience_ms
         tried: list[DeploymentState] = []
         put_off: list[DeploymentState] = []
         while True:
             try:
-                return await self._send_to(route, lane, call, now_ms)
+                return await self._send_to(route, state, call, now_ms)
             except Withheld as error:
                 # Each deployment at most once without a wait: what is wrong with the call itself is wrong with it everywhere.
-                put_off.append(lane)
-                lane = await self._put_off.next_lane(route, put_off, call, error, give_up_ms)
+                put_off.append(state)
+                state = await self._budget_wait.next_state(route, put_off, call, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
             except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable) as error:
                 # What cannot be paid for there may be cheaper elsewhere, and what cannot be said there may be said elsewhere.
-                tried.append(lane)
+                tried.append(state)
                 now_ms = self._clock.monotonic_ms()
-                is_left = any(one not in tried for one in route.lanes)
+                is_left = any(one not in tried for one in route.states)
                 other = self._choose(route, call, tried, now_ms) if is_left else None
                 if other is None:
                     raise
                 log.info(
-                    "upstream_failover", deployment=lane.deployment.name, to=other.deployment.name, why=error.reason
+                    "upstream_failover", deployment=state.deployment.name, to=other.deployment.name, why=error.reason
                 )
-                lane = other
+                state = other
 
     def _choose(
         self, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
     ) -> DeploymentState | None:
-        """The least loaded fit lane, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut deployment
-        beside a good one stays shut. A lane whose budget is spent for a moment is the last resort but one: the last is where this
+        """The least loaded fit deployment, or the one that the call's prefix sticks to; a probe that is due goes first, or a shut
+        deployment
+        beside a good one stays shut. A deployment whose budget is spent for a moment is the last resort but one: the last is where this
         call was tried before, or all its tries could go to the one deployment that is ill.
         """
-        if not self._room.has_slots() or (self._caps.slots and self._caps.room(route.model_of(call.model)) < 1):
-            for lane in route.lanes:
-                lane.is_asked = True
+        if not self._room.has_slots() or (
+            self._model_slots.slots and self._model_slots.room(route.model_of(call.model)) < 1
+        ):
+            for state in route.states:
+                state.is_asked = True
             return None
         best: DeploymentState | None = None
         spent: DeploymentState | None = None
         again: DeploymentState | None = None
-        sticky: list[DeploymentState] | None = [] if call.prefix_salt and len(route.lanes) > 1 else None
-        for lane in route.lanes:
-            if lane.free_slots(now_ms) < 1 or (tried and lane in tried):
+        sticky: list[DeploymentState] | None = [] if call.prefix_salt and len(route.states) > 1 else None
+        for state in route.states:
+            if state.free_slots(now_ms) < 1 or (tried and state in tried):
                 continue
-            if lane.refusals.waits_until_ms(call.idempotency_key) > now_ms:
+            if state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
                 continue
-            if call.attempt_count and not self._routes.may_try(lane, call, now_ms):
+            if call.attempt_count and not self._routes.may_try(state, call, now_ms):
                 continue
-            if lane.tide is not None and not lane.tide.bears(call.idempotency_key, call.body):
+            if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
                 continue
-            if lane.tokens_max and not lane.bears(self._reserve.tokens(call, lane.deployment.estimate)):
+            if state.tokens_max and not state.bears(self._estimator.tokens(call, state.deployment.estimate)):
                 continue
-            if lane.budgets or route.own_budgets:
-                if self._room.opens_at_ms(route, lane) > now_ms:
+            if state.budgets or route.own_budgets:
+                if self._room.opens_at_ms(route, state) > now_ms:
                     continue
-                if self._purse.spent_until_ms(route.budgets(lane)) > now_ms:
-                    spent = lane
+                if self._budgets.spent_until_ms(route.budgets(state)) > now_ms:
+                    spent = state
                     continue
-            if call.attempt_count and lane.has_failed(call.idempotency_key):
-                again = lane
+            if call.attempt_count and state.has_failed(call.idempotency_key):
+                again = state
                 continue
-            if lane.breaker.is_open:
-                return lane
+            if state.breaker.is_open:
+                return state
             if sticky is not None:
-                sticky.append(lane)
-            if best is None or lane.load() < best.load():
-                best = lane
+                sticky.append(state)
+            if best is None or state.load() < best.load():
+                best = state
         if sticky and len(sticky) > 1:
             return stick(sticky, call.prefix_group) or best
         if again is not None and best is None and spent is None and self._is_full_elsewhere(route, call, tried, now_ms):
@@ -374,32 +391,32 @@ class Router:
     def _is_full_elsewhere(
         self, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
     ) -> bool:
-        """Whether a lane that has not failed this call is well and lacks only room for now: that is worth a wait."""
+        """Whether a deployment that has not failed this call is well and lacks only room for now: that is worth a wait."""
         return any(
-            lane.slots > 0
-            and lane not in tried
-            and max(self._room.ready_at_ms(route, lane), lane.waits_until_ms(call)) <= now_ms
-            and not lane.has_failed(call.idempotency_key)
-            for lane in route.lanes
+            state.slots > 0
+            and state not in tried
+            and max(self._room.ready_at_ms(route, state), state.waits_until_ms(call)) <= now_ms
+            and not state.has_failed(call.idempotency_key)
+            for state in route.states
         )
 
-    async def _send_to(self, route: NameRoute, lane: DeploymentState, call: Call, now_ms: float) -> Answer:
+    async def _send_to(self, route: NameRoute, state: DeploymentState, call: Call, now_ms: float) -> Answer:
         left_s = (call.deadline_ms - now_ms) / 1000
         if left_s <= 0:
             raise Unavailable("the call's deadline passed before it was sent", code="deadline_passed")
         if now_ms >= call.begin_by_ms:
             raise Unavailable("the lease may be over before the call was sent", code="lease_over")
-        is_probe = lane.breaker.is_open
+        is_probe = state.breaker.is_open
         if is_probe:
-            lane.breaker.begin_probe(now_ms)
-        attempt = lane.budget.count(now_ms, is_retry=self._routes.is_retry(lane, call, now_ms))
-        lane.in_flight += 1
-        if lane.in_flight > lane.highest:
-            lane.highest = lane.in_flight
+            state.breaker.begin_probe(now_ms)
+        attempt = state.budget.count(now_ms, is_retry=self._routes.is_retry(state, call, now_ms))
+        state.in_flight += 1
+        if state.in_flight > state.highest:
+            state.highest = state.in_flight
         # A resource may lead to another model by the time the call ends.
         model = route.model_of(call.model)
-        self._caps.count(model, 1)
-        tide = lane.tide
+        self._model_slots.count(model, 1)
+        tide = state.tide
         flight = None
         if tide is not None:
             flight = tide.begin(call.idempotency_key, call.body, call.hand_backs, (model, call.endpoint))
@@ -407,75 +424,75 @@ class Router:
         refused = False
         try:
             if is_probe:
-                await probe(lane)
-            total_s = min(left_s + call.grace_ms / 1000, route.total_s(lane, call.endpoint))
-            if lane.is_plain and route.is_plain and not call.budgets and call.endpoint != MESSAGES:
+                await probe(state)
+            total_s = min(left_s + call.grace_ms / 1000, route.total_s(state, call.endpoint))
+            if state.is_plain and route.is_plain and not call.budgets and call.endpoint != MESSAGES:
                 # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then.
-                leave = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
-                number = lane.quota.count(0)
-                status, headers, body = await lane.line.post(
-                    lane.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", leave, call.attempt_count
+                permit = SendPermit(self._clock, (), "", 0, min(call.begin_by_ms, call.deadline_ms))
+                number = state.quota.count(0)
+                status, headers, body = await state.line.post(
+                    state.url(call.endpoint), call.idempotency_key, call.body, total_s, b"", permit, call.attempt_count
                 )
-                by_requests, by_tokens = lane.tells_by
+                by_requests, by_tokens = state.tells_by
                 if by_requests in headers or by_tokens in headers:
-                    self._delivery.hear(lane, headers, call, number)
+                    self._delivery.note_limits(state, headers, call, number)
                 line, usage = classify.accept(call.endpoint, status, headers, body, self._clock.now_ms)
             else:
-                status, line, usage = await self._delivery.send(route, lane, call, total_s, flight)
+                status, line, usage = await self._delivery.send(route, state, call, total_s, flight)
         except UpstreamError as error:
-            failed = self._lessons.failed(lane, call, error, attempt)
+            failed = self._feedback.failed(state, call, error, attempt)
             refused = error.status in (429, 503, 529)
         except PermitExpired:
             late = Withheld("the lease or the window may be over before the call was sent", code="lease_over")
             late.until_ms = self._clock.monotonic_ms()
-            failed = self._lessons.failed(lane, call, late, attempt)
+            failed = self._feedback.failed(state, call, late, attempt)
         except asyncio.CancelledError:
             if flight is None or not flight.handed_back or _is_cancelled_twice():
                 raise
-            lane.budget.undo(attempt)
+            state.budget.undo(attempt)
             failed = HandedBack("an interactive call needed the engine, and this one had no first token yet")
         else:
             answered = usage.output_tokens
-            self._lessons.answered(lane)
-            return Answer(status, line, usage, lane.deployment.name)
+            self._feedback.answered(state)
+            return Answer(status, line, usage, state.deployment.name)
         finally:
-            lane.in_flight -= 1
+            state.in_flight -= 1
             if flight is not None and tide is not None:
                 tide.end(flight, answered, refused=refused)
-            self._caps.count(model, -1)
+            self._model_slots.count(model, -1)
             if is_probe:
-                lane.breaker.end_probe()
-            self._waiters.wake()
+                state.breaker.end_probe()
+            self._slot_queue.wake()
         raise failed
 
     # What people ask.
 
     def status(self) -> list[DeploymentStatus]:
         now_ms = self._clock.monotonic_ms()
-        lanes = self._lanes.values()
-        return [lane.status(now_ms, self._purse.spent_until_ms(lane.budgets)) for lane in lanes]
+        states = self._states.values()
+        return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
 
     def spent(self) -> dict[str, float]:
         """Until which monotonic moment which budgets are spent, as far as is known here."""
-        return self._purse.spent()
+        return self._budgets.spent()
 
     def price_of(self, name: str) -> Price | None:
         """What tokens cost at a deployment; None where they cost nothing."""
-        return self._lanes.prices.get(name)
+        return self._states.prices.get(name)
 
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
-        return await ask_models(self._lanes[name], self._clock, timeout_s)
+        return await ask_models(self._states[name], self._clock, timeout_s)
 
     async def close(self) -> None:
         await self._tides.close()
         await self._interactive.close()
-        await self._parallel.close()
-        if self._shared is not None:
-            await self._shared.close()
-        if self._notebook is not None:
-            await self._notebook.close()
-        await self._purse.close()
+        await self._key_slots.close()
+        if self._deployment_slots is not None:
+            await self._deployment_slots.close()
+        if self._discovered is not None:
+            await self._discovered.close()
+        await self._budgets.close()
         await self._transport.close()
         await self._control.close()
 

@@ -1,7 +1,7 @@
-"""Calls for which no lane is fit: they stand in line while the only thing missing is a slot, and are told what is missing otherwise.
+"""Calls for which no deployment is fit: they stand in line while the only thing missing is a slot, and are told what is missing otherwise.
 
 Nobody waits here for long, nor for a rest, a probe or a budget: the engine does that. Whoever frees something wakes the line. It chooses
-no lane and sends nothing.
+no deployment and sends nothing.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ RETRY_BUDGET_WAIT_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Says what a call lacks when it is not a slot. `ready_at_ms` is when a lane takes calls of a route; `wait_ms`, until any does;
-    `may_try`, whether a lane's retry budget allows a call there."""
+    """Says what a call lacks when it is not a slot. `ready_at_ms` is when a deployment takes calls of a route; `wait_ms`, until any does;
+    `may_try`, whether a deployment's retry budget allows a call there."""
 
-    purse: BudgetClient
+    budget_client: BudgetClient
     clock: Clock
     ready_at_ms: Callable[[NameRoute, DeploymentState], float]
     wait_ms: Callable[[NameRoute, float, Call], int | None]
     may_try: Callable[[DeploymentState, Call, float], bool]
 
     def refuse(self, route: NameRoute, call: Call) -> None:
-        lanes = route.lanes
-        if not lanes:
+        states = route.states
+        if not states:
             raise Unavailable(f"no deployment serves model {call.model!r}: add one under models, or set an upstream")
         now_ms = self.clock.monotonic_ms()
-        ready = [lane for lane in lanes if self.ready_at_ms(route, lane) <= now_ms]
-        fit = [lane for lane in ready if lane.waits_until_ms(call) <= now_ms]
+        ready = [state for state in states if self.ready_at_ms(route, state) <= now_ms]
+        fit = [state for state in ready if state.waits_until_ms(call) <= now_ms]
         if not fit:
             wait_ms = self.wait_ms(route, now_ms, call)
             if ready:
                 raise Throttled("this call was refused and waits as long as it was asked to", retry_after_ms=wait_ms)
-            if any(lane.ready_at_ms() <= now_ms for lane in lanes):
-                is_away = self.purse.unreachable_until_ms > now_ms
+            if any(state.ready_at_ms() <= now_ms for state in states):
+                is_away = self.budget_client.unreachable_until_ms > now_ms
                 raise Withheld(
                     f"the budgets of model {call.model!r} are spent for now, or cannot be asked",
                     until_ms=now_ms + (wait_ms or 0),
@@ -51,8 +51,8 @@ class Missing:
                     retry_after_ms=wait_ms,
                     code="limits_unavailable" if is_away else "budget_spent",
                 )
-            raise closed_route_error(call.model, lanes, wait_ms)
-        if call.attempt_count and not any(self.may_try(lane, call, now_ms) for lane in fit):
+            raise closed_route_error(call.model, states, wait_ms)
+        if call.attempt_count and not any(self.may_try(state, call, now_ms) for state in fit):
             raise RetryBudgetSpent(
                 "this retry waits: its deployment has had as many retries as its retry budget allows",
                 retry_after_ms=RETRY_BUDGET_WAIT_MS,
@@ -84,10 +84,10 @@ class SlotQueue:
                     self._missing.refuse(route, call)
                     self._hurry()
                     await self._stand(route, call)
-                    lane = self._choose(route, call, (), self._clock.monotonic_ms())
-                    if lane is not None:
+                    state = self._choose(route, call, (), self._clock.monotonic_ms())
+                    if state is not None:
                         _forget(route, call)
-                        return lane
+                        return state
         except TimeoutError:
             pass
         except asyncio.CancelledError:
@@ -104,18 +104,18 @@ class SlotQueue:
         place = asyncio.get_running_loop().create_future()
         self._line.append(place)
         # Those of this moment: a route may lead elsewhere before the place comes free.
-        lanes = route.lanes
-        for lane in lanes:
-            lane.standing += 1
-            if lane.tide is not None:
-                lane.tide.stands(call.idempotency_key, call.body)
+        states = route.states
+        for state in states:
+            state.waiting += 1
+            if state.tide is not None:
+                state.tide.stands(call.idempotency_key, call.body)
         try:
             await place
         finally:
-            for lane in lanes:
-                lane.standing -= 1
-                if lane.tide is not None:
-                    lane.tide.leaves(call.idempotency_key)
+            for state in states:
+                state.waiting -= 1
+                if state.tide is not None:
+                    state.tide.leaves(call.idempotency_key)
             if place in self._line:
                 self._line.remove(place)
 
@@ -130,6 +130,6 @@ class SlotQueue:
 
 
 def _forget(route: NameRoute, call: Call) -> None:
-    for lane in route.lanes:
-        if lane.tide is not None:
-            lane.tide.forget(call.idempotency_key)
+    for state in route.states:
+        if state.tide is not None:
+            state.tide.forget(call.idempotency_key)

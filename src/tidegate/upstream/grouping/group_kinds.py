@@ -80,7 +80,7 @@ class ChatGroups:
         if batching is None:
             return Singly.MODE
         # All that share a call go to one deployment under one name: who may take it over is the same for each of them.
-        failover = tuple(lane.deployment.name for lane in route.lanes)
+        failover = tuple(state.deployment.name for state in route.states)
         model = route.model_of(call.model)
         way = chat.ChatRoute("", "", "", call.model, model, failover)
         return chat.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
@@ -104,7 +104,7 @@ class ChatGroups:
 
 def _widest(route: NameRoute) -> ChatBatching | None:
     """The settings of the deployment of a route that takes most in one call, with an adapter if any has one."""
-    asking = [lane.deployment.chat_batching for lane in route.lanes]
+    asking = [state.deployment.chat_batching for state in route.states]
     asking = [one for one in asking if one.mode is chat.ChatMode.SYNC_MICROBATCH]
     return max(asking, key=lambda one: (one.has_executor, one.upstream_max_batch_size), default=None)
 

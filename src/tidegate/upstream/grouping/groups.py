@@ -41,11 +41,11 @@ BenchKey = tuple[object, bytes]
 class _Trial:
     """A group that came to nothing: when each of its items passes alone, the group itself was at fault."""
 
-    __slots__ = ("epoch", "kind", "lane", "left")
+    __slots__ = ("epoch", "kind", "left", "state")
 
-    def __init__(self, kind: GroupKind, lane: DeploymentState, left: int, epoch: int) -> None:
+    def __init__(self, kind: GroupKind, state: DeploymentState, left: int, epoch: int) -> None:
         self.kind = kind
-        self.lane = lane
+        self.state = state
         self.left = left
         self.epoch = epoch
 
@@ -88,7 +88,7 @@ class _Bench:
         others = (seat for seat in self.seats if seat not in self.leaders)
         return [leader, *islice(others, count - 1)]
 
-    def leave(self, seats: Iterable[_Seat], leaders: int = 1, items: int = 1) -> None:
+    def permit(self, seats: Iterable[_Seat], leaders: int = 1, items: int = 1) -> None:
         """These sit here no longer. Of the others as many lead as are needed with so many items each, and not more than there are slots."""
         for seat in seats:
             self.seats.pop(seat, None)
@@ -102,8 +102,8 @@ class _Bench:
 
 
 class Groups:
-    """`find` waits for a lane that takes a call, `send` sends it there or where else the route leads, `bears` says whether a lane takes
-    this one too. Nothing may happen between the last two, or the slot is another's."""
+    """`find` waits for a deployment that takes a call, `send` sends it there or where else the route leads, `bears` says whether a
+    deployment takes this one too. Nothing may happen between the last two, or the slot is another's."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Groups:
         return slots * width + slack if slots >= 0 else 0
 
     def _width(self, route: NameRoute) -> int:
-        width = max(self._size(lane, kind).inputs for lane in route.lanes for kind in KINDS.values())
+        width = max(self._size(state, kind).inputs for state in route.states for kind in KINDS.values())
         self._widths[route] = width
         return width
 
@@ -172,7 +172,7 @@ class Groups:
             if told is _LEAD:
                 told = await self._lead(route, kind, bench, seat)
         finally:
-            bench.leave((seat,))
+            bench.permit((seat,))
             if not bench.seats and benches.get(key) is bench:
                 del benches[key]
                 if not benches:
@@ -187,7 +187,7 @@ class Groups:
     def _read(self, kind: GroupKind, route: NameRoute, call: Call) -> Part | ChatPart | None:
         singly = self._singly.get((route, kind.endpoint))
         if singly is None:
-            singly = all(kind.items_max(lane.deployment) < 2 for lane in route.lanes)
+            singly = all(kind.items_max(state.deployment) < 2 for state in route.states)
             self._singly[route, kind.endpoint] = singly
         if singly:
             return None
@@ -203,15 +203,15 @@ class Groups:
         return None
 
     async def _alone(self, route: NameRoute, call: Call) -> Answer:
-        lane = await self._find(route, call)
-        answer = await self._send(route, lane, call)
-        size = self._sizes.get((lane, call.endpoint))
-        if size is not None and answer.deployment == lane.deployment.name:
-            self._learn(lane, call.endpoint, size.succeeded(size.epoch))
+        state = await self._find(route, call)
+        answer = await self._send(route, state, call)
+        size = self._sizes.get((state, call.endpoint))
+        if size is not None and answer.deployment == state.deployment.name:
+            self._learn(state, call.endpoint, size.succeeded(size.epoch))
         return answer
 
-    def _learn(self, lane: DeploymentState, endpoint: str, size: GroupSize) -> None:
-        self._sizes[lane, endpoint] = size
+    def _learn(self, state: DeploymentState, endpoint: str, size: GroupSize) -> None:
+        self._sizes[state, endpoint] = size
         self._widths.clear()
 
     # The group.
@@ -219,34 +219,34 @@ class Groups:
     async def _lead(self, route: NameRoute, kind: GroupKind, bench: _Bench, seat: _Seat) -> _Told:
         """Wait for a slot and send whoever sits here by then; gives what came of the leader's own item."""
         try:
-            lane = await self._find(route, seat.call)
+            state = await self._find(route, seat.call)
         except UpstreamError as error:
             # What is missing is missing for all of them: they are of one job, under the same budgets.
             for other in [one for one in bench.seats if one not in bench.leaders]:
                 other.tell(_again(error))
                 bench.seats.pop(other)
             raise
-        size = self._size(lane, kind)
-        members, call = self._members(route, kind, lane, bench.company(seat, size.inputs))
+        size = self._size(state, kind)
+        members, call = self._members(route, kind, state, bench.company(seat, size.inputs))
         # Every slot that is free is somebody's in this same turn of the loop.
-        slots = lane.free_slots(self._clock.monotonic_ms()) - 1
-        bench.leave(members, max(1, slots), size.inputs)
+        slots = state.free_slots(self._clock.monotonic_ms()) - 1
+        bench.permit(members, max(1, slots), size.inputs)
         if call is None:
-            return await self._send(route, lane, seat.call)
+            return await self._send(route, state, seat.call)
         narrow = copy(route)
-        narrow.lanes = [one for one in route.lanes if self._takes(kind, one, members)]
+        narrow.states = [one for one in route.states if self._takes(kind, one, members)]
         shares: Sequence[Share | _Trial]
         status, name = 0, ""
         try:
-            answer = await self._send(narrow, lane, call)
+            answer = await self._send(narrow, state, call)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
-            self._learn(lane, kind.endpoint, self._size(lane, kind).succeeded(size.epoch))
-            _count(lane, len(members), "answered")
+            self._learn(state, kind.endpoint, self._size(state, kind).succeeded(size.epoch))
+            _count(state, len(members), "answered")
         except UpstreamError as error:
-            for place in narrow.lanes:
+            for place in narrow.states:
                 place.refusals.pass_on(call.idempotency_key, [member.call.idempotency_key for member in members])
-            shares = self._after_failure(kind, lane, members, error, size.epoch)
+            shares = self._after_failure(kind, state, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
                 member.tell(Ambiguous("the call that this request shared with others was ended"))
@@ -258,60 +258,60 @@ class Groups:
             raise found[0]
         return found[0]
 
-    def _size(self, lane: DeploymentState, kind: GroupKind) -> GroupSize:
-        allowed = kind.items_max(lane.deployment)
-        size = self._sizes.get((lane, kind.endpoint))
+    def _size(self, state: DeploymentState, kind: GroupKind) -> GroupSize:
+        allowed = kind.items_max(state.deployment)
+        size = self._sizes.get((state, kind.endpoint))
         if size is None or size.inputs_max != allowed:
-            size = self._sizes[lane, kind.endpoint] = GroupSize.fresh(allowed)
+            size = self._sizes[state, kind.endpoint] = GroupSize.fresh(allowed)
         return size
 
     def _members(
-        self, route: NameRoute, kind: GroupKind, lane: DeploymentState, company: list[_Seat]
+        self, route: NameRoute, kind: GroupKind, state: DeploymentState, company: list[_Seat]
     ) -> tuple[list[_Seat], Call | None]:
         """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
-        members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(lane.deployment)
+        members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(state.deployment)
         now_ms = self._clock.monotonic_ms()
         for seat in company[1:]:
-            if lane.waits_until_ms(seat.call) > now_ms:
+            if state.waits_until_ms(seat.call) > now_ms:
                 continue
             tokens += seat.part.tokens
             if cap and tokens > cap:
                 break
             members.append(seat)
-        while len(members) > 1 and len(members) >= kind.items_min(lane.deployment):
+        while len(members) > 1 and len(members) >= kind.items_min(state.deployment):
             call = _joined(kind, members)
-            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._bears(route, lane, call):
+            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._bears(route, state, call):
                 return members, call
             members = members[: len(members) // 2]
         return members[:1], None
 
-    def _takes(self, kind: GroupKind, lane: DeploymentState, members: Sequence[_Seat]) -> bool:
+    def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[_Seat]) -> bool:
         """Whether another deployment could take this group over, by its own settings."""
-        cap = kind.tokens_max(lane.deployment)
-        return kind.items_max(lane.deployment) >= len(members) and not (
+        cap = kind.tokens_max(state.deployment)
+        return kind.items_max(state.deployment) >= len(members) and not (
             0 < cap < sum(member.part.tokens for member in members)
         )
 
     def _after_failure(
-        self, kind: GroupKind, lane: DeploymentState, members: Sequence[_Seat], error: UpstreamError, epoch: int
+        self, kind: GroupKind, state: DeploymentState, members: Sequence[_Seat], error: UpstreamError, epoch: int
     ) -> list[UpstreamError] | list[_Trial]:
-        size, remedy = self._size(lane, kind).failed(error, epoch)
-        self._learn(lane, kind.endpoint, size)
-        _count(lane, len(members), "refused" if isinstance(error, Refused) else "failed")
+        size, remedy = self._size(state, kind).failed(error, epoch)
+        self._learn(state, kind.endpoint, size)
+        _count(state, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
             # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
-            metrics.group_isolations.of(lane.deployment.name, error.reason).inc()
-            log.warning("group_isolated", deployment=lane.deployment.name, items=len(members), why=error.message)
-            return [_Trial(kind, lane, len(members), epoch)] * len(members)
+            metrics.group_isolations.of(state.deployment.name, error.reason).inc()
+            log.warning("group_isolated", deployment=state.deployment.name, items=len(members), why=error.message)
+            return [_Trial(kind, state, len(members), epoch)] * len(members)
         if remedy is not Remedy.REQUEUE:
-            log.info("group_shrunk", deployment=lane.deployment.name, items_max=size.inputs, why=error.reason)
+            log.info("group_shrunk", deployment=state.deployment.name, items_max=size.inputs, why=error.reason)
         return [_again(error) for _ in members]
 
     def _passed_alone(self, trial: _Trial) -> None:
         trial.left -= 1
         if not trial.left:
-            size = self._size(trial.lane, trial.kind)
-            self._learn(trial.lane, trial.kind.endpoint, size.unfit(trial.epoch))
+            size = self._size(trial.state, trial.kind)
+            self._learn(trial.state, trial.kind.endpoint, size.unfit(trial.epoch))
 
 
 def _joined(kind: GroupKind, members: Sequence[_Seat]) -> Call:
@@ -340,6 +340,6 @@ def _again(error: UpstreamError) -> UpstreamError:
     return same
 
 
-def _count(lane: DeploymentState, items: int, outcome: str) -> None:
-    metrics.group_calls.of(lane.deployment.name, outcome).inc()
+def _count(state: DeploymentState, items: int, outcome: str) -> None:
+    metrics.group_calls.of(state.deployment.name, outcome).inc()
     metrics.group_items.observe(items)

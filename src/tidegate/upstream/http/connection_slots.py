@@ -14,25 +14,25 @@ class ConnectionSlots:
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
         self._loop = loop
         self._max = limits.connections_max
-        self._batch_max = limits.connections_max - limits.interactive_connections
+        self._background_max = limits.connections_max - limits.interactive_connections
         self._in_use = 0
-        self._batch_in_use = 0
+        self._background_in_use = 0
         self._batch: deque[asyncio.Future[None]] = deque()
         self._interactive: deque[asyncio.Future[None]] = deque()
 
     def free(self) -> int:
         """How many more calls of batch work fit."""
-        all_free, batch_free = self._max - self._in_use, self._batch_max - self._batch_in_use
-        return batch_free if batch_free < all_free else all_free
+        all_free, background_free = self._max - self._in_use, self._background_max - self._background_in_use
+        return background_free if background_free < all_free else all_free
 
     def take(self, *, interactive: bool) -> bool:
         """A seat, when one is free and nobody with a better right waits for it."""
         if self._in_use >= self._max or self._interactive:
             return False
         if not interactive:
-            if self._batch_in_use >= self._batch_max:
+            if self._background_in_use >= self._background_max:
                 return False
-            self._batch_in_use += 1
+            self._background_in_use += 1
         self._in_use += 1
         return True
 
@@ -46,9 +46,9 @@ class ConnectionSlots:
                 await place
             return
         except TimeoutError:
-            self._leave(place, line, interactive=interactive)
+            self._stop_waiting(place, line, interactive=interactive)
         except asyncio.CancelledError:
-            self._leave(place, line, interactive=interactive)
+            self._stop_waiting(place, line, interactive=interactive)
             raise
         raise PoolExhausted(
             f"no free connection within {timeout_s:g} s: all {self._max} are in use; "
@@ -59,7 +59,7 @@ class ConnectionSlots:
     def give_back(self, *, interactive: bool) -> None:
         self._in_use -= 1
         if not interactive:
-            self._batch_in_use -= 1
+            self._background_in_use -= 1
         if self._interactive or self._batch:
             self._hand_over()
 
@@ -73,10 +73,12 @@ class ConnectionSlots:
             place = self._batch.popleft()
             if not place.done():
                 self._in_use += 1
-                self._batch_in_use += 1
+                self._background_in_use += 1
                 place.set_result(None)
 
-    def _leave(self, place: "asyncio.Future[None]", line: "deque[asyncio.Future[None]]", *, interactive: bool) -> None:
+    def _stop_waiting(
+        self, place: "asyncio.Future[None]", line: "deque[asyncio.Future[None]]", *, interactive: bool
+    ) -> None:
         if place.done() and not place.cancelled():
             # The seat was handed over in the moment we stopped waiting for it.
             self.give_back(interactive=interactive)

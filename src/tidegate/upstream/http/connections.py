@@ -116,13 +116,13 @@ class Connections(aiohttp.TCPConnector):
         # The clock is the one that aiohttp stamps an idle connection with.
         oldest = monotonic() - self._kept_alive_s
         while idle and found is None:
-            wire, stamp = idle.popleft()
-            assert isinstance(wire, Connection)
-            if stamp < oldest or wire.has_spoken():
-                wire.close()
+            connection, stamp = idle.popleft()
+            assert isinstance(connection, Connection)
+            if stamp < oldest or connection.has_spoken():
+                connection.close()
             else:
-                self._acquired.add(wire)
-                found = wire
+                self._acquired.add(connection)
+                found = connection
         if not idle:
             del self._conns[key]
         return found
@@ -132,28 +132,28 @@ class Connections(aiohttp.TCPConnector):
         if self.closed:
             raise aiohttp.ClientConnectionError("the connections were closed")
         try:
-            connection = await self.connect(request, [], self._connecting)
+            wrapper = await self.connect(request, [], self._connecting)
         except TimeoutError:
             raise aiohttp.ConnectionTimeoutError from None
-        wire = connection.protocol
-        assert isinstance(wire, Connection)
+        connection = wrapper.protocol
+        assert isinstance(connection, Connection)
         # It is given back by `give_back`: its wrapper would close it when it is collected.
-        connection._protocol = None
-        if wire.has_spoken():
-            self.give_back(request.connection_key, wire, whole=False)
+        wrapper._protocol = None
+        if connection.has_spoken():
+            self.give_back(request.connection_key, connection, whole=False)
             raise aiohttp.ClientConnectionResetError("the server spoke or closed before it was asked")
-        return wire
+        return connection
 
-    def give_back(self, key: ConnectionKey, wire: Connection, *, whole: bool) -> None:
+    def give_back(self, key: ConnectionKey, connection: Connection, *, whole: bool) -> None:
         """Keep a connection for the next call if HTTP allows it. If its answer is not whole, drop it at once."""
-        transport = wire.transport
+        transport = connection.transport
         if whole and transport is not None and not transport.get_write_buffer_size():
-            wire.expect_nothing()
-            self._release(key, wire)
+            connection.expect_nothing()
+            self._release(key, connection)
         else:
             # A connection that still has something to send would stay open until the server takes it.
-            wire.abort()
-            self._release(key, wire, should_close=True)
+            connection.abort()
+            self._release(key, connection, should_close=True)
 
     def abort_in_use(self) -> None:
         for protocol in self._acquired:

@@ -62,7 +62,7 @@ class InFlightCall:
         self.sent = True
         self._step += 1
 
-    def heard(self, status: int) -> None:
+    def answered(self, status: int) -> None:
         """The status and headers are here."""
         self.status = status
         self._written = True
@@ -75,7 +75,7 @@ class InFlightCall:
             self._received_bytes += len(chunk)
         self._step += 1
 
-    def hold(self, held: bool) -> None:
+    def pause_timeout(self, held: bool) -> None:
         """While it is held, whoever reads the answer is waited for, not the upstream."""
         self._held = held
         self._step += 1
@@ -135,17 +135,17 @@ class TimeoutSweep:
         task = asyncio.current_task(self._loop)
         assert task is not None, "a call is made inside a task"
         deadline = self._loop.time() + total_s
-        exchange = InFlightCall(task, deadline, read_timeout_s)
-        self._exchanges.add(exchange)
+        flight = InFlightCall(task, deadline, read_timeout_s)
+        self._exchanges.add(flight)
         if self._timer is None:
             self._schedule(min(deadline, deadline - total_s + self._period_s))
         elif deadline < self._next:
             self._timer.cancel()
             self._schedule(deadline)
-        return exchange
+        return flight
 
-    def end(self, exchange: InFlightCall) -> None:
-        self._exchanges.discard(exchange)
+    def end(self, flight: InFlightCall) -> None:
+        self._exchanges.discard(flight)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -163,11 +163,11 @@ class TimeoutSweep:
         now = self._loop.time()
         next_at = now + self._period_s
         # A call that was cut is asked to end once, and leaves the set by itself; a second request could hit its clean-up.
-        for exchange in list(self._exchanges):
-            why = exchange.overdue(now, self._limits)
+        for flight in list(self._exchanges):
+            why = flight.overdue(now, self._limits)
             if why is not None:
-                self._exchanges.discard(exchange)
-                exchange.cut(why)
-            elif exchange.deadline < next_at:
-                next_at = exchange.deadline
+                self._exchanges.discard(flight)
+                flight.cut(why)
+            elif flight.deadline < next_at:
+                next_at = flight.deadline
         self._schedule(next_at)

@@ -31,8 +31,8 @@ class RedactedPayload:
         self._redactor = StreamRedactor(key)
 
     async def readany(self) -> bytes:
-        while piece := await self._payload.readany():
-            if shown := self._redactor.feed(piece):
+        while chunk := await self._payload.readany():
+            if shown := self._redactor.feed(chunk):
                 return shown
         return self._redactor.end()
 
@@ -43,21 +43,21 @@ class Stream:
     `bytes_max` is how much of an answer is ever kept here at once.
     """
 
-    __slots__ = ("_end", "_exchange", "_over", "_payload", "bytes_max", "headers", "status")
+    __slots__ = ("_end", "_flight", "_over", "_payload", "bytes_max", "headers", "status")
 
     def __init__(
         self,
         status: int,
         headers: Mapping[str, str],
         payload: Payload,
-        exchange: InFlightCall,
+        flight: InFlightCall,
         end: Callable[[bool], None],
         bytes_max: int,
     ) -> None:
         self.status = status
         self.headers = headers
         self._payload = payload
-        self._exchange = exchange
+        self._flight = flight
         self._end = end
         self.bytes_max = bytes_max
         self._over = False
@@ -68,10 +68,10 @@ class Stream:
             return b""
         failed: UpstreamError | None = None
         try:
-            piece = await self._payload.readany()
+            chunk = await self._payload.readany()
         except asyncio.CancelledError:
             # Ended by us for being late, or by whoever wanted it: then its wish goes on.
-            cut = self._exchange.cut_reason()
+            cut = self._flight.cut_reason()
             self.close()
             if cut is None:
                 raise
@@ -82,34 +82,34 @@ class Stream:
             failed = classify.failure(wrong, sent=True)
         if failed is not None:
             raise failed
-        if piece:
-            self._exchange.received(piece)
+        if chunk:
+            self._flight.received(chunk)
         else:
             self._finish(whole=True)
-        return piece
+        return chunk
 
     async def read_whole(self) -> bytes:
         """All that follows, if it is not too much."""
-        pieces = []
+        chunks = []
         size = 0
-        while piece := await self.read():
-            size += len(piece)
+        while chunk := await self.read():
+            size += len(chunk)
             if size > self.bytes_max:
                 self.close()
                 raise classify.failure(classify.AnswerTooLarge(self.status, self.bytes_max), sent=True)
-            pieces.append(piece)
-        return b"".join(pieces)
+            chunks.append(chunk)
+        return b"".join(chunks)
 
-    def hold(self) -> None:
+    def pause_timeout(self) -> None:
         """From here on we wait for the reader, not for the upstream."""
-        self._exchange.hold(True)
+        self._flight.pause_timeout(True)
 
-    def go_on(self) -> None:
-        self._exchange.hold(False)
+    def resume_timeout(self) -> None:
+        self._flight.pause_timeout(False)
 
     def was_cut(self) -> bool:
         """Whether it was this stream's own time-out that cancelled the task; asked once, and answered for."""
-        return self._exchange.cut_reason() is not None
+        return self._flight.cut_reason() is not None
 
     def close(self) -> None:
         """Whatever has not come yet is not wanted: the connection is closed at once."""

@@ -58,7 +58,7 @@ class Client(Protocol):
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         attempt: int = 0,
     ) -> HttpReply:
         """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
@@ -82,7 +82,7 @@ class StreamingClient(Protocol):
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         *,
         interactive: bool = True,
     ) -> Stream:
@@ -130,7 +130,7 @@ class RequestTemplate:
         self.get_head = b"GET" + head + b"\r\n"
         self.post_head = b"POST" + head + b"Idempotency-Key: "
 
-    def pieces(self, idempotency_key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
+    def chunks(self, idempotency_key: str, headers: bytes, body: bytes | None) -> tuple[bytes, ...]:
         """The whole request, ready to be written: a POST with a body, a GET without."""
         if body is None:
             return (self.get_head,)
@@ -160,10 +160,10 @@ class AiohttpClient:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         attempt: int = 0,
     ) -> Coroutine[Any, Any, HttpReply]:
-        return self._transport.call(self, url, idempotency_key, body, total_s, headers, leave)
+        return self._transport.call(self, url, idempotency_key, body, total_s, headers, permit)
 
     def get(self, url: URL, total_s: float) -> Coroutine[Any, Any, HttpReply]:
         return self._transport.call(self, url, "", None, total_s, b"", None)
@@ -175,22 +175,22 @@ class AiohttpClient:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         *,
         interactive: bool = True,
     ) -> Coroutine[Any, Any, Stream]:
         request = (idempotency_key, body, headers)
-        return self._transport.open(self, url, request, total_s, leave, interactive=interactive)
+        return self._transport.open(self, url, request, total_s, permit, interactive=interactive)
 
     def read_timeout_s(self, url: URL) -> float:
         """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
         return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
 
-    def way(self, url: URL) -> RequestTemplate:
-        way = self._ways.get(url)
-        if way is None:
-            way = self._ways[url] = RequestTemplate(url, self._headers, self._tls)
-        return way
+    def template(self, url: URL) -> RequestTemplate:
+        template = self._ways.get(url)
+        if template is None:
+            template = self._ways[url] = RequestTemplate(url, self._headers, self._tls)
+        return template
 
 
 class AiohttpTransport:
@@ -234,46 +234,48 @@ class AiohttpTransport:
         body: bytes | None,
         total_s: float,
         headers: bytes,
-        leave: SendPermit | None,
+        permit: SendPermit | None,
     ) -> HttpReply:
         """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
         that the upstream sees it.
         """
         if not self._seats.take(interactive=False):
             await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
-        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
+        flight = self._sweep.begin(total_s, line.read_timeout_s(url))
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._exchange(line, url, idempotency_key, body, exchange, headers, leave)
+                    return await self._flight(line, url, idempotency_key, body, flight, headers, permit)
                 except (Exception, asyncio.CancelledError) as wrong:
                     # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
                     # chained or kept: its frames know the request's head, and with it our key.
-                    failed = self._sort(wrong, exchange, repeatable=body is None)
+                    failed = self._sort(wrong, flight, repeatable=body is None)
                 if failed is not None:
                     break
         finally:
-            self._sweep.end(exchange)
+            self._sweep.end(flight)
             self._seats.give_back(interactive=False)
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
-    async def _exchange(
+    async def _flight(
         self,
         line: AiohttpClient,
         url: URL,
         idempotency_key: str,
         body: bytes | None,
-        exchange: InFlightCall,
+        flight: InFlightCall,
         headers: bytes,
-        leave: SendPermit | None,
+        permit: SendPermit | None,
     ) -> HttpReply:
-        way, wire = await self._wire(line, url, idempotency_key)
+        template, connection = await self._wire(line, url, idempotency_key)
         whole = False
         try:
             try:
-                message, payload = await self._ask(way, wire, (idempotency_key, body, headers), exchange, leave)
+                message, payload = await self._ask(
+                    template, connection, (idempotency_key, body, headers), flight, permit
+                )
             except PermitExpired:
-                # A connection that took too long is kept: with the next leave it is there at once.
+                # A connection that took too long is kept: with the next permit it is there at once.
                 whole = True
                 raise
             if payload.is_eof():
@@ -281,10 +283,10 @@ class AiohttpTransport:
                 if len(answer) > self.limits.response_bytes_max:
                     raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
             else:
-                answer = await self._read_body(payload, exchange)
+                answer = await self._read_body(payload, flight)
             whole = True
         finally:
-            self.connections.give_back(way.key, wire, whole=whole)
+            self.connections.give_back(template.key, connection, whole=whole)
         return HttpReply(message.code, message.headers, line.key.whole(answer))
 
     async def open(
@@ -293,27 +295,27 @@ class AiohttpTransport:
         url: URL,
         request: tuple[str, bytes, bytes],
         total_s: float,
-        leave: SendPermit | None,
+        permit: SendPermit | None,
         *,
         interactive: bool,
     ) -> Stream:
         """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
         if not self._seats.take(interactive=interactive):
             await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
-        exchange = self._sweep.begin(total_s, line.read_timeout_s(url))
-        exchange.is_streamed = True
+        flight = self._sweep.begin(total_s, line.read_timeout_s(url))
+        flight.is_streamed = True
 
         def end() -> None:
-            self._sweep.end(exchange)
+            self._sweep.end(flight)
             self._seats.give_back(interactive=interactive)
 
         failed: UpstreamError | None = None
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._open(line, url, request, exchange, leave, end)
+                    return await self._open(line, url, request, flight, permit, end)
                 except (Exception, asyncio.CancelledError) as wrong:
-                    failed = self._sort(wrong, exchange, repeatable=False)
+                    failed = self._sort(wrong, flight, repeatable=False)
                 if failed is not None:
                     break
         except BaseException:
@@ -327,70 +329,70 @@ class AiohttpTransport:
         line: AiohttpClient,
         url: URL,
         request: tuple[str, bytes, bytes],
-        exchange: InFlightCall,
-        leave: SendPermit | None,
+        flight: InFlightCall,
+        permit: SendPermit | None,
         end: Callable[[], None],
     ) -> Stream:
-        way, wire = await self._wire(line, url, request[0])
+        template, connection = await self._wire(line, url, request[0])
         try:
-            message, payload = await self._ask(way, wire, request, exchange, leave)
+            message, payload = await self._ask(template, connection, request, flight, permit)
         except BaseException as wrong:
-            self.connections.give_back(way.key, wire, whole=isinstance(wrong, PermitExpired))
+            self.connections.give_back(template.key, connection, whole=isinstance(wrong, PermitExpired))
             raise
 
         def finish(whole: bool) -> None:
-            self.connections.give_back(way.key, wire, whole=whole)
+            self.connections.give_back(template.key, connection, whole=whole)
             end()
 
         source = RedactedPayload(payload, line.key) if line.key else payload
-        return Stream(message.code, message.headers, source, exchange, finish, self.limits.response_bytes_max)
+        return Stream(message.code, message.headers, source, flight, finish, self.limits.response_bytes_max)
 
     async def _wire(self, line: AiohttpClient, url: URL, idempotency_key: str) -> tuple[RequestTemplate, Connection]:
-        way = line.way(url)
+        template = line.template(url)
         if not idempotency_key.isprintable():
             raise ValueError("an idempotency key with control characters")
-        wire = self.connections.take(way.key)
-        if wire is None:
-            wire = await self.connections.open(way.request)
-        return way, wire
+        connection = self.connections.take(template.key)
+        if connection is None:
+            connection = await self.connections.open(template.request)
+        return template, connection
 
     async def _ask(
         self,
-        way: RequestTemplate,
-        wire: Connection,
+        template: RequestTemplate,
+        connection: Connection,
         request: tuple[str, bytes | None, bytes],
-        exchange: InFlightCall,
-        leave: SendPermit | None,
+        flight: InFlightCall,
+        permit: SendPermit | None,
     ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
         """Write the request, and wait for the head of its answer."""
         idempotency_key, body, headers = request
-        wire.expect_answer(self.limits)
-        assert wire.transport is not None
-        write, pieces = wire.transport.write, way.pieces(idempotency_key, headers, body)
-        if leave is not None:
+        connection.expect_answer(self.limits)
+        assert connection.transport is not None
+        write, chunks = connection.transport.write, template.chunks(idempotency_key, headers, body)
+        if permit is not None:
             # The last look at the clock: between it and the kernel stands nothing but the write itself.
-            leave.begin()
-        exchange.writing(wire)
-        for piece in pieces:
-            write(piece)
+            permit.begin()
+        flight.writing(connection)
+        for chunk in chunks:
+            write(chunk)
         try:
-            message, payload = await wire.read()
+            message, payload = await connection.read()
         except (aiohttp.ClientError, OSError):
-            if way.confirms_handshakes is not False and wire.is_unconfirmed():
+            if template.confirms_handshakes is not False and connection.is_unconfirmed():
                 raise classify.HandshakeRejected from None
             raise
-        if way.confirms_handshakes is None:
-            way.confirms_handshakes = not wire.is_unconfirmed()
+        if template.confirms_handshakes is None:
+            template.confirms_handshakes = not connection.is_unconfirmed()
         hints = 0
         while 100 <= message.code <= 199 and message.code != 101:
             hints += 1
             if hints > HINTS_MAX:
                 raise HttpProcessingError(message="more early hints than any server needs")
-            message, payload = await wire.read()
-        exchange.heard(message.code)
+            message, payload = await connection.read()
+        flight.answered(message.code)
         return message, payload
 
-    async def _read_body(self, payload: aiohttp.StreamReader, exchange: InFlightCall) -> bytes:
+    async def _read_body(self, payload: aiohttp.StreamReader, flight: InFlightCall) -> bytes:
         bytes_max = self.limits.response_bytes_max
         chunks = []
         size = 0
@@ -398,26 +400,26 @@ class AiohttpTransport:
             chunk = await payload.readany()
             size += len(chunk)
             if size > bytes_max:
-                raise classify.AnswerTooLarge(exchange.status, bytes_max)
+                raise classify.AnswerTooLarge(flight.status, bytes_max)
             chunks.append(chunk)
-            exchange.received(chunk)
+            flight.received(chunk)
         return b"".join(chunks)
 
-    def _sort(self, wrong: BaseException, exchange: InFlightCall, *, repeatable: bool) -> UpstreamError | None:
+    def _sort(self, wrong: BaseException, flight: InFlightCall, *, repeatable: bool) -> UpstreamError | None:
         """The error to raise, or None when nothing was written or asked for work and the call may simply be made again."""
         if isinstance(wrong, asyncio.CancelledError):
-            cut = exchange.cut_reason()
+            cut = flight.cut_reason()
             if cut is None:
                 raise wrong
-            return classify.failure(classify.CallCut(cut), sent=exchange.sent)
+            return classify.failure(classify.CallCut(cut), sent=flight.sent)
         if isinstance(wrong, PermitExpired):
             raise wrong
         was_connected = isinstance(wrong, aiohttp.ClientConnectionError) and not isinstance(
             wrong, classify.NEVER_CONNECTED
         )
-        if was_connected and (repeatable or not exchange.sent):
+        if was_connected and (repeatable or not flight.sent):
             return None
-        return classify.failure(wrong, sent=exchange.sent)
+        return classify.failure(wrong, sent=flight.sent)
 
 
 def _headers(deployment: Deployment) -> dict[str, str]:

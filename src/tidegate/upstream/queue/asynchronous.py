@@ -108,7 +108,7 @@ class QueueClient:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         attempt: int = 0,
     ) -> HttpReply:
         request_id = _request_id(idempotency_key, attempt)
@@ -116,12 +116,12 @@ class QueueClient:
             await self._mailbox.queue.reach()
         except QueueAway as away:
             raise _never_started(away) from None
-        if leave is not None:
-            leave.begin()
-        told = {"Idempotency-Key": idempotency_key, **messages.headers_of(headers)}
+        if permit is not None:
+            permit.begin()
+        sent_headers = {"Idempotency-Key": idempotency_key, **messages.headers_of(headers)}
         try:
             async with asyncio.timeout(total_s) as limit:
-                await self._put(self._request(request_id, url.raw_path, told, body, total_s))
+                await self._put(self._request(request_id, url.raw_path, sent_headers, body, total_s))
                 found = await self._wait(request_id)
         except TimeoutError:
             if not limit.expired():
@@ -175,7 +175,7 @@ class QueueClient:
         try:
             return await waiting
         finally:
-            self._mailbox.leave(request_id, waiting)
+            self._mailbox.stop_waiting(request_id, waiting)
 
     async def _read(self, item: str, found: Found) -> HttpReply:
         queue, request_id = self._mailbox.queue, found.request_id

@@ -49,7 +49,7 @@ class Mailbox:
             self._looking = asyncio.create_task(self._look())
         return waiting
 
-    def leave(self, request_id: str, waiting: Waiting) -> None:
+    def stop_waiting(self, request_id: str, waiting: Waiting) -> None:
         """This one waits no longer."""
         others = self._waiting.get(request_id, [])
         if waiting in others:

@@ -15,19 +15,19 @@ GROUP = "model:"
 
 
 class Backpressure:
-    def __init__(self, rests: Rests, clock: Clock, policy: DeploymentPolicy, lanes: Iterable[DeploymentState]) -> None:
+    def __init__(self, rests: Rests, clock: Clock, policy: DeploymentPolicy, states: Iterable[DeploymentState]) -> None:
         self._rests = rests
         self._clock = clock
         self._min_ms = policy.model_rest_ms_min
         self._max_ms = policy.model_rest_ms_max
-        self._lanes = lanes
+        self._states = states
         self._deaf: set[str] = set()
         self._ill: dict[str, list[DeploymentState]] = {}
 
-    def failed(self, lane: DeploymentState) -> None:
+    def failed(self, state: DeploymentState) -> None:
         """A call there failed in a way that speaks of its health."""
         now_ms = self._clock.monotonic_ms()
-        for model in lane.deployment.models:
+        for model in state.deployment.models:
             self._deaf.discard(model)
             group = self._group(model)
             if self._max_ms and group and all(one.breaker.is_open for one in group):
@@ -35,15 +35,15 @@ class Backpressure:
                 self._rests.publish(GROUP + model, math.ceil(min(max(ready_ms, self._min_ms), self._max_ms)))
                 self._ill[model] = group
 
-    def answered(self, lane: DeploymentState) -> None:
+    def answered(self, state: DeploymentState) -> None:
         """It is well: whatever others say of its models is not so here."""
-        for model in lane.deployment.models:
+        for model in state.deployment.models:
             if model not in self._deaf:
                 self._deaf.add(model)
                 for one in self._group(model):
-                    one.batch_rests_until_ms = 0.0
+                    one.background_rests_until_ms = 0.0
 
-    def hear(self) -> None:
+    def obey(self) -> None:
         """Obey what other processes said of models that this one has not tried since it last obeyed."""
         now_ms = self._clock.monotonic_ms()
         for name, until_ms in self._rests.current().items():
@@ -56,7 +56,9 @@ class Backpressure:
                 # What was said here is said of servers that others stand for now, or that have another key.
                 continue
             for one in group:
-                one.batch_rests_until_ms = until_ms
+                one.background_rests_until_ms = until_ms
 
     def _group(self, model: str) -> list[DeploymentState]:
-        return [lane for lane in self._lanes if model in lane.deployment.models and lane.deployment.takes_batch]
+        return [
+            state for state in self._states if model in state.deployment.models and state.deployment.takes_background
+        ]

@@ -1,6 +1,6 @@
 """One deployment at work: its slots, its rest, its breaker, its budgets, and what it has done so far.
 
-A lane decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among lanes and
+A deployment decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among deployments and
 sends nothing. Time is an argument, in the clock's monotonic milliseconds.
 """
 
@@ -94,8 +94,8 @@ class DeploymentState:
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
         self.tide: DeploymentTide | None = None
-        self.standing = 0
-        self.slots = deployment.batch_in_flight_max
+        self.waiting = 0
+        self.slots = deployment.background_in_flight_max
         self.expecting = 0
         self.is_short = self.is_asked = False
         self._is_seen = False
@@ -104,7 +104,7 @@ class DeploymentState:
         self.tokens_in_flight = 0
         self.discovered: Limit | None = None
         self.rests_until_ms = 0.0
-        self.batch_rests_until_ms = 0.0
+        self.background_rests_until_ms = 0.0
         self.answered = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
@@ -120,16 +120,16 @@ class DeploymentState:
         self._forbidden: OrderedDict[str, int] = OrderedDict()
         self._failed_calls: OrderedDict[str, None] = OrderedDict()
         self._failed_at_ms = -math.inf
-        self.become(deployment, line, control)
+        self.update(deployment, line, control)
 
-    def become(self, deployment: Deployment, line: Client, control: Client) -> None:
+    def update(self, deployment: Deployment, line: Client, control: Client) -> None:
         """The same server under another agreement: what is in flight and what was learned stay."""
         self.deployment = deployment
         self.line = line
         self.open_line = line if isinstance(line, StreamingClient) else None
         self.queued_line = line if isinstance(line, QueuedClient) else None
         self.control = control
-        self.slots = min(self.slots, deployment.batch_in_flight_max)
+        self.slots = min(self.slots, deployment.background_in_flight_max)
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
         self.hinter = PriorityHints(deployment)
@@ -169,9 +169,9 @@ class DeploymentState:
         return max(self.rests_until_ms, paused_until_ms, self.quota.opens_at_ms())
 
     def free_slots(self, now_ms: float) -> int:
-        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.batch_rests_until_ms > now_ms:
+        if self.rests_until_ms > now_ms or self.breaker.ready_at_ms > now_ms or self.background_rests_until_ms > now_ms:
             return 0
-        if self.quota.is_told and self.quota.opens_at_ms() > now_ms:
+        if self.quota.is_known and self.quota.opens_at_ms() > now_ms:
             return 0
         # Interactive calls go first: what they have of the deployment is not batch's to use.
         slots = self.slots
@@ -212,7 +212,7 @@ class DeploymentState:
             self._unseen_rounds = 0
         self._is_seen = False
         if deployment.tokens_in_flight_max:
-            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.batch_in_flight_max)
+            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.background_in_flight_max)
 
     def wanted_slots(self) -> int:
         """How many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
@@ -222,7 +222,7 @@ class DeploymentState:
             wanted = self.highest + self.highest // 4 + 1
         else:
             wanted = int(self.is_asked)
-        return min(wanted, self.deployment.batch_in_flight_max)
+        return min(wanted, self.deployment.background_in_flight_max)
 
     def let_go(self, wanted: int) -> int:
         """Begin nothing that needs more slots than are wanted; says how many may be in flight until the next share."""
@@ -231,13 +231,13 @@ class DeploymentState:
 
     # What it says about itself.
 
-    def told(self, told: RateLimitHeaders, now_ms: float) -> bool:
+    def note_limits(self, note_limits: RateLimitHeaders, now_ms: float) -> bool:
         """It said what its limits are. True when that is news."""
-        if told.empty_for_ms:
-            self._rest(told.empty_for_ms, now_ms)
-        if told.requests is None and told.tokens is None:
+        if note_limits.empty_for_ms:
+            self._rest(note_limits.empty_for_ms, now_ms)
+        if note_limits.requests is None and note_limits.tokens is None:
             return False
-        return self.discover(Limit(Period.MINUTE, told.requests, told.tokens))
+        return self.discover(Limit(Period.MINUTE, note_limits.requests, note_limits.tokens))
 
     def discover(self, limit: Limit) -> bool:
         if limit == self.discovered:

@@ -1,6 +1,6 @@
-"""The lanes of this process, one per deployment, kept while their deployments come, change and go.
+"""The deployments of this process, one per deployment, kept while their deployments come, change and go.
 
-It makes lanes and changes their terms; it routes nothing and sends nothing.
+It makes deployments and changes their terms; it routes nothing and sends nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class Deployments(dict[str, DeploymentState]):
         self._is_grouping = False
 
     def serve(self, deployments: Iterable[Deployment], *, is_alone: bool) -> dict[str, str]:
-        """Have one lane for each of these, and say which deployments cannot be used and why: those are left out.
+        """Have one deployment for each of these, and say which deployments cannot be used and why: those are left out.
 
         Nothing changes before every line is there. `is_alone`: all slots of a deployment are this process's.
         """
@@ -45,47 +45,47 @@ class Deployments(dict[str, DeploymentState]):
             if name in kept:
                 refused[name] = f"two deployments are named {name!r}: give each a name of its own"
                 continue
-            lane = self.get(name)
-            if lane is None or lane.deployment != deployment:
+            state = self.get(name)
+            if state is None or state.deployment != deployment:
                 try:
                     line, control = self._transport.line(deployment), self._control.line(deployment)
                 except SettingsError as error:
                     refused[name] = f"deployment {name!r}: {error}"
-                    if lane is not None and lane.deployment.tls.has_files_of(deployment.tls):
+                    if state is not None and state.deployment.tls.has_files_of(deployment.tls):
                         # Its certificate is being replaced: until that is done the one before serves on.
-                        kept[name] = lane
+                        kept[name] = state
                     continue
-                if lane is None or not lane.deployment.is_same_server(deployment):
+                if state is None or not state.deployment.is_same_server(deployment):
                     # What is in flight at the server before ends there, and says nothing about this one.
-                    lane = DeploymentState(deployment, line, control, self._policy)
-                    lane.tide = self._tide_for(deployment, control)
-                changed.append((lane, deployment, line, control))
-            kept[name] = lane
-        for lane, deployment, line, control in changed:
-            if tide_terms(lane.deployment) != tide_terms(deployment):
-                lane.tide = self._tide_for(deployment, control)
-            lane.become(deployment, line, control)
+                    state = DeploymentState(deployment, line, control, self._policy)
+                    state.tide = self._tide_for(deployment, control)
+                changed.append((state, deployment, line, control))
+            kept[name] = state
+        for state, deployment, line, control in changed:
+            if tide_terms(state.deployment) != tide_terms(deployment):
+                state.tide = self._tide_for(deployment, control)
+            state.update(deployment, line, control)
             if is_alone:
-                lane.slots = deployment.batch_in_flight_max
+                state.slots = deployment.background_in_flight_max
         self.clear()
         self.update(kept)
-        self._is_grouping = any(lane.deployment.items_per_call_max > 1 for lane in kept.values())
-        for name, lane in kept.items():
-            if lane.deployment.price is not None:
-                self.prices[name] = lane.deployment.price
+        self._is_grouping = any(state.deployment.items_per_call_max > 1 for state in kept.values())
+        for name, state in kept.items():
+            if state.deployment.price is not None:
+                self.prices[name] = state.deployment.price
             else:
                 self.prices.pop(name, None)
         return refused
 
-    def for_batch(self) -> list[DeploymentState]:
-        return [lane for lane in self.values() if lane.deployment.takes_batch]
+    def for_background(self) -> list[DeploymentState]:
+        return [state for state in self.values() if state.deployment.takes_background]
 
     def spare_calls(self, in_flight_max: int) -> int:
         """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
         free = self._transport.free_slots()
         if self._is_grouping and in_flight_max:
-            free = min(free, in_flight_max - sum(lane.in_flight for lane in self.values()))
+            free = min(free, in_flight_max - sum(state.in_flight for state in self.values()))
         return free if free > 0 else 0
 
     def tides(self) -> list[DeploymentTide]:
-        return [lane.tide for lane in self.values() if lane.tide is not None]
+        return [state.tide for state in self.values() if state.tide is not None]

@@ -19,16 +19,16 @@ WRITE_AFTER_S = 1.0
 
 
 class DiscoveredLimits:
-    def __init__(self, kept: DiscoveredLimitsStore, lanes: Mapping[str, DeploymentState]) -> None:
+    def __init__(self, kept: DiscoveredLimitsStore, states: Mapping[str, DeploymentState]) -> None:
         self._kept = kept
-        self._lanes = lanes
+        self._states = states
         self._news: dict[str, DeploymentState] = {}
         self._rung = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
-    def note(self, lane: DeploymentState) -> None:
+    def note(self, state: DeploymentState) -> None:
         """This deployment said something new."""
-        self._news[lane.deployment.name] = lane
+        self._news[state.deployment.name] = state
         self._rung.set()
 
     async def close(self) -> None:
@@ -52,13 +52,13 @@ class DiscoveredLimits:
             await asyncio.sleep(WRITE_AFTER_S)
 
     async def _write(self) -> None:
-        for name, lane in list(self._news.items()):
-            if lane.discovered is not None:
-                await self._kept.put_discovered(name, lane.discovered)
+        for name, state in list(self._news.items()):
+            if state.discovered is not None:
+                await self._kept.put_discovered(name, state.discovered)
             self._news.pop(name, None)
 
     async def _read(self) -> None:
         for name, limit in (await self._kept.discovered()).items():
-            lane = self._lanes.get(name)
-            if lane is not None and name not in self._news:
-                lane.discover(limit)
+            state = self._states.get(name)
+            if state is not None and name not in self._news:
+                state.discover(limit)

@@ -46,8 +46,8 @@ class PriorityHints:
         lines = b""
         if hints.objective_header:
             lines += f"{hints.objective_header}: {hints.objective}\r\n".encode()
-        if hints.fairness_header and call.scope:
-            lines += f"{hints.fairness_header}: ".encode() + self._name_of(call.scope) + b"\r\n"
+        if hints.fairness_header and call.share_owner:
+            lines += f"{hints.fairness_header}: ".encode() + self._name_of(call.share_owner) + b"\r\n"
         if hints.deadline_header:
             lines += f"{hints.deadline_header}: {max(0, int(left_ms))}\r\n".encode()
         if hints.prefix_header and call.prefix_group:

@@ -90,29 +90,29 @@ class _Models(msgspec.Struct):
     has_more: object = False
 
 
-async def probe(lane: DeploymentState) -> None:
+async def probe(state: DeploymentState) -> None:
     """Raise Unavailable when the server is plainly not there: then the item that was to be the probe is not used up."""
-    lane.probes += 1
-    if lane.probes % UNANNOUNCED_EVERY == 0:
+    state.probes += 1
+    if state.probes % UNANNOUNCED_EVERY == 0:
         return
     try:
-        reply = await lane.control.get(lane.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)
+        reply = await state.control.get(state.url(MODELS_ENDPOINT), PROBE_TIMEOUT_S)
     except UpstreamError as wrong:
         why, code = wrong.message, wrong.code if isinstance(wrong, Unavailable) else None
     else:
         if reply.status < 500:
             return
         why, code = f"GET /models was answered with status {reply.status}", FAILING
-    raise Unavailable(f"{lane.deployment.name} is still away: {why}", code=code)
+    raise Unavailable(f"{state.deployment.name} is still away: {why}", code=code)
 
 
-async def ask_models(lane: DeploymentState, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
+async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     began_ms = clock.monotonic_ms()
-    name = lane.deployment.name
+    name = state.deployment.name
     # Anthropic lists twenty where it is not asked for more.
-    endpoint = f"{MODELS_ENDPOINT}?limit=1000" if lane.deployment.engine is EngineKind.ANTHROPIC else MODELS_ENDPOINT
+    endpoint = f"{MODELS_ENDPOINT}?limit=1000" if state.deployment.engine is EngineKind.ANTHROPIC else MODELS_ENDPOINT
     try:
-        status, _, body = await lane.control.get(lane.url(endpoint), timeout_s)
+        status, _, body = await state.control.get(state.url(endpoint), timeout_s)
     except UpstreamError as wrong:
         return Probe(name, False, 0, (), clock.monotonic_ms() - began_ms, wrong.message)
     took_ms = clock.monotonic_ms() - began_ms

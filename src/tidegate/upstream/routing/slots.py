@@ -83,7 +83,7 @@ class ModelSlots:
         return room
 
     def wanted(self, name: str, *, is_wanted: bool) -> int:
-        """How many are worth asking for: see a lane's."""
+        """How many are worth asking for: see a deployment's."""
         if name in self._short:
             self._short.discard(name)
             wanted = max(2 * self.slots[name], self.in_flight(name) + 4)
@@ -119,14 +119,14 @@ class DeploymentSlots:
         self,
         limits: Limits,
         worker_id: Callable[[], str],
-        lanes: Sequence[DeploymentState],
+        states: Sequence[DeploymentState],
         caps: ModelSlots,
         rests: Rests | None,
         on_more: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._worker_id = worker_id
-        self._lanes: list[DeploymentState] = []
+        self._states: list[DeploymentState] = []
         self._leaving: list[DeploymentState] = []
         self._caps = caps
         self._rests = rests
@@ -135,7 +135,7 @@ class DeploymentSlots:
         self._reached = True
         self._holds = False
         self._given_to = ""
-        self.serve(lanes)
+        self.serve(states)
         caps.slots = dict.fromkeys(caps.caps, 0)
         caps.is_shared = True
         self._task = asyncio.create_task(self._run())
@@ -145,13 +145,13 @@ class DeploymentSlots:
         """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
         return self._given_to == self._worker_id()
 
-    def serve(self, lanes: Sequence[DeploymentState]) -> None:
+    def serve(self, states: Sequence[DeploymentState]) -> None:
         """Ask for slots of these from now on; those of one that is gone are held until its calls have ended."""
-        self._leaving += [lane for lane in self._lanes if lane not in lanes]
-        for lane in lanes:
-            if lane not in self._lanes:
-                lane.share(0)
-        self._lanes = list(lanes)
+        self._leaving += [state for state in self._states if state not in states]
+        for state in states:
+            if state not in self._states:
+                state.share(0)
+        self._states = list(states)
 
     def hurry(self) -> None:
         """Somebody was short of a slot."""
@@ -164,7 +164,7 @@ class DeploymentSlots:
     async def _run(self) -> None:
         while True:
             self._hurry.clear()
-            self._hear_of_rests()
+            self._obey_rests()
             grew = False
             try:
                 grew = await self._ask()
@@ -180,11 +180,11 @@ class DeploymentSlots:
             if not self._hurry.is_set():
                 await self._wait()
 
-    def _hear_of_rests(self) -> None:
+    def _obey_rests(self) -> None:
         if self._rests is not None:
             resting = self._rests.current()
-            for lane in self._lanes:
-                lane.rest_until(resting.get(lane.deployment.name, 0.0))
+            for state in self._states:
+                state.rest_until(resting.get(state.deployment.name, 0.0))
 
     async def _wait(self) -> None:
         try:
@@ -198,21 +198,21 @@ class DeploymentSlots:
         wanted: dict[str, int] = {}
         in_use: dict[str, int] = {}
         caps: dict[str, int] = {}
-        for lane in self._lanes:
-            name = lane.deployment.name
-            caps[name] = lane.deployment.batch_in_flight_max
-            wanted[name] = lane.wanted_slots()
-            in_use[name] = lane.let_go(wanted[name])
-        for lane in self._leaving:
-            name = lane.deployment.name
-            caps.setdefault(name, lane.deployment.batch_in_flight_max)
+        for state in self._states:
+            name = state.deployment.name
+            caps[name] = state.deployment.background_in_flight_max
+            wanted[name] = state.wanted_slots()
+            in_use[name] = state.let_go(wanted[name])
+        for state in self._leaving:
+            name = state.deployment.name
+            caps.setdefault(name, state.deployment.background_in_flight_max)
             wanted.setdefault(name, 0)
-            in_use[name] = in_use.get(name, 0) + lane.in_flight
-        self._leaving = [lane for lane in self._leaving if lane.in_flight]
+            in_use[name] = in_use.get(name, 0) + state.in_flight
+        self._leaving = [state for state in self._leaving if state.in_flight]
         for name, cap in self._caps.caps.items():
             caps[name] = cap
-            served = (lane for lane in self._lanes if name == GLOBAL or _serves(lane, name.removeprefix("model:")))
-            is_wanted = any(wanted[lane.deployment.name] for lane in served)
+            served = (state for state in self._states if name == GLOBAL or _serves(state, name.removeprefix("model:")))
+            is_wanted = any(wanted[state.deployment.name] for state in served)
             wanted[name] = self._caps.wanted(name, is_wanted=is_wanted)
             in_use[name] = self._caps.let_go(name, wanted[name])
         lifted, self._caps.lifted = self._caps.lifted, set()
@@ -228,15 +228,15 @@ class DeploymentSlots:
         shares = await self._limits.share_slots(me, wanted, in_use, caps)
         self._given_to = me
         self._holds = any(shares.values()) or any(in_use.values())
-        for lane in self._lanes:
-            lane.share(shares.get(lane.deployment.name, 0))
+        for state in self._states:
+            state.share(shares.get(state.deployment.name, 0))
         self._caps.slots = {name: min(shares.get(name, 0), cap) for name, cap in self._caps.caps.items()}
         self._on_more()
         return self._held() > held
 
     def _held(self) -> int:
-        return sum(lane.slots for lane in self._lanes) + sum(self._caps.slots.values())
+        return sum(state.slots for state in self._states) + sum(self._caps.slots.values())
 
 
-def _serves(lane: DeploymentState, model: str) -> bool:
-    return not lane.deployment.models or model in lane.deployment.models
+def _serves(state: DeploymentState, model: str) -> bool:
+    return not state.deployment.models or model in state.deployment.models

@@ -28,7 +28,7 @@ class UsageAsking:
     def __init__(self) -> None:
         self._takes: dict[tuple[str, str], bool] = {}
 
-    def request(self, lane: DeploymentState, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
+    def request(self, state: DeploymentState, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
         """Return how to ask for the usage of this stream; None when the body goes as it is."""
         if endpoint not in ENDPOINTS:
             return None
@@ -38,18 +38,18 @@ class UsageAsking:
         asking = asking_for_usage(body)
         return None if asking is None else Asking(asking, lambda: body, is_extra=True)
 
-    def takes(self, lane: DeploymentState) -> bool | None:
+    def takes(self, state: DeploymentState) -> bool | None:
         """Return whether the deployment takes the option; None when nobody knows yet."""
-        return self._takes.get(_key(lane))
+        return self._takes.get(_key(state))
 
-    def learn(self, lane: DeploymentState, *, takes: bool) -> None:
-        self._takes[_key(lane)] = takes
+    def learn(self, state: DeploymentState, *, takes: bool) -> None:
+        self._takes[_key(state)] = takes
 
-    def may_be_refused_for(self, lane: DeploymentState, error: UpstreamError) -> bool:
+    def may_be_refused_for(self, state: DeploymentState, error: UpstreamError) -> bool:
         """Return whether this failure may be about the option."""
         if names_the_option(error):
             return True
-        return isinstance(error, Refused) and error.status in (400, 422) and self.takes(lane) is None
+        return isinstance(error, Refused) and error.status in (400, 422) and self.takes(state) is None
 
 
 def names_the_option(error: BaseException) -> bool:
@@ -59,5 +59,5 @@ def names_the_option(error: BaseException) -> bool:
     return any(name in error.body for name in _NAMES)
 
 
-def _key(lane: DeploymentState) -> tuple[str, str]:
-    return lane.deployment.name, lane.deployment.url
+def _key(state: DeploymentState) -> tuple[str, str]:
+    return state.deployment.name, state.deployment.url

@@ -69,7 +69,7 @@ def decode_notice(text: str) -> Notice | None:
 @dataclass(slots=True)
 class _Peer:
     present: Present
-    told_ms: float
+    reported_ms: float
     noticed_ms: float | None = None
     users: Users = NOBODY
 
@@ -88,15 +88,15 @@ class Peers:
         """The store was read: these are all processes that told it something lately."""
         now_ms = self._read_ms = self._clock.monotonic_ms()
         before, self._peers = self._peers, {}
-        for process, told in rows.items():
-            peer = _Peer(told.present, now_ms - told.age_ms)
+        for process, reported in rows.items():
+            peer = _Peer(reported.present, now_ms - reported.age_ms)
             old = before.get(process)
             if old is not None:
                 peer.noticed_ms, peer.users = old.noticed_ms, old.users
             self._peers[process] = peer
-            if told.present.workers:
+            if reported.present.workers:
                 self._workers_ms = now_ms
-            if told.present.has_gateway:
+            if reported.present.has_gateway:
                 self._gateway_ms = now_ms
         for process, old in before.items():
             # One that is not in the store yet, but spoke a moment ago, is about to be.
@@ -125,7 +125,11 @@ class Peers:
             present = peer.present
             workers += present.workers
             calls += present.calls
-            if peer.noticed_ms is not None and peer.noticed_ms >= peer.told_ms and now_ms - peer.noticed_ms < TOLD_MS:
+            if (
+                peer.noticed_ms is not None
+                and peer.noticed_ms >= peer.reported_ms
+                and now_ms - peer.noticed_ms < TOLD_MS
+            ):
                 interactive += peer.users.interactive
                 awaiting += peer.users.awaiting
             elif is_current:

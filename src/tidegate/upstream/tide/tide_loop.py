@@ -49,7 +49,7 @@ class TideLoop:
         self._has_changed = asyncio.Event()
         self._announcer: asyncio.Task[None] | None = None
         if self._notices is not None:
-            self._notices.on_notice(self._hear_notice)
+            self._notices.on_notice(self._take_notice)
         self._leaving: set[asyncio.Task[None]] = set()
         self.serve(tides)
 
@@ -92,7 +92,7 @@ class TideLoop:
                 log.error("tide_notice_failed", kind=type(error).__name__, why=str(error))
             await asyncio.sleep(NOTICE_GAP_S)
 
-    def _hear_notice(self, text: str) -> None:
+    def _take_notice(self, text: str) -> None:
         notice = decode_notice(text)
         if notice is None or notice.process == self._worker_id():
             return
@@ -130,6 +130,6 @@ class TideLoop:
         if not mine:
             return
         self._silent = {name for name, tide in self._tides.items() if tide.is_idle}
-        others = await self._fleet.tell_presence(self._worker_id(), mine)
+        others = await self._fleet.report_to_fleet(self._worker_id(), mine)
         for name, tide in self._tides.items() if self._is_shared else ():
             tide.peers.read(others.get(name, {}))

@@ -1,6 +1,7 @@
 """The tide at work: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
 
-One tide belongs to one lane. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest from the
+One tide belongs to one deployment. It learns of its own calls from the router, of interactive ones from the gateway, and of the rest
+from the
 engine's metrics, which the loop reads through the control client. It sends nothing; it may ask a call that has no first token yet to
 come back. First tokens of batch calls are estimated, for to see them every call would have to be streamed.
 """
@@ -113,7 +114,7 @@ class DeploymentTide:
         self._gateway_ms: float | None = None
         self.interactive = self.interactive_awaiting = 0
         self.peers = Peers(clock)
-        self._strangers: deque[tuple[float, int]] = deque()
+        self._unknown: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
         # How many batch calls may be in flight; none while nothing new may begin.
         self.calls = self.decision.calls if self.decision.prompt_tokens else 0
@@ -349,11 +350,11 @@ class DeploymentTide:
     def _known_or_untold(self, reading: Reading, known: int) -> int:
         """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
-        self._strangers.append((reading.at_ms, max(0, there - known)))
+        self._unknown.append((reading.at_ms, max(0, there - known)))
         since_ms = reading.at_ms - UNTOLD_MS if self.others.workers else reading.at_ms
-        while self._strangers[0][0] < since_ms:
-            self._strangers.popleft()
-        return max(known, there - min(count for _, count in self._strangers))
+        while self._unknown[0][0] < since_ms:
+            self._unknown.popleft()
+        return max(known, there - min(count for _, count in self._unknown))
 
     def _learn(self, text: bytes, known: int | None) -> None:
         assert self._names is not None
@@ -400,8 +401,8 @@ def tide_terms(deployment: Deployment) -> tuple[object, ...]:
     """What of a deployment its tide was made from: with other terms it needs another one."""
     one = deployment
     names = tuple(sorted(one.metrics_names.items()))
-    told = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
-    return (one.max_in_flight, one.is_capacity_known, one.batch_fraction, *told)
+    reported = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
+    return (one.max_in_flight, one.is_capacity_known, one.batch_fraction, *reported)
 
 
 def shares_engine(deployment: Deployment) -> bool:

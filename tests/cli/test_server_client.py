@@ -303,8 +303,8 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     wait_until(lambda: "workers hold" in desk.done("explain", batch).stdout(), 30, "the batch to run")
     desk.done("scheduler", "set", "fair_share_v1")
     said = json.loads(desk.done("explain", batch, "--json").stdout())
-    (prospect,) = said["standing"]["prospects"]
-    assert (prospect["model"], prospect["mode"], prospect["share"]) == ("m", "fair_share_v1", 1.0)
+    (forecast,) = said["standing"]["prospects"]
+    assert (forecast["model"], forecast["mode"], forecast["share"]) == ("m", "fair_share_v1", 1.0)
     assert "m: nobody else has work for it; its tenant can count on 100% of what is served." in said["why"]
     assert "nobody knows whether the deadline will be met" in desk.done("explain", batch).stdout()
     assert re.search(r"about [\d,]+ tokens of work, done ones included: size class (xs|s|m)\.", "\n".join(said["why"]))
@@ -338,8 +338,8 @@ def test_explain_says_how_the_tide_stands(desk: Desk) -> None:
 
     wait_until(lambda: "m: the tide of gpu lets batch have " in told(), 60, "word of the tide")
     said = json.loads(desk.done("explain", batch, "--config", "c.yaml", "--json").stdout())
-    (prospect,) = said["standing"]["prospects"]
-    assert [f"m: {note}" for note in prospect["notes"]] == [one for one in said["why"] if "the tide of" in one]
+    (forecast,) = said["standing"]["prospects"]
+    assert [f"m: {note}" for note in forecast["notes"]] == [one for one in said["why"] if "the tide of" in one]
     assert not any("elsewhere" in one for one in said["why"])
 
 

@@ -11,15 +11,15 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_every_process_sees_the_last_switch(world: World) -> None:
-    await world.store.switch_scheduler(ModeOverride())
+    await world.store.override_mode(ModeOverride())
     other = await world.open_another()
-    assert await other.scheduler_switch() == ModeOverride()
+    assert await other.mode_override() == ModeOverride()
     for switch in (
         ModeOverride("fifo_v1", "none"),
         ModeOverride("fifo_v1", "smart_v1"),
         ModeOverride("", "fair_share_v1"),
         ModeOverride(),
     ):
-        await world.store.switch_scheduler(switch)
-        await world.store.switch_scheduler(switch)
-        assert await other.scheduler_switch() == switch
+        await world.store.override_mode(switch)
+        await world.store.override_mode(switch)
+        assert await other.mode_override() == switch

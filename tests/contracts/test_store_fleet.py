@@ -12,21 +12,21 @@ pytestmark = pytest.mark.anyio
 
 async def test_each_process_hears_what_each_other_has_and_how_old_that_is(world: World) -> None:
     first, second, third = [world.id("worker") for _ in range(3)]
-    assert await world.store.tell_presence(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
+    assert await world.store.report_to_fleet(first, {"a": Present(1, 5, 0, 0), "b": Present(1, 1)}) == {}
     await world.clock.advance(400)
-    heard = await world.store.tell_presence(second, {"a": Present(1, 2, 3, 1, True, "beside")})
+    heard = await world.store.report_to_fleet(second, {"a": Present(1, 2, 3, 1, True, "beside")})
     assert heard == {"a": {first: (Present(1, 5, 0, 0), 400)}, "b": {first: (Present(1, 1), 400)}}
-    both = await world.store.tell_presence(third, {})
+    both = await world.store.report_to_fleet(third, {})
     assert both["a"] == {first: (Present(1, 5, 0, 0), 400), second: (Present(1, 2, 3, 1, True), 0)}
-    assert (await world.store.tell_presence(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
+    assert (await world.store.report_to_fleet(first, {"a": Present()}))["a"] == {second: (Present(1, 2, 3, 1, True), 0)}
 
 
 async def test_what_is_not_told_again_counts_for_nothing_and_is_forgotten(world: World) -> None:
     first, second = world.id("worker"), world.id("worker")
-    await world.store.tell_presence(first, {"a": Present(1, 5, why="quiet: for 2.0 s")})
+    await world.store.report_to_fleet(first, {"a": Present(1, 5, why="quiet: for 2.0 s")})
     assert await world.store.tides() == [("a", "quiet: for 2.0 s")]
     await world.clock.advance(3_000)
-    assert await world.store.tell_presence(second, {}) == {}
+    assert await world.store.report_to_fleet(second, {}) == {}
     await world.clock.advance(3_700_000)
-    await world.store.forget_presence()
+    await world.store.forget_fleet_reports()
     assert await world.store.tides() == []

@@ -7,14 +7,14 @@ import pytest
 from tests.contracts.store_world import MODEL, World, line
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.nouns import Finished, Idempotency, JobFlush, Usage
-from tidegate.core.schedule.share_owner import tenant_scope
+from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import Outcome
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_newcomer_stands_behind_nobody(world: World) -> None:
-    found = await world.store.prospect(MODEL, tenant_scope("nobody"), 500)
+    found = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
     assert (found.model, found.left_units, found.ahead_units) == (MODEL, 500, 0)
     assert (found.weight, found.weights, found.flow_count, found.minutes) == (1.0, 1.0, 1, ())
 
@@ -24,10 +24,10 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: World) -> None:
     job = await world.running(caller, 4)
     outlook = await world.store.outlook(job.id)
     assert outlook is not None
-    mine = await world.store.prospect(MODEL, job.scope, 500)
+    mine = await world.store.forecast(MODEL, job.share_owner, 500)
     assert mine.ahead_units == outlook.models[0].left_units
     assert (mine.flow_count, mine.weights) == (1, 1.0)
-    theirs = await world.store.prospect(MODEL, tenant_scope(other.tenant_id), 500)
+    theirs = await world.store.forecast(MODEL, tenant_owner(other.tenant_id), 500)
     assert theirs.ahead_units == 0
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
 
@@ -39,7 +39,7 @@ async def test_other_flows_count_by_what_they_have(world: World) -> None:
     assert outlook is not None
     assert their_outlook is not None
     assert outlook.models[0].others == ((1.0, their_outlook.models[0].left_units),)
-    newcomer = await world.store.prospect(MODEL, tenant_scope("nobody"), 500)
+    newcomer = await world.store.forecast(MODEL, tenant_owner("nobody"), 500)
     assert sorted(units or 0 for _, units in newcomer.others) == sorted(
         one.models[0].left_units for one in (outlook, their_outlook)
     )

@@ -5,14 +5,14 @@ from tidegate.core.schedule.explain import explain
 
 
 async def said(world: World, job_id: str) -> str:
-    job, standing = await world.store.any_job(job_id), await world.store.standing(job_id)
+    job, explain_inputs = await world.store.any_job(job_id), await world.store.explain_inputs(job_id)
     assert job is not None
-    assert standing is not None
-    return "\n".join(explain(job, standing))
+    assert explain_inputs is not None
+    return "\n".join(explain(job, explain_inputs))
 
 
 async def test_an_absent_job_has_no_standing(world: World) -> None:
-    assert await world.store.standing(world.id("batch")) is None
+    assert await world.store.explain_inputs(world.id("batch")) is None
 
 
 async def test_without_a_worker_it_says_how_to_start_one(world: World) -> None:
