@@ -121,7 +121,11 @@ class Router:
                 self._has_room,
             )
             self._room.shared = self._deployment_slots
-        self._interactive = Interactive(
+        self._interactive = self._interactive_side(pool_timeout_s)
+        self._interactive.watch(self._interactive_changed)
+
+    def _interactive_side(self, pool_timeout_s: float) -> Interactive:
+        return Interactive(
             BackgroundSide(
                 self._choose,
                 self._slot_queue.wait,
@@ -132,11 +136,10 @@ class Router:
             self._budgets,
             self._estimator,
             self._delivery,
-            clock,
+            self._clock,
             pool_timeout_s=pool_timeout_s,
             patience_ms=self._patience_ms,
         )
-        self._interactive.watch(self._interactive_changed)
 
     # Where calls may go.
 
