@@ -84,7 +84,7 @@ def build_worker(
         await store.begin_blob(blob_id, kind, worker_id)
         return blob_id
 
-    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, state: IngestLane) -> IngestPlan:
+    async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         fails = process.weather.strikes("ingest")
         await process.ask(lambda: None, process.weather.dice.uniform(0, INGEST_S_MAX))
         if fails:

@@ -22,7 +22,7 @@ _REDIS_KINDS = ("redis_flush", "redis_fail_over", "redis_away", "redis_lost", "r
 
 @dataclass(frozen=True, slots=True)
 class Estate:
-    """`names` are what requests may ask for: models and resources. `switch_to` is a mode that an operator switches to under way.
+    """`names` are what requests may ask for: models and resources. `override_mode` is a mode that an operator switches to under way.
 
     `usage_factor` is by how much real prompts exceed their estimate."""
 

@@ -45,7 +45,7 @@ _OPEN: dict[str, Any] = {
     "model_in_flight_max": {},
     "in_flight_max_global": 0,
     "policy": Policy(rate_units_per_s_default=50.0),
-    "switch_to": None,
+    "override_mode": None,
     "uses_redis": False,
 }
 # Leases end soon and all processes look often, so that work changes hands within seconds.

@@ -36,11 +36,13 @@ CAPACITY: dict[str, Mutant] = {
         "grants are forgotten while calls under them may still be in the window",
         patch(Span, "leaves_at", lambda self, bucket: self.bucket_ms * (bucket + 1) + self.period_ms - 1_000),
     ),
-    "leave_for_ever": Mutant("dealt", "leave that has run out is used", patch(SendPermit, "begin", _begin_whenever)),
+    "permit_for_ever": Mutant(
+        "dealt", "a permit that has run out is used", patch(SendPermit, "begin", _begin_whenever)
+    ),
     "given_back_though_sent": Mutant(
         "scarce",
         "what was sent is given back as unsent",
-        patch(BudgetClient, "used", lambda self, leave, *_: self.give_back(leave)),
+        patch(BudgetClient, "used", lambda self, permit, *_: self.give_back(permit)),
     ),
     "settled_twice": Mutant("tokens", "a settlement is said twice", patch(StoreLimits, "settle", _settle_twice)),
     "resource_unlimited": Mutant(

@@ -63,9 +63,9 @@ class Process:
         """SIGSTOP, and SIGCONT after a while."""
         if not self.stopped:
             self.stopped = True
-            self.loop.call_later(seconds, self.resume_timeout, context=_OUTSIDE)
+            self.loop.call_later(seconds, self.resume, context=_OUTSIDE)
 
-    def resume_timeout(self) -> None:
+    def resume(self) -> None:
         if self.stopped:
             self.stopped = False
             if not self.dead:

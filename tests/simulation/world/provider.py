@@ -2,7 +2,7 @@
 
 The provider is the witness: it writes down each call with its sender, its deployment, its moment and what became of it. Its moods come
 from the weather. It answers with a body of its own for every call, so that each line of an output file can be traced to its call.
-The real router stands before it, with its lanes, its purse and its breakers: only the transport is simulated.
+The real router stands before it, with its deployments, budgets and breakers: only the transport is simulated.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CONNECTIONS_MAX = 1_000
 class Witnessed:
     """One call as the model server saw it. `mood` says how it was met; `heard` whether its sender got the whole answer.
 
-    `reserved` is what its sender had leave for, in tokens."""
+    `reserved` is what its sender had a permit for, in tokens."""
 
     serial: int
     process: Process
@@ -227,7 +227,7 @@ class ProcessLine:
         body: bytes,
         total_s: float,
         headers: bytes = b"",
-        leave: SendPermit | None = None,
+        permit: SendPermit | None = None,
         attempt: int = 0,
     ) -> HttpReply:
         process = self._process
@@ -236,9 +236,9 @@ class ProcessLine:
         weather = process.weather
         if weather.strikes("connect_slow"):
             await asyncio.sleep(weather.dice.uniform(0.05, 1.2))
-        if leave is not None:
-            leave.begin()
-        reserved = leave.tokens if leave is not None else 0
+        if permit is not None:
+            permit.begin()
+        reserved = permit.tokens if permit is not None else 0
         return await self._provider.meet(process, self._deployment, idempotency_key, body, total_s, reserved)
 
     async def get(self, url: URL, total_s: float) -> HttpReply:

@@ -232,7 +232,7 @@ class World:
         self.weather.clear = True
         self.weather.store_away = self.weather.disk_full = self.redis.away = False
         for process in self.processes:
-            process.resume_timeout()
+            process.resume()
 
     async def _until_all_ended(self) -> None:
         assert self.fairness is not None
