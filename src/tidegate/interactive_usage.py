@@ -67,7 +67,7 @@ class InteractiveUsageBook:
                 return
             except StoreError as error:
                 if not is_said:
-                    log.warning("usage_waits", error=str(error), calls=sum(one.spend.calls for one in entries))
+                    log.warning("usage_postponed", error=str(error), calls=sum(one.spend.calls for one in entries))
                 is_said = True
             await asyncio.sleep(_RETRY_S)
 

@@ -67,7 +67,7 @@ class LiveConfig:
             found = added(self._settings, documents, renewal=self._renewal)
             ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
             if (now := self._renewal.troubles) and now != troubles:
-                log.warning("secrets_kept", why=sorted(f"{file} {said}" for file, said in now.items()))
+                log.warning("secrets_reload_failed", why=sorted(f"{file} {said}" for file, said in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
             # Rules come before the deployments that they bind.
@@ -89,13 +89,13 @@ class LiveConfig:
     def _say(self, unusable: dict[tuple[str, str], str]) -> None:
         for (kind, name), why in unusable.items():
             if self.unusable.get((kind, name)) != why:
-                log.warning("routing_left_out", kind=kind, name=name, why=why)
+                log.warning("routing_entry_ignored", kind=kind, name=name, why=why)
 
     def _say_renewed(self, ours: Iterable[Deployment]) -> None:
         keys = {one.name: one.api_key for one in ours}
         renewed = sorted(name for name, key in keys.items() if name in self._keys and key != self._keys[name])
         if renewed:
-            log.info("keys_renewed", deployments=renewed)
+            log.info("upstream_keys_reloaded", deployments=renewed)
         self._keys = keys
 
     async def follow(self) -> None:
@@ -107,11 +107,11 @@ class LiveConfig:
                 self._is_reached = True
             except StoreError as error:
                 if self._is_reached:
-                    log.warning("routing_unseen", error=str(error))
+                    log.warning("routing_refresh_failed", error=str(error))
                 self._is_reached = False
             except Exception as error:
                 # Whatever it is, what is served now goes on being served.
-                log.error("routing_broke", kind=type(error).__name__, why=str(error))
+                log.error("routing_crashed", kind=type(error).__name__, why=str(error))
 
 
 def _follow(kept: dict[str, T], now: dict[str, T]) -> None:

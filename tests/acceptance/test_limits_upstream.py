@@ -45,7 +45,8 @@ def test_a_burst_of_503_ends_and_the_model_comes_back_by_itself(make_crew: MakeC
     _comes_back(
         make_crew,
         lambda crew, began: (
-            all("upstream_shut" in worker.stdout() + worker.stderr() for worker in crew.workers) and _knocks(crew) >= 3
+            all("upstream_circuit_opened" in worker.stdout() + worker.stderr() for worker in crew.workers)
+            and _knocks(crew) >= 3
         ),
     )
 

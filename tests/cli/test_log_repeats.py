@@ -33,7 +33,7 @@ def log() -> Log:
 def test_the_same_warning_passes_once_in_a_while_with_its_count(log: Log) -> None:
     for turn in range(100):
         log.now_ms = turn * 150.0
-        log.say("loop_waits", loop="lease", error=f"try {turn}")
+        log.say("worker_loop_postponed", loop="lease", error=f"try {turn}")
     assert [line["error"] for line in log.lines] == ["try 0", "try 67"]
     assert log.lines[1]["repeated"] == 66
     assert "repeated" not in log.lines[0]
@@ -41,17 +41,17 @@ def test_the_same_warning_passes_once_in_a_while_with_its_count(log: Log) -> Non
 
 def test_what_is_about_something_else_passes(log: Log) -> None:
     for name in ("lease", "beat"):
-        log.say("loop_waits", loop=name, error="away")
+        log.say("worker_loop_postponed", loop=name, error="away")
     log.say("worker_lost", worker="w1")
     assert len(log.lines) == 3
 
 
 def test_one_event_about_many_things_is_bounded_too(log: Log) -> None:
     for number in range(1_000):
-        log.say("publish_waits", job=f"batch_{number}")
+        log.say("publish_postponed", job=f"batch_{number}")
     assert len(log.lines) == EVENT_LINES_MAX
     log.now_ms = REPEAT_S * 1000
-    log.say("publish_waits", job="batch_new")
+    log.say("publish_postponed", job="batch_new")
     assert log.lines[-1]["repeated"] == 1_000 - EVENT_LINES_MAX
 
 

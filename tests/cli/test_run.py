@@ -244,7 +244,7 @@ def test_a_run_restarts_its_worker_after_a_bug_and_ends_well(desk: Desk) -> None
     desk.write_requests(20)
     proc = desk.run(TIDEGATE_FAILPOINTS="lease_committed=1*raise:once")
     assert proc.wait(60) == 0, proc.logs()
-    assert "worker_restarts" in proc.stderr()
+    assert "worker_restarting" in proc.stderr()
     assert custom_ids(desk.results()) == Counter(f"c{number}" for number in range(20))
     assert len(desk.called()) == 20
 

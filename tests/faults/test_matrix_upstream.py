@@ -166,7 +166,7 @@ def test_34_a_refused_connection_is_tried_again_and_bills_nothing(matrix: Matrix
     lines = requests(8, model="refused")
     matrix.proxies["refused"].refuse()
     batch_id = matrix.site.submit(lines)
-    matrix.proc.wait_for_line("upstream_shut.*refused/1")
+    matrix.proc.wait_for_line("upstream_circuit_opened.*refused/1")
     assert matrix.site.batch(batch_id)["request_counts"]["failed"] == 0
     matrix.proxies["refused"].heal()
     assert matrix.site.judge(batch_id, lines).errors == []
@@ -176,7 +176,7 @@ def test_34_a_refused_connection_is_tried_again_and_bills_nothing(matrix: Matrix
 def test_34_a_name_or_certificate_that_is_wrong_fails_no_item(matrix: Matrix, model: str) -> None:
     lines = requests(8, model=model)
     batch_id = matrix.site.submit(lines)
-    matrix.proc.wait_for_line(f"upstream_shut.*{model}/1")
+    matrix.proc.wait_for_line(f"upstream_circuit_opened.*{model}/1")
     matrix.site.cancel(batch_id)
     assert matrix.site.judge(batch_id, lines, "cancelled").error_codes() == {"batch_cancelled": 8}
     assert matrix.site.calls_of(batch_id) == []

@@ -31,7 +31,7 @@ def test_serve_restarts_its_worker_and_goes_on(embedded: Site) -> None:
     lines = requests(24)
     proc = embedded.serve("ingest_taken=raise")
     batch_id = embedded.submit(lines)
-    wait_until(lambda: proc.stderr().count("worker_restarts") >= 2, END_S, "two restarts", poll_s=ASK_S)
+    wait_until(lambda: proc.stderr().count("worker_restarting") >= 2, END_S, "two restarts", poll_s=ASK_S)
     assert embedded.client().get("/healthz").status_code == 200
     assert embedded.client().get("/readyz").status_code == 503
     assert embedded.batch(batch_id)["status"] == "validating"

@@ -45,7 +45,7 @@ def test_results_meet_a_full_disk(embedded: Site, shims: Shims, rule: str) -> No
     batch_id = embedded.submit(lines)
     embedded.until_done(batch_id, IN_FLIGHT)
     disk.fail(rule)
-    proc.wait_for_line("record_waits")
+    proc.wait_for_line("record_postponed")
     called = _until_calls_end(embedded)
     assert called < len(lines), "what cannot be kept must not be called for"
     assert embedded.client().get("/readyz").status_code == 503
@@ -61,7 +61,7 @@ def test_a_failed_fsync_voids_the_log(embedded: Site, shims: Shims) -> None:
     batch_id = embedded.submit(lines)
     embedded.until_done(batch_id, IN_FLIGHT)
     disk.fail("eio-fsync")
-    proc.wait_for_line("record_waits")
+    proc.wait_for_line("record_postponed")
     disk.heal()
     embedded.judge(batch_id, lines)
     logs = embedded.rows("select id from blobs where kind = 'answers'")

@@ -182,7 +182,7 @@ def test_redis_that_is_away_for_a_while_is_waited_for(queue_site: Site, private_
     batch_id = queue_site.submit(lines)
     queued.until(lambda: queued.waiting() > 0, "requests in the queue")
     private_redis.pause()
-    wait_until(lambda: "queue_away" in worker.logs(), END_S, "the worker to notice")
+    wait_until(lambda: "queue_unreachable" in worker.logs(), END_S, "the worker to notice")
     private_redis.resume()
     queued.processor()
     queued.judge(batch_id, lines, repeats_max=0)

@@ -30,7 +30,7 @@ def test_a_burst_of_5xx_shuts_the_deployment_until_a_probe_comes_back(embedded: 
     proc = embedded.begin()
     embedded.engine.set_faults({fault: 1.0})
     batch_id = embedded.submit(lines)
-    proc.wait_for_line("upstream_shut")
+    proc.wait_for_line("upstream_circuit_opened")
     embedded.engine.set_faults()
     proc.wait_for_line("upstream_recovered")
     # A shut deployment is not called: only what was in flight when it shut failed too.

@@ -65,7 +65,7 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
 
 
 def renewals(logged: structlog.testing.CapturingLogger) -> list[list[str]]:
-    return [call.kwargs["deployments"] for call in logged.calls if call.args == ("keys_renewed",)]
+    return [call.kwargs["deployments"] for call in logged.calls if call.args == ("upstream_keys_reloaded",)]
 
 
 @pytest.mark.parametrize("names", [{"own"}, {"own", "added"}], ids=["settings", "added"])

@@ -74,7 +74,7 @@ class RedisLine:
         self._connection: AbstractConnection | None = None
         self._run_id = ""
         self._away_until = -math.inf
-        self._reached = True
+        self._is_away = False
         self._questions: list[_Question] = []
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,7 +113,8 @@ class RedisLine:
                 await self._answer(some)
             except (RedisError, OSError, ValueError) as error:
                 self._away_until = asyncio.get_running_loop().time() + AWAY_S
-                log.warning(f"Redis cannot be used: {self._meanwhile}", error=f"{type(error).__name__}: {error}")
+                self._is_away = True
+                log.warning("redis_unavailable", error=f"{type(error).__name__}: {error}", meanwhile=self._meanwhile)
                 was_connected = self._connection is not None
                 await self._drop()
                 _fail(some, f"Redis cannot be used: {error}", RedisUnsure if was_connected else RedisAway)
@@ -168,19 +169,12 @@ class RedisLine:
                 await connection.disconnect(nowait=True)
                 raise
             self._connection = connection
-            self._note(reached=True)
+            if self._is_away:
+                self._is_away = False
+                log.info("redis_restored")
         elif not self._connection.is_connected:
             raise ConnectionError("the connection was lost")
         return self._connection
-
-    def _note(self, *, reached: bool, error: str = "") -> None:
-        """Say once that Redis is away, and once that it is back."""
-        if reached != self._reached:
-            self._reached = reached
-            if reached:
-                log.info("Redis is used again")
-            else:
-                log.warning("Redis cannot be used for now: everything goes on without it", error=error)
 
     async def _drop(self) -> None:
         connection, self._connection, self._run_id = self._connection, None, ""

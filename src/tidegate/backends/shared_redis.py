@@ -98,7 +98,7 @@ class RedisShared:
         try:
             await self._line.call("ring", self._notices, text)
         except RedisAway:
-            log.debug("notice_lost")
+            log.debug("notice_send_failed")
 
     def on_notice(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
@@ -144,7 +144,7 @@ class RedisShared:
             try:
                 await self._listen_once()
             except (RedisError, OSError) as error:
-                log.debug("wake-ups from Redis are not heard for a while", error=f"{type(error).__name__}: {error}")
+                log.debug("redis_wake_ups_unavailable", error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(_AGAIN_S)
 
     async def _listen_once(self) -> None:

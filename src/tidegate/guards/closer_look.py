@@ -23,7 +23,7 @@ async def look_closely(body: bytes, rules: FieldRules) -> FieldFault | None:
         # A mistake of ours that one body brings to light must not stop the worker for all others.
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = type(error).__name__
-        log.error("body_look_failed", kind=kind, place=f"{place.filename}:{place.lineno}")
+        log.error("body_check_failed", kind=kind, place=f"{place.filename}:{place.lineno}")
         return FieldFault(
             "invalid_request", f"The body could not be looked at ({kind}): the operator's log says where.", ""
         )

@@ -154,7 +154,7 @@ class Guard:
                     verdict = step(body)  # type: ignore[operator]
             except Exception as error:
                 # A mistake of ours that one body brings to light must not stop the worker for all others.
-                log.error("guardrail_broke", kind=type(error).__name__, place=_place(error))
+                log.error("guardrail_crashed", kind=type(error).__name__, place=_place(error))
                 message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
                 return Stop(HookCode.FAILED, message)
             if verdict is guardrails.PASS:

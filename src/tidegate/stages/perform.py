@@ -216,7 +216,7 @@ def _unforeseen(error: Exception, job_id: str, number: int) -> UpstreamError:
     have been billed. What it says may hold a caller's text, so the log gets only its kind and its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     kind = type(error).__name__
-    log.error("call_broke", job=job_id, item=number, kind=kind, place=f"{place.filename}:{place.lineno}")
+    log.error("item_call_crashed", job=job_id, item=number, kind=kind, place=f"{place.filename}:{place.lineno}")
     return Ambiguous(
         f"The call broke off inside the gateway ({kind}); the operator's log has more.", code="internal_error"
     )

@@ -274,7 +274,7 @@ class Recorder:
 
     def _complain(self, what: str, error: Exception) -> None:
         if not self.failing:
-            log.warning("record_waits", what=what, error=str(error), held_bytes=self._held_bytes)
+            log.warning("record_postponed", what=what, error=str(error), held_bytes=self._held_bytes)
         self.failing = True
 
     async def _rewrite_later(self) -> None:

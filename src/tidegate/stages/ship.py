@@ -85,11 +85,11 @@ class Ship:
             await hit("publish_committed")
             return True
         except LostRace as error:
-            log.info("publish_lost", job=job_id, error=str(error))
+            log.info("publish_lease_lost", job=job_id, error=str(error))
         except (BlobError, OSError) as error:
             await self._store.drop_step(job_id, token, _RETRY_MS)
             self._steps.end(token)
-            log.warning("publish_waits", job=job_id, error=str(error))
+            log.warning("publish_postponed", job=job_id, error=str(error))
         for blob_id in self._begun_blob_ids:
             await self._store.give_up_blob(blob_id)
         return False
@@ -151,7 +151,7 @@ class Ship:
             output = await self._rewrite(job, worker_id, answered=True, rest=None)
             return output, await self._rewrite(job, worker_id, answered=False, rest=rest)
         except BlobMissing as error:
-            log.error("order_lost", job=job.id, error=str(error))
+            log.error("ordered_output_failed", job=job.id, error=str(error))
             for blob_id in self._begun_blob_ids:
                 if rest is None or blob_id != rest.placed.blob_id:
                     await self._store.give_up_blob(blob_id)

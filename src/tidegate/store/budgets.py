@@ -97,7 +97,7 @@ class StoredBudgets(Table):
                 changed |= await look(tx, ledgers, answer)
             for id, ledger in ledgers.items():
                 if ledger.is_damaged:
-                    log.error("a budget's ledger cannot be read: it counts as full for one period", budget=id)
+                    log.error("budget_ledger_unreadable", budget=id, advice="it counts as full for one period")
                     changed.add(id)
             if changed:
                 rows = [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(changed)]

@@ -90,4 +90,4 @@ def say_stepped(step_ms: int, steady: Steady) -> None:
 
 
 def say_followed(jump_ms: int) -> None:
-    log.warning("store_clock_followed", jump_ms=jump_ms)
+    log.warning("store_clock_adjusted", jump_ms=jump_ms)

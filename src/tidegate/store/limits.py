@@ -80,7 +80,7 @@ class StoreLimits:
                 self._keep_debts(some)
                 if not isinstance(error, StoreUnavailable):
                     raise
-                log.warning("what calls used could not be settled: debts are entered later, the rest stays reserved")
+                log.warning("settlement_postponed", advice="debts are entered later, the rest stays reserved")
 
     def _keep_debts(self, settlements: Sequence[Settlement]) -> None:
         owed = [

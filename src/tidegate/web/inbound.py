@@ -124,7 +124,7 @@ class InboundConnections:
             try:
                 await asyncio.to_thread(self.look, loop.time())
             except OSError as error:
-                log.warning("client_connections_unwatched", problem=error.strerror)
+                log.warning("client_connections_watch_failed", problem=error.strerror)
 
     def look(self, now_s: float) -> None:
         """Close the connections that hold the process up."""

@@ -81,7 +81,7 @@ class OpenCalls:
                 try:
                     await self.look()
                 except TidegateError as error:
-                    log.warning("open_calls_unwatched", error=str(error))
+                    log.warning("open_calls_watch_failed", error=str(error))
         finally:
             self._watching = None
 

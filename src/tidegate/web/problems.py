@@ -62,7 +62,7 @@ def problem_of(error: Exception, request_id: str) -> ApiProblem:
             log.error("storage_full", request_id=request_id, problem=str(error))
             return ApiProblem(507, "storage_full", "The server has no room for these bytes. Tell your operator.")
         case StoreError() | BlobError() | LostRace():
-            log.warning("unavailable", request_id=request_id, problem=str(error))
+            log.warning("storage_unavailable", request_id=request_id, problem=str(error))
             return ApiProblem(
                 503,
                 "unavailable",

@@ -188,7 +188,7 @@ class ProxyResponse(Response):
                 end = (end + chunk)[-4:]
                 self._is_between_events = translator is not None or end.endswith(EVENT_END)
         except UpstreamError as error:
-            log.warning("stream_broke_off", request_id=self._request_id, model=self._model, why=error.message)
+            log.warning("stream_interrupted", request_id=self._request_id, model=self._model, why=error.message)
             if not self._is_between_events:
                 # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
                 raise StreamCut from None

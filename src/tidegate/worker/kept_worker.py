@@ -59,7 +59,7 @@ class KeptWorker:
             except WorkerBroken as error:
                 if loop.time() - began_s > RESTART_S_MAX:
                     wait_s = RESTART_S
-                log.error("worker_restarts", error=str(error), wait_s=wait_s)
+                log.error("worker_restarting", error=str(error), wait_s=wait_s)
             await self._rest(stop, wait_s)
             if stop.is_set():
                 return
@@ -91,7 +91,9 @@ class KeptWorker:
             await self._me.leave()
         except StoreUnavailable as error:
             log.warning(
-                "left_in_a_hurry", error=str(error), advice="the store misses this process when the lease runs out"
+                "worker_stop_timed_out",
+                error=str(error),
+                advice="the store misses this process when the lease runs out",
             )
 
 

@@ -125,7 +125,7 @@ class Leaser:
             try:
                 await self._keys.ask(self._me.id)
             except StoreUnavailable as error:
-                log.warning("keys_unknown", error=str(error))
+                log.warning("key_states_unavailable", error=str(error))
 
     async def _begin_slice(self, state: LeasedSliceState) -> bool:
         """Read a slice's items into the hand; False when they cannot be had."""
@@ -141,7 +141,7 @@ class Leaser:
             await self._store.release_slice(leased.job_id, leased.first, leased.token, 0)
         except BlobError as error:
             self._forget(state)
-            log.warning("work_file_waits", job=leased.job_id, error=str(error))
+            log.warning("work_file_read_failed", job=leased.job_id, error=str(error))
             await self._store.release_slice(leased.job_id, leased.first, leased.token, SHORT_WAIT_MS)
         except BaseException:
             self._forget(state)

@@ -72,5 +72,7 @@ async def beat_until(stop: asyncio.Event, me: Registration, heartbeat_ms: int) -
         await me.leave()
     except StoreUnavailable as error:
         log.warning(
-            "left_in_a_hurry", error=str(error), advice="what was being uploaded is collected when the lease runs out"
+            "worker_stop_timed_out",
+            error=str(error),
+            advice="what was being uploaded is collected when the lease runs out",
         )

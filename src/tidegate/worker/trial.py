@@ -152,7 +152,7 @@ class Trial:
         """Run another item alone first, the least suspected one. True when a model server answered it and the worker survived that; False
         when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
         others = await self._others(suspect)
-        log.info("item_check_begins", others=len(others))
+        log.info("item_check_started", others=len(others))
         if not others:
             return False
         entry = min(others, key=lambda entry: entry[0].slice.lost_count)
@@ -199,7 +199,7 @@ class Trial:
             try:
                 return await self._store.run_alone(worker_id, item, is_checked=is_checked)
             except StoreUnavailable as error:
-                log.warning("alone_mark_waits", error=str(error))
+                log.warning("item_alone_mark_failed", error=str(error))
                 await asyncio.sleep(_RETRY_S)
         return False
 

@@ -32,7 +32,7 @@ class Unleased:
             try:
                 await self.look()
             except StoreUnavailable as error:
-                log.warning("ready_work_unknown", error=str(error))
+                log.warning("ready_work_check_failed", error=str(error))
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:

@@ -185,7 +185,7 @@ class Worker:
                 await loop()
                 return
             except (StoreUnavailable, BlobError, LostRace) as error:
-                log.warning("loop_waits", loop=loop.__name__, error=str(error))
+                log.warning("worker_loop_postponed", loop=loop.__name__, error=str(error))
             except Exception as error:
                 if not self.broken:
                     metrics.worker_broken.set(1)
@@ -485,7 +485,9 @@ class Worker:
             await self._me.leave()
             await lost_workers.adopt_logs(self._store, self._blobs)
         except (TimeoutError, StoreError, BlobError) as error:
-            log.warning("left_in_a_hurry", error=str(error), advice="another worker takes over when the lease runs out")
+            log.warning(
+                "worker_stop_timed_out", error=str(error), advice="another worker takes over when the lease runs out"
+            )
 
     async def _release_tails(self) -> None:
         """A slice whose calls are still out keeps only what was sent of it: others run the rest meanwhile."""
@@ -497,7 +499,7 @@ class Worker:
                 if await self._store.release_tail(leased.job_id, leased.first, leased.token, state.sent_to):
                     state.left -= open_count
             except StoreUnavailable as error:
-                log.warning("tail_kept", job=leased.job_id, error=str(error))
+                log.warning("slice_release_failed", job=leased.job_id, error=str(error))
 
     def _drop_all(self) -> None:
         for state in self._leased_work.state():

@@ -222,7 +222,7 @@ class IngestStage:
 
     async def _end_lost(self, job_id: str, token: str) -> None:
         """The job closed while it was ingested, or the step is no longer ours."""
-        log.info("ingest_lost", job=job_id)
+        log.info("ingest_lease_lost", job=job_id)
         if not await self._store.end_unstarted(job_id, token):
             await self._store.drop_step(job_id, token, 0)
 
@@ -232,7 +232,7 @@ class IngestStage:
         before = self._crashes.pop(job_id, 0)
         crashes = before + 1 if isinstance(error, IngestCrashed) else 0
         if crashes >= CRASHES_MAX:
-            log.error("ingest_gives_up", job=job_id, crashes=crashes, error=str(error))
+            log.error("ingest_given_up", job=job_id, crashes=crashes, error=str(error))
             if not await self._store.refuse_job(job_id, step.token, [_unreadable(crashes)]):
                 await self._end_lost(job_id, step.token)
             return
@@ -241,7 +241,7 @@ class IngestStage:
             if len(self._crashes) > _CRASHED_MAX:
                 self._crashes.popitem(last=False)
         failures = await self._store.drop_step(job_id, step.token, RETRY_MS)
-        log.warning("ingest_waits", job=job_id, failures=failures, error=str(error))
+        log.warning("ingest_postponed", job=job_id, failures=failures, error=str(error))
 
 
 async def _together(parts: Iterable[Awaitable[T]]) -> list[T]:

@@ -19,4 +19,4 @@ async def watch(store: Store) -> None:
         try:
             await store.look_at_clock()
         except StoreUnavailable as error:
-            log.warning("clock_look_failed", error=str(error))
+            log.warning("store_clock_read_failed", error=str(error))

@@ -49,7 +49,7 @@ async def _join(store: Store, blobs: Blobs, entropy: Entropy, worker_id: str, fi
         await store.replace_extents(file_id, run, Placed(blob_id, 0, stamp.size_bytes))
     except (BlobError, LostRace) as error:
         # The file is as it was: it, or the next one, is taken up in the next pass.
-        log.info("compaction_lost", file=file_id, error=str(error))
+        log.info("compaction_abandoned", file=file_id, error=str(error))
         await store.give_up_blob(blob_id)
         return 0
     return len(run) - 1

@@ -43,7 +43,7 @@ class FlowUpkeep:
     async def _tend_one(self, flow: AwakeFlow) -> None:
         weight_milli = max(1, round(1000 * self._weight_of(flow.tenant)))
         if weight_milli != flow.weight_milli:
-            log.info("flow_weighed", model=flow.model, share_owner=flow.share_owner, weight_milli=weight_milli)
+            log.info("flow_weight_changed", model=flow.model, share_owner=flow.share_owner, weight_milli=weight_milli)
             await self._store.set_weight(flow.model, flow.share_owner, weight_milli)
         if flow.has_spent:
             await self._store.close_spent(flow.model, flow.share_owner)

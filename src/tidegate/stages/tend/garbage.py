@@ -40,7 +40,7 @@ class Garbage:
         try:
             return removed + await self._orphans()
         except BlobError as error:
-            log.warning("orphans_not_listed", error=str(error))
+            log.warning("orphans_listing_failed", error=str(error))
             return removed
 
     async def _remove(self, blob_id: str) -> bool:
@@ -48,7 +48,7 @@ class Garbage:
         try:
             await self._blobs.delete(blob_id)
         except BlobError as error:
-            log.warning("blob_not_removed", blob=blob_id, error=str(error))
+            log.warning("blob_removal_failed", blob=blob_id, error=str(error))
             return False
         return True
 

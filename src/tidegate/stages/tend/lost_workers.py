@@ -77,7 +77,7 @@ async def deliver_spool(store: Store, blobs: Blobs) -> int:
             delivered += await _adopt(store, blobs, blob_id, recorded_to)
             await store.settle_blob(blob_id)
         except LostRace as error:
-            log.info("log_collected", blob=blob_id, error=str(error))
+            log.info("log_already_collected", blob=blob_id, error=str(error))
     return delivered
 
 
@@ -113,7 +113,7 @@ async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob, spool_
         log.warning("log_unreadable", blob=blob.id, worker=blob.worker_id, given_up=not waits, error=str(error))
         return not waits
     except LostRace as error:
-        log.info("log_collected", blob=blob.id, error=str(error))
+        log.info("log_already_collected", blob=blob.id, error=str(error))
     return True
 
 

@@ -256,7 +256,7 @@ class BudgetClient:
             return
         except Exception as error:
             # Whatever it was, nobody knows what may be sent now; whoever waits must not wait for ever.
-            log.error("limits_broke", kind=type(error).__name__)
+            log.error("limits_crashed", kind=type(error).__name__)
             self._lose_touch("asking the shared budgets failed", parts)
             return
         self.unreachable_until_ms = 0.0

@@ -80,7 +80,7 @@ class Settlements:
                     await self._limits.settle(settlements)
                 except Exception as error:
                     # It may have been heard. What is not settled stays reserved, so the limit holds, and the next bills are worth saying.
-                    log.warning("settling_failed", kind=type(error).__name__, why=str(error))
+                    log.warning("settlement_failed", kind=type(error).__name__, why=str(error))
                     continue
                 for (_, budgets), bill in bills.items():
                     if bill.unsent or bill.used < bill.reserved or bill.used_nano < bill.reserved_nano:

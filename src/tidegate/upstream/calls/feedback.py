@@ -101,4 +101,4 @@ def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
     if isinstance(error, KeyRejected):
         log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")
     else:
-        log.warning("upstream_shut", deployment=name, why=error.message)
+        log.warning("upstream_circuit_opened", deployment=name, why=error.message)

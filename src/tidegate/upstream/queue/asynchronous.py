@@ -78,7 +78,9 @@ class Office:
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
-        log.warning("request_not_withdrawn", request=request_id, advice="whoever takes from the queue may still run it")
+        log.warning(
+            "request_withdrawal_failed", request=request_id, advice="whoever takes from the queue may still run it"
+        )
 
     async def close(self) -> None:
         if self._withdrawing:

@@ -112,9 +112,11 @@ class Mailbox:
     def _note(self, away: QueueAway | None) -> None:
         """Say once that the queue is away, and once that it is back."""
         if away is not None and not self._away:
-            log.warning("queue_away", why=str(away), advice="what lies in it is waited for; nothing is sent twice")
+            log.warning(
+                "queue_unreachable", why=str(away), advice="what lies in it is waited for; nothing is sent twice"
+            )
         elif away is None and self._away:
-            log.info("queue_back", waiting=len(self._waiting))
+            log.info("queue_reachable", waiting=len(self._waiting))
         self._away = away is not None
 
 

@@ -68,4 +68,6 @@ class Receipts:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
             count = sum(len(ids) for ids in self._due.values())
-            log.warning("results_not_acknowledged", count=count, advice="they are put away when their time is over")
+            log.warning(
+                "results_acknowledgement_failed", count=count, advice="they are put away when their time is over"
+            )

@@ -41,7 +41,7 @@ class DiscoveredLimits:
                 await self._write()
                 await self._read()
             except (LimitsUnavailable, StoreError) as error:
-                log.warning("discovered_limits_wait", why=str(error))
+                log.warning("discovered_limits_save_failed", why=str(error))
             try:
                 async with asyncio.timeout(READ_EVERY_S):
                     await self._rung.wait()

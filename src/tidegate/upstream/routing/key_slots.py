@@ -140,7 +140,7 @@ class KeySlots:
                     reached = True
                 except LimitsUnavailable as error:
                     if reached:
-                        log.warning("parallel_unshared", why=str(error))
+                        log.warning("key_slots_unshared", why=str(error))
                     reached = False
                 is_short = any(places.waiting for places in self._names.values())
                 await asyncio.sleep(HURRY_S if is_short and reached else 0)

@@ -174,7 +174,7 @@ class DeploymentSlots:
                     log.warning("slots_unshared", why=str(error))
                 self._reached = False
             except Exception as error:
-                log.error("slots_broke", kind=type(error).__name__)
+                log.error("slots_crashed", kind=type(error).__name__)
             # Whoever is short asks again soon, as long as that brings more; a deployment that is full is asked at an easy pace.
             await asyncio.sleep(HURRY_S if grew else PERIOD_S)
             if not self._hurry.is_set():

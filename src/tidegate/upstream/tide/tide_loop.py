@@ -116,7 +116,7 @@ class TideLoop:
                 await once()
             except Exception as error:
                 # Without a look the tide falls back to what it learned from its own calls.
-                log.error("tide_broke", kind=type(error).__name__, why=str(error))
+                log.error("tide_crashed", kind=type(error).__name__, why=str(error))
 
     async def _tell(self) -> None:
         now_ms = self._clock.monotonic_ms()

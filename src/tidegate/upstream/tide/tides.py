@@ -377,7 +377,7 @@ class DeploymentTide:
 
     def _cannot_look(self, why: str) -> None:
         if self._reading is not None or not self._scrape_at_ms:
-            log.warning("engine_metrics_unseen", deployment=self.deployment.name, why=why)
+            log.warning("engine_metrics_unavailable", deployment=self.deployment.name, why=why)
         self._reading = None
         self._scrape_at_ms = self._clock.monotonic_ms() + SCRAPE_AGAIN_MS
 
