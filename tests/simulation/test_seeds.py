@@ -83,6 +83,7 @@ def test_the_seeds_mean_every_shape_and_mode() -> None:
     assert {len(estate.tenants) for estate in estates} >= {1, 2, 3, 6}
     assert {len(estate.models) for estate in estates} == {1, 2, 3, 4}
     assert sum(estate.uses_redis for estate in estates) > 30
+    assert sum(one.deployments[0].price is not None for one in estates) > 10
 
 
 def test_a_seed_replays_to_the_same_trace() -> None:

@@ -65,6 +65,16 @@ class Disk:
             if response is not None:
                 self.durable_at_s.setdefault(response.body.id, self._time_s())
 
+    def lose_unsynced(self) -> None:
+        """The power was cut: of a blob that is still written any part may be left, or nothing."""
+        for blob_id, blob in list(self.blobs.items()):
+            if blob.finished or blob.spool:
+                continue
+            if self.weather.dice.random() < 0.5:
+                del self.blobs[blob_id]
+            else:
+                del blob.data[self.weather.dice.randint(0, len(blob.data)) :]
+
     def readable(self, blob_id: str) -> bytearray:
         blob = self.blobs.get(blob_id)
         if blob is None or not blob.finished:

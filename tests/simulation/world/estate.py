@@ -11,6 +11,7 @@ from enum import StrEnum
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
+from tidegate.core.usage.prices import Price
 from tidegate.settings.tenants import TenantPolicy
 
 _NAMES = ("alpha", "beta", "gamma", "delta")
@@ -57,15 +58,35 @@ class Shape(StrEnum):
     RACE = "race"
 
 
+# No request costs more than this at PRICE, however its prompt is counted.
+CALL_NANO_MAX = 10_000
+# Ten nano-units for an input token, twenty for one of output; half of that for batches.
+PRICE = Price(10_000_000, None, 20_000_000, 500_000)
+_MONEY_SHARE = 0.12
+
+
 def draw_estate(seed: int, kinds: dict[str, float], shape: Shape) -> Estate:
     dice = random.Random(f"estate/{seed}")
     match shape:
         case Shape.ANY:
-            return _any(dice, kinds)
+            return _priced(random.Random(f"money/{seed}"), _any(dice, kinds))
         case Shape.CONTENDED:
             return _contended(dice, kinds)
         case Shape.RACE:
             return _race()
+
+
+def _priced(dice: random.Random, estate: Estate) -> Estate:
+    """In some runs calls cost money, and tenants or users have only so much of it a minute. Drawn apart from everything else."""
+    if dice.random() >= _MONEY_SHARE:
+        return estate
+    money = (Limit(Period.MINUTE, nano=dice.choice((1, 2, 4)) * CALL_NANO_MAX),)
+    whose = dice.choice(("limits", "user_limits"))
+    return replace(
+        estate,
+        deployments=tuple(replace(one, price=PRICE) for one in estate.deployments),
+        tenants=tuple(replace(one, **{whose: getattr(one, whose) + money}) for one in estate.tenants),
+    )
 
 
 def _contended(dice: random.Random, kinds: dict[str, float]) -> Estate:

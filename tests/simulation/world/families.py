@@ -6,7 +6,7 @@ A planted bug belongs to a family in which a handful of seeds shows it. The heal
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.world.estate import CALL_TOKENS_MAX, Shape
+from tests.simulation.world.estate import CALL_NANO_MAX, CALL_TOKENS_MAX, PRICE, Shape
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
@@ -188,6 +188,21 @@ FAMILIES: dict[str, Family] = {
             **_OPEN, "deployments": _deployments(1, limits=(Limit(Period.MINUTE, None, 3 * CALL_TOKENS_MAX),), max_in_flight=24),
             "uses_redis": True,
         },
+    ),
+    # Calls cost money, and a tenant has little of it.
+    "money": Family(
+        {"slow": 0.05, "reset": 0.05, "kill": 0.03},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 0.3, "trouble_s": 12.0},
+        estate={
+            **_OPEN, "deployments": _deployments(1, price=PRICE), "usage_factor": 3,
+            "tenants": _tenants(2, limits=(Limit(Period.MINUTE, nano=CALL_NANO_MAX // 2),)),
+        },
+    ),
+    # The power is cut while results are written.
+    "power": Family(
+        {"power": 0.1, "disk_slow": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 0.3, "flush_ms": 5, "flush_lines": 2},
+        estate=_OPEN,
     ),
     # Tenants come when others have been served for a while.
     "late_comers": Family(

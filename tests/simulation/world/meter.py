@@ -17,8 +17,10 @@ from tests.simulation.world.rules import Rules
 from tests.simulation.world.settings import SPANS
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.usage.prices import cost
 
 _UNDONE = ("throttle", "refuse")
+_UNBILLED = ("throttle", "refuse", "error", "away")
 # A deployment rests that refused this share of so many calls; so many more may be on their way to it.
 LAST_CALLS, HEAVY_SHARE, UNSEEN_CALLS_MAX = 100, 0.05, 8
 
@@ -61,6 +63,8 @@ class Meter:
                 )
             if limit.tokens is not None:
                 self._check_tokens(call, name, limit.tokens, window)
+            if limit.nano is not None:
+                self._check_money(call, name, limit.nano, window)
         self._check_slots(call)
 
     def _binding(self, call: Witnessed) -> Iterator[tuple[str, Limit]]:
@@ -85,6 +89,16 @@ class Meter:
             used = sum(one.usage.input_tokens + one.usage.output_tokens for one in window.calls if one.mood == "ok")
             if used > tokens:
                 self._broken(f"P15: {used} of {tokens} tokens of {name} are really used by {call.serial}")
+
+    def _check_money(self, call: Witnessed, name: str, nano: int, window: _Window) -> None:
+        """Money is hard: what was billed, or may be billed for calls of which nobody knows the end, never exceeds the limit."""
+        spent = sum(self._cost_nano(one) for one in window.calls if one is call or one.mood not in _UNBILLED)
+        if spent > nano:
+            self._broken(f"P16: with call {call.serial} {spent} of {nano} nano-units of {name} are spent")
+
+    def _cost_nano(self, call: Witnessed) -> int:
+        price = self._deployments[call.deployment].price
+        return cost(call.usage, price, batch=True).total_nano if price is not None else 0
 
     def _is_bound(self, window: _Window) -> bool:
         """Whether every call reserved as much as it could ever take."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core import retry
@@ -54,6 +55,11 @@ async def _reclaim_first(store: Any, blobs: Any, spool_wait_ms: int) -> int:
     return freed
 
 
+def _lose_tails(self: Disk) -> None:
+    for blob in self.blobs.values():
+        del blob.data[blob.data.rstrip(b"\n").rfind(b"\n") + 1 :]
+
+
 _extend_lease = leased_work.LeasedWork.extend_lease
 _take = lease.take
 _decide = retry.decide
@@ -94,6 +100,11 @@ async def _keep_leftovers(self: StageLeases) -> None:
 
 # What each stands for, and how it is planted.
 MUTANTS: dict[str, Mutant] = {
+    "lines_unsynced": Mutant(
+        "power",
+        "the last lines of a log are not on the disk when they are recorded",
+        patch(Disk, "lose_unsynced", _lose_tails),
+    ),
     "finish_any_lease": Mutant(
         "late_returns",
         "slice_finish does not ask for the token",

@@ -8,6 +8,7 @@ from tidegate.core.schedule import deadline, fair
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.store import budgets
 from tidegate.store.limits import StoreLimits
+from tidegate.upstream.budgets import token_estimator
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit
 from tidegate.upstream.routing import deployment_state
@@ -30,7 +31,20 @@ def _without_own(self: TenantPolicy, *arguments: Any, **named: Any) -> Any:
     return _budgets(self, *arguments, **named)[:-1]
 
 
+_used = BudgetClient.used
+
+
+def _used_for_free(self: BudgetClient, permit: SendPermit, tokens: int, nano: int | None = None) -> None:
+    _used(self, permit, tokens, 0)
+
+
 CAPACITY: dict[str, Mutant] = {
+    "money_unreserved": Mutant(
+        "money", "almost nothing is set aside for a call", patch(token_estimator, "bound", lambda *_, batch: 1)
+    ),
+    "money_never_spent": Mutant(
+        "money", "what a call cost is not counted", patch(BudgetClient, "used", _used_for_free)
+    ),
     "window_ends_early": Mutant(
         "scarce",
         "grants are forgotten while calls under them may still be in the window",

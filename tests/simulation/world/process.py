@@ -1,6 +1,7 @@
 """One simulated process: it lives, is stopped, goes on, is killed; its wall clock may be wrong; its line to the outside has latency.
 
 A request that has left a process is carried out even if the process dies meanwhile, as on a real network; only the answer is lost.
+When the power is cut, the store and the disk lose what is on its way to them too.
 """
 
 import asyncio
@@ -96,8 +97,11 @@ class Process:
         weather, loop = self.weather, self.loop
         answer: asyncio.Future[T] = loop.create_future()
         dies = weather.border_death()
+        power_cuts = weather.power_cuts
 
         def carry_out() -> None:
+            if weather.power_cuts != power_cuts:
+                return
             if dies in ("unsent", "before"):
                 self.kill()
             if dies == "unsent":

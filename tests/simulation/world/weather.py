@@ -12,6 +12,7 @@ class Weather:
         self.clear = False
         self.store_away = False
         self.disk_full = False
+        self.power_cuts = 0
 
     def strikes(self, kind: str) -> bool:
         strength = self.plan.strength(kind)

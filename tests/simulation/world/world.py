@@ -95,7 +95,7 @@ class World:
         self._published: dict[str, str] = {}
 
     def _now_ms(self) -> int:
-        """The database's clock: it may be set back, and then goes on from there."""
+        """The database's clock: it may be set, and then goes on from there."""
         return EPOCH_MS + int(self.loop.time() * 1000) - self._database_behind_ms
 
     def breaks(self, what: str) -> None:
@@ -185,6 +185,8 @@ class World:
 
     def _chaos(self) -> None:
         weather, dice = self.weather, self.weather.dice
+        if weather.strikes("power"):
+            self._cut_power()
         for process in [process for process in self.processes if not process.dead and not process.ended]:
             if weather.strikes("kill"):
                 self.trace.note(process.name, "KILLED")
@@ -207,8 +209,21 @@ class World:
             outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
         if weather.strikes("database_clock"):
             self._database_behind_ms += dice.choice((3, 200, 1_500))
+        if weather.strikes("database_clock_ahead"):
+            step_ms = dice.choice((3, 200, 900))
+            self._database_behind_ms -= step_ms
+            self.rules.clock_ahead_ms += step_ms
         if self.plan.estate.uses_redis:
             self._redis_chaos()
+
+    def _cut_power(self) -> None:
+        """All processes end at once, and with them what neither the store nor the disk has carried out."""
+        self.trace.note("world", "THE POWER IS CUT")
+        self.weather.power_cuts += 1
+        for process in self.processes:
+            if not process.ended:
+                process.kill()
+        self.disk.lose_unsynced()
 
     def _redis_chaos(self) -> None:
         weather, redis = self.weather, self.redis
