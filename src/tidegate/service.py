@@ -134,11 +134,11 @@ async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) ->
     """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
     if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
         await store.migrate()
-    await store.require_current()
+    await store.require_schema()
 
 
 async def migrate(settings: Settings) -> list[int]:
-    """Bring the store to this program's version. Says which steps ran."""
+    """Bring the store to this program's schema. Return which versions ran."""
     store = Store(_driver(settings, SystemClock(), read_only=False))
     try:
         return await store.migrate()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from tidegate.backends.limits_redis import RedisLimits
 from tidegate.core.budgets.budget import GRANT_MS, Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ports import Limits
-from tidegate.store.driver import Body, Driver, Migration
+from tidegate.store.driver import Body, Driver, Missing
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 
@@ -69,8 +69,8 @@ class FaultyDriver:
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         return await self._inner.schema_stamps(is_settled=is_settled)
 
-    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
-        return await self._inner.migrate(steps)
+    async def migrate(self, missing: Missing) -> list[int]:
+        return await self._inner.migrate(missing)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -1,10 +1,12 @@
-"""Migrations add up to the schema, run once however many start them, and a database from the future is left alone."""
+"""Migrations add up to the schema and run once however many start them; two versions of the program can share a database.
+
+There is no second version yet: the steps of later ones are made up here, over the schema as it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,9 @@ from tidegate.core.errors import StoreRefused
 from tidegate.settings import load
 from tidegate.store.driver import Driver, Migration
 from tidegate.store.postgres import _MIGRATION_LOCK, PostgresDriver
-from tidegate.store.queries import schema_for
-from tidegate.store.schema import _checksum, checksums, fresh_schema, migration_steps, migrations
+from tidegate.store.schema import Step, StoreSchema, current_schema
 from tidegate.store.sqlite import SqliteDriver
-from tidegate.store.store import SCHEMA_VERSION, Store
+from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -40,12 +41,34 @@ from pg_constraint where connamespace = 'public'::regnamespace order by 1, 2
 """
 
 
+NOW = current_schema()
+VERSION = NOW.version
+
+# A column that an older program never sees, and a change that it could not live with.
+ADDS = Step(VERSION + 1, f"-- compatible_from: {VERSION}\nalter table tenants add column\n    colour text;\n")
+BREAKS = Step(VERSION + 2, f"-- compatible_from: {VERSION + 2}\nalter table tenants rename column colour to color;\n")
+
+
+def after(*steps: Step) -> StoreSchema:
+    """The schema of a later program that has these steps more than this one."""
+    return StoreSchema(NOW.fresh + "".join(step.text for step in steps), (*NOW.steps, *steps))
+
+
 def postgres(url: str) -> PostgresDriver:
     return PostgresDriver(url, pool_size=2, statement_timeout_ms=20_000, pooler="none")
 
 
 def sqlite(path: Path | None = None, *, read_only: bool = False) -> SqliteDriver:
     return SqliteDriver(path, lambda: 0, read_only=read_only)
+
+
+def opened(kind: str, tmp_path: Path, url: str, schema: StoreSchema = NOW) -> Store:
+    return Store(postgres(url) if kind == "postgresql" else sqlite(tmp_path / "store.db"), schema)
+
+
+async def run_sql(store: Store, text: str) -> None:
+    """Run it as one transaction of the driver."""
+    assert await store._driver.migrate(lambda stamps: [Migration(0, text)]) == [0]
 
 
 async def shape(url: str) -> list[list[tuple[Any, ...]]]:
@@ -56,44 +79,63 @@ async def shape(url: str) -> list[list[tuple[Any, ...]]]:
         await connection.close()
 
 
-def test_migrations_are_numbered_without_a_gap() -> None:
-    assert [int(name[:4]) for name in migrations()] == list(range(1, SCHEMA_VERSION + 1))
+def test_steps_are_numbered_without_a_gap_and_say_what_they_are_compatible_with() -> None:
+    assert [step.version for step in NOW.steps] == list(range(1, VERSION + 1))
+    named = [step.compatible_from for step in NOW.steps]
+    assert named == sorted(named), "what was broken once is broken for good"
+    assert all(named <= step.version for named, step in zip(named, NOW.steps, strict=True))
+    with pytest.raises(ValueError, match="compatible_from"):
+        _ = Step(2, "alter table jobs add column a text").compatible_from
 
 
+async def steps_one_by_one(store: Store, schema: StoreSchema) -> None:
+    """Bring a database from the first release to this schema, version by version."""
+    first = StoreSchema(schema.steps[0].text, schema.steps[:1])
+    for step in [first, *(StoreSchema("", schema.steps[:count]) for count in range(2, len(schema.steps) + 1))]:
+        assert await Store(store._driver, step).migrate() == [step.version]
+
+
+@pytest.mark.parametrize("schema", [NOW, after(ADDS), after(ADDS, BREAKS)], ids=["now", "next", "after next"])
 async def test_the_fresh_schema_is_the_migrated_one_on_postgresql(
-    postgres_url: str, postgres_server: PostgresServer
+    schema: StoreSchema, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
-    store = Store(postgres(postgres_url))
-    assert await store.migrate() == list(range(1, SCHEMA_VERSION + 1))
-    await store.close()
     fresh = postgres_server.create_database()
-    connection: Any = await asyncpg.connect(fresh)
-    await connection.execute(fresh_schema("postgresql"))
-    await connection.close()
-    migrated, made = await shape(postgres_url), await shape(fresh)
+    made, migrated = Store(postgres(fresh), schema), Store(postgres(postgres_url), schema)
+    assert await made.migrate() == [schema.version]
+    await steps_one_by_one(migrated, schema)
+    assert await made._driver.schema_stamps() == await migrated._driver.schema_stamps()
+    await made.close()
+    await migrated.close()
+    shapes = await shape(fresh), await shape(postgres_url)
     postgres_server.drop_database(fresh)
-    assert migrated == made
-    assert len(made[0]) > 100
-    assert {row[5] for row in made[0] if row[2] == "text"} == {"C"}, "text collates as C, as it does in SQLite"
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0][0]) > 100
+    assert {row[5] for row in shapes[0][0] if row[2] == "text"} == {"C"}, "text collates as C, as it does in SQLite"
 
 
-async def test_the_fresh_schema_is_the_migrated_one_on_sqlite(tmp_path: Path) -> None:
-    store = Store(sqlite(tmp_path / "store.db"))
-    assert await store.migrate() == list(range(1, SCHEMA_VERSION + 1))
-    await store.close()
+@pytest.mark.parametrize("schema", [NOW, after(ADDS), after(ADDS, BREAKS)], ids=["now", "next", "after next"])
+async def test_the_fresh_schema_is_the_migrated_one_on_sqlite(schema: StoreSchema, tmp_path: Path) -> None:
+    made, migrated = Store(sqlite(tmp_path / "made.db"), schema), Store(sqlite(tmp_path / "migrated.db"), schema)
+    assert await made.migrate() == [schema.version]
+    await steps_one_by_one(migrated, schema)
+    assert await made._driver.schema_stamps() == await migrated._driver.schema_stamps()
+    await made.close()
+    await migrated.close()
     # A column that was added stands where it was written down, only with other spaces around it.
     look = "select type, name, tbl_name, replace(replace(replace(sql, char(10), ''), ' ', ''), ',,', ',') from sqlite_master order by 1, 2"
-    fresh = apsw.Connection(":memory:")
-    fresh.execute(fresh_schema("sqlite"))
-    migrated = apsw.Connection(str(tmp_path / "store.db"))
-    assert migrated.execute(look).fetchall() == fresh.execute(look).fetchall()
-    assert "sqlite:" not in fresh_schema("sqlite")
-    migrated.close()
+    both = [apsw.Connection(str(tmp_path / name)) for name in ("made.db", "migrated.db")]
+    shapes = [one.execute(look).fetchall() for one in both]
+    for one in both:
+        one.close()
+    assert shapes[0] == shapes[1]
 
 
-def test_both_dialects_have_the_same_tables_and_columns() -> None:
-    assert schema_for("sqlite", fresh_schema("sqlite")) == fresh_schema("sqlite")
-    assert fresh_schema("postgresql").count("create table") == fresh_schema("sqlite").count("create table")
+def test_both_dialects_have_the_same_tables_and_nothing_of_the_other() -> None:
+    [of_sqlite], [of_postgres] = NOW.missing("sqlite", {}), NOW.missing("postgresql", {})
+    assert of_postgres.text.count("create table") == of_sqlite.text.count("create table") > 20
+    assert "create function" not in of_sqlite.text
+    assert "without rowid" not in of_postgres.text
+    assert "/*" not in of_sqlite.text + of_postgres.text
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory", "postgresql"])
@@ -104,20 +146,20 @@ async def test_migrating_twice_changes_nothing(kind: str, tmp_path: Path, postgr
     store = Store(driver)
     assert await store.schema_version() == 0
     with pytest.raises(StoreRefused, match="tidegate migrate"):
-        await store.require_current()
+        await store.require_schema()
     await store.migrate()
     assert await store.migrate() == []
-    assert await store.schema_version() == SCHEMA_VERSION
-    await store.require_current()
+    assert await store.schema_version() == VERSION
+    await store.require_schema()
     await store.close()
 
 
 async def test_many_may_migrate_at_once(postgres_url: str) -> None:
     stores = [Store(postgres(postgres_url)) for _ in range(8)]
     ran = await asyncio.gather(*(store.migrate() for store in stores))
-    assert sorted(version for versions in ran for version in versions) == list(range(1, SCHEMA_VERSION + 1))
+    assert sorted(version for versions in ran for version in versions) == [VERSION], "once, whoever does it"
     for store in stores:
-        await store.require_current()
+        await store.require_schema()
         await store.close()
 
 
@@ -138,33 +180,86 @@ asyncio.run(main())
 def test_many_processes_may_migrate_at_once(postgres_url: str, processes: Processes) -> None:
     started = [processes.start([sys.executable, "-c", MIGRATE, postgres_url], name=f"migrate-{n}") for n in range(3)]
     said = [one.wait_for_line(r"^ran (.*)$").group(1) for one in started]
-    ran = sorted(int(number) for one in said for number in re.findall(r"\d+", one))
-    assert ran == list(range(1, SCHEMA_VERSION + 1)), "each step once, whoever runs it"
+    assert sorted(said) == [f"[{VERSION}]", "[]", "[]"], "once, whoever does it"
     assert [one.wait() for one in started] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_a_newer_database_is_refused_and_left_alone(kind: str, tmp_path: Path, postgres_url: str) -> None:
-    newer = SCHEMA_VERSION + 1
-    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
-    await store.migrate()
-    text = f"update meta set value = '{newer}' where name = 'schema_version'"  # noqa: S608 - a number of our own
-    assert await store._driver.migrate([Migration(newer, text)]) == [newer]
-    assert await store._driver.migrate([Migration(newer, "drop table jobs")]) == []
-    assert await store.schema_version() == newer
-    for refuse in (store.migrate, store.require_current):
-        with pytest.raises(StoreRefused, match=f"version {newer}"):
-            await refuse()
+async def test_an_older_program_runs_beside_a_newer_one_that_only_added(
+    kind: str, tmp_path: Path, postgres_url: str
+) -> None:
+    older = opened(kind, tmp_path, postgres_url)
+    newer = Store(older._driver, after(ADDS))
+    await older.migrate()
+    await older.put_tenant("t1", "acme")
+    with pytest.raises(StoreRefused, match=r"needs 2\. Run `tidegate migrate`"):
+        await newer.require_schema()
+    assert await newer.migrate() == [ADDS.version]
+    for store in (older, newer):
+        await store.require_schema()
+        assert await store.migrate() == []
+        assert await store.schema_version() == ADDS.version
+        assert await store.tenant_by_name("acme") == "t1"
+    await older.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_an_older_program_is_refused_by_a_schema_that_it_cannot_use(
+    kind: str, tmp_path: Path, postgres_url: str
+) -> None:
+    older = opened(kind, tmp_path, postgres_url)
+    between, newest = Store(older._driver, after(ADDS)), Store(older._driver, after(ADDS, BREAKS))
+    await older.migrate()
+    assert await newest.migrate() == [ADDS.version, BREAKS.version]
+    for store, has in ((older, VERSION), (between, ADDS.version)):
+        for refuse in (store.migrate, store.require_schema):
+            with pytest.raises(StoreRefused, match=f"version {BREAKS.version} or later; this program has {has}"):
+                await refuse()
+    assert await older.schema_version() == BREAKS.version, "left as it is"
+    await newest.require_schema()
+    await older.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_store_of_an_unreleased_version_is_refused_with_advice(
+    kind: str, tmp_path: Path, postgres_url: str
+) -> None:
+    """Of one with fifteen steps, and of another text of the schema as it is before the first release."""
+    store = opened(kind, tmp_path, postgres_url)
+    await run_sql(
+        store,
+        "create table meta (name text primary key, value text not null);"
+        "insert into meta (name, value) values ('schema_version', '15'), ('migration_0001', 'of another time');",
+    )
+    await refuses_unreleased(store)
+    await run_sql(store, "drop table meta")
+    text = f"{NOW.fresh} create table colours (name text);"
+    assert await Store(store._driver, StoreSchema(text, (Step(1, text),))).migrate() == [1]
+    await refuses_unreleased(store)
     await store.close()
+
+
+async def refuses_unreleased(store: Store) -> None:
+    for refuse in (store.migrate, store.require_schema):
+        with pytest.raises(StoreRefused, match=r"before the first release.* an empty store: another --data directory"):
+            await refuse()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_migration_that_fails_leaves_nothing(kind: str, tmp_path: Path, postgres_url: str) -> None:
-    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
+    store = opened(kind, tmp_path, postgres_url)
+    torn = StoreSchema(
+        NOW.fresh, (*NOW.steps, ADDS, Step(VERSION + 2, "-- compatible_from: 1\ncreate table meta (name text)"))
+    )
+    broken = StoreSchema(f"{NOW.fresh} create table meta (name text);", NOW.steps)
     with pytest.raises((asyncpg.PostgresError, apsw.Error)):
-        await store._driver.migrate([migration_steps(store.dialect)[0], Migration(2, "create table meta (name text)")])
+        await Store(store._driver, broken).migrate()
     assert await store.schema_version() == 0
-    assert await store.migrate() == list(range(1, SCHEMA_VERSION + 1))
+    assert await store.migrate() == [VERSION]
+    with pytest.raises((asyncpg.PostgresError, apsw.Error)):
+        await Store(store._driver, torn).migrate()
+    assert await store.schema_version() == VERSION, "also not the step before it"
+    assert await Store(store._driver, after(ADDS)).migrate() == [ADDS.version]
     await store.close()
 
 
@@ -192,7 +287,7 @@ async def _start_24_together(pooler: str, postgres_url: str, monkeypatch: pytest
         starting.append(asyncio.create_task(start(number)))
         seen.add(await watcher.schema_version())
     assert len(set(await asyncio.gather(*starting))) == 1
-    assert seen <= {0, SCHEMA_VERSION}, "no process meets a database with some of the steps"
+    assert seen <= {0, VERSION}, "no process meets a database with some of the steps"
     await watcher.close()
     between.close()
 
@@ -209,57 +304,40 @@ def test_24_real_processes_start_together(postgres_url: str, processes: Processe
 
 async def test_a_process_waits_while_another_migrates(postgres_url: str) -> None:
     """An older database that is being migrated is waited for, not refused."""
-    older, newer = Store(postgres(postgres_url)), Store(postgres(postgres_url))
-    await older._driver.migrate(migration_steps("postgresql")[:-1])
+    older, newer = Store(postgres(postgres_url)), Store(postgres(postgres_url), after(ADDS))
+    await older.migrate()
+    [step] = after(ADDS).missing("postgresql", await older._driver.schema_stamps())
     connection: Any = await asyncpg.connect(postgres_url)
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-        waiting = [asyncio.create_task(newer.require_current()), asyncio.create_task(newer.migrate())]
+        waiting = [asyncio.create_task(newer.require_schema()), asyncio.create_task(newer.migrate())]
         assert await asyncio.wait(waiting, timeout=0.3) == (set(), set(waiting))
-        await connection.execute(migration_steps("postgresql")[-1].text)
+        await connection.execute(step.text)
     assert await asyncio.gather(*waiting) == [None, []]
     for one in (connection, older, newer):
         await one.close()
 
 
-# A step that has run somewhere is never edited: write a new one instead, and add its line here.
-CHECKSUMS = Path(__file__).with_name("migration_checksums.txt")
-
-
-def test_no_step_was_edited() -> None:
-    assert "".join(f"{name} {checksum}\n" for name, checksum in checksums().items()) == CHECKSUMS.read_text()
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_step_that_was_edited_after_it_ran_is_refused(kind: str, tmp_path: Path, postgres_url: str) -> None:
-    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
+    store = opened(kind, tmp_path, postgres_url, after(ADDS))
     await store.migrate()
-    await store.require_current()
-    was = "update meta set value = 'of another text' where name = 'migration_0003'"
-    await store._driver.migrate([Migration(SCHEMA_VERSION + 1, was)])
-    for refuse in (store.migrate, store.require_current):
-        with pytest.raises(StoreRefused, match="migration_0003 said something else"):
+    edited = Store(store._driver, after(Step(ADDS.version, ADDS.text.replace("colour", "hue"))))
+    for refuse in (edited.migrate, edited.require_schema):
+        with pytest.raises(
+            StoreRefused, match="checksum_0002 in `meta` is not the checksum of this program's migration"
+        ):
             await refuse()
-    await store.close()
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_a_database_from_before_checksums_gets_them_with_its_next_step(
-    kind: str, tmp_path: Path, postgres_url: str
-) -> None:
-    store = Store(postgres(postgres_url) if kind == "postgresql" else sqlite(tmp_path / "store.db"))
-    *before, last = migration_steps(store.dialect)
-    forget = f"{before[-1].text}\ndelete from meta where name like 'migration_%';"
-    await store._driver.migrate([*before[:-1], Migration(last.version - 1, forget)])
-    assert await store.migrate() == [SCHEMA_VERSION]
-    stamps = await store._driver.schema_stamps()
-    assert {name: stamps[name] for name in checksums()} == checksums()
+    await store.require_schema()
     await store.close()
 
 
 def test_a_comment_does_not_change_a_checksum() -> None:
-    assert _checksum("create  table a (b text); -- why") == _checksum("-- why not\ncreate table a\n(b text);")
-    assert _checksum("create table a (b text)") != _checksum("create table a (c text)")
+    assert (
+        Step(1, "create  table a (b text); -- why").checksum
+        == Step(1, "-- why not\ncreate table a\n(b text);").checksum
+    )
+    assert Step(1, "create table a (b text)").checksum != Step(1, "create table a (c text)").checksum
 
 
 async def test_the_names_of_new_directories_survive_a_power_cut(

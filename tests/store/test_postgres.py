@@ -35,7 +35,7 @@ async def opened(url: str, **wishes: Any) -> AsyncIterator[tuple[Store, Postgres
     await patient.close()
     driver = driver_for(url, **wishes)
     store = Store(driver)
-    await store.require_current()
+    await store.require_schema()
     try:
         yield store, driver
     finally:
@@ -232,7 +232,7 @@ async def test_behind_a_transaction_pooler_every_way_of_asking_works(postgres_ur
     pooler = Pooler("127.0.0.1", port)
     url = through(postgres_url, await pooler.start())
     async with opened(url, pooler="transaction", pool_size=3) as (store, driver):
-        await store.require_current()
+        await store.require_schema()
         await store.enlist_worker("w", "host", "1", 60_000)
 
         async def everything(number: int) -> None:

@@ -51,11 +51,11 @@ async def test_a_second_writing_process_is_refused_with_the_pid_of_the_first(
     with pytest.raises(StoreRefused, match=rf"pid {first.pid}\b.*PostgreSQL"):
         open_store(path)
     reader = open_store(path, read_only=True)
-    await reader.require_current()
+    await reader.require_schema()
     await reader.close()
     first.kill()
     store = open_store(path)
-    await store.require_current()
+    await store.require_schema()
     with pytest.raises(StoreRefused, match=rf"pid {os.getpid()}\b"):
         open_store(path)
     await store.close()

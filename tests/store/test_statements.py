@@ -30,7 +30,7 @@ from tidegate.core.states import (
     WorkerState,
 )
 from tidegate.store.queries import Statement, for_postgres, statements
-from tidegate.store.schema import fresh_schema, migration_steps
+from tidegate.store.schema import current_schema
 from tidegate.store.store import Store
 
 STATES: dict[str, type[StrEnum]] = {
@@ -110,7 +110,7 @@ def test_no_statement_writes_a_state_that_does_not_exist() -> None:
 
 
 def test_the_schema_checks_exactly_the_states_there_are() -> None:
-    schema = fresh_schema("sqlite")
+    schema = current_schema().fresh
     tables = dict(re.findall(r"create table (\w+) \((.*?)\n\)", schema, re.DOTALL))
     for table, enum in STATES.items():
         found = re.search(r"check \(\s*state in \(([^)]*)\)", tables[table])
@@ -168,7 +168,8 @@ def test_every_statement_prepares_on_sqlite() -> None:
     connection = apsw.Connection(":memory:")
     connection.create_scalar_function("now_ms", lambda *_: 0, 0)
     connection.create_scalar_function("wall_ms", lambda *_: 0, 0)
-    connection.execute(fresh_schema("sqlite"))
+    for step in current_schema().missing("sqlite", {}):
+        connection.execute(step.text)
     for statement in EVERY:
         connection.execute(f"explain {statement.sql}", dict.fromkeys(statement.parameters, 0)).fetchall()
 
@@ -176,7 +177,7 @@ def test_every_statement_prepares_on_sqlite() -> None:
 @pytest.mark.anyio
 async def test_every_statement_prepares_on_postgresql(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
-    for step in migration_steps("postgresql"):
+    for step in current_schema().missing("postgresql", {}):
         await connection.execute(step.text)
     for statement in EVERY:
         prepared = await connection.prepare(for_postgres(statement))

@@ -23,6 +23,6 @@ def migrate(
     if as_json:
         terminal.show_json({"store": redacted(settings.store.location), "ran": ran})
     elif ran:
-        terminal.say(f"The store at {redacted(settings.store.location)} is now at version {ran[-1]}.")
+        terminal.say(f"The store at {redacted(settings.store.location)} is now at schema version {ran[-1]}.")
     else:
-        terminal.say(f"The store at {redacted(settings.store.location)} is at this program's version already.")
+        terminal.say(f"The store at {redacted(settings.store.location)} needs no migration.")

@@ -39,10 +39,14 @@ Body = Callable[[Tx], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step of the schema, as SQL of one dialect that also stamps its number."""
+    """SQL of one dialect that brings a database to a version and stamps it."""
 
     version: int
     text: str
+
+
+# What a database with these stamps still lacks.
+Missing = Callable[[Mapping[str, str]], Sequence[Migration]]
 
 
 class Driver(Protocol):
@@ -63,8 +67,8 @@ class Driver(Protocol):
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         """Return what migrations wrote into `meta`; empty when the database is. `is_settled` waits while a process migrates."""
 
-    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
-        """Run the missing steps in one transaction under a lock, waiting while another process holds it. Return which ran."""
+    async def migrate(self, missing: Missing) -> list[int]:
+        """Run what is missing in one transaction under a lock, waiting while another process holds it. Return which versions ran."""
 
     async def close(self) -> None:
         """Give everything back."""

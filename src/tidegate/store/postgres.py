@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import asyncpg
 
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
-from tidegate.store.driver import Body, Migration, Row
+from tidegate.store.driver import Body, Missing, Row
 from tidegate.store.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
 from tidegate.store.queries import bulk_for_postgres, for_postgres, is_insert, statements
-from tidegate.store.schema import STAMPS, version_of
+from tidegate.store.schema import STAMPS
 
 T = TypeVar("T")
 
@@ -169,16 +169,15 @@ class PostgresDriver:
 
         return await self._between_migrations(look, read_only=True)
 
-    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+    async def migrate(self, missing: Missing) -> list[int]:
         async def run(connection: Any) -> list[int] | None:
             if not await connection.fetchval("select pg_try_advisory_xact_lock($1)", _MIGRATION_LOCK):
                 return None
             await _allow_time(connection, _MIGRATION_TIMEOUT_S)
-            present = version_of(await _stamps(connection))
-            missing = [step for step in steps if step.version > present]
-            for step in missing:
+            steps = missing(await _stamps(connection))
+            for step in steps:
                 await connection.execute(step.text, timeout=_MIGRATION_TIMEOUT_S)
-            return [step.version for step in missing]
+            return [step.version for step in steps]
 
         return await self._between_migrations(run, read_only=False)
 

@@ -93,7 +93,7 @@ def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
 
 
 def schema_for(dialect: str, text: str) -> str:
-    """A schema or migration text in one dialect: SQLite's table options, PostgreSQL's collation."""
-    if dialect == "sqlite":
-        return re.sub(r"/\*sqlite:(.*?)\*/", r"\1", text)
-    return re.sub(r"(?m)^(\s+\w+ )text\b", r'\1text collate "C"', text)
+    """A schema or migration text in one dialect: what is meant for the other is left out, and PostgreSQL collates text as SQLite does."""
+    meant = re.sub(rf"/\*{dialect}:(.*?)\*/", r"\1", text, flags=re.DOTALL)
+    meant = re.sub(r"/\*(?:sqlite|postgresql):.*?\*/", "", meant, flags=re.DOTALL)
+    return meant if dialect == "sqlite" else re.sub(r"(?m)^(\s+\w+ )text\b", r'\1text collate "C"', meant)

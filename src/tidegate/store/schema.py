@@ -1,94 +1,135 @@
-"""The schema's numbered steps: their texts, their checksums, and the stamps by which a database says which of them it has.
+"""The schema and its numbered steps, and the stamps in `meta` that say which of them a database has.
 
-A step that has run somewhere is never edited. Each step stamps its number and a checksum of what it does into `meta`, so a program
-whose steps say something else than those that ran is told so instead of meeting a table that is not as it expects.
+`schema.sql` is what an empty database gets. `migrations/` brings databases of released versions to it, step by step; a step that was
+released is never edited. Each version leaves a checksum in `meta`, so that a program finds out when its text is not the one that ran.
+
+A program runs on every schema whose `compatible_from` is at most the version that the program knows. So a step that older programs
+can work with lets two versions work side by side.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from tidegate.core.errors import StoreRefused
 from tidegate.store.driver import Migration
 from tidegate.store.queries import schema_for
 
-STAMPS = "select name, value from meta where name = 'schema_version' or name like 'migration_%'"
+STAMPS = "select name, value from meta where name in ('schema_version', 'compatible_from') or name like 'checksum_%'"
 
-# Functions are PostgreSQL's alone: in SQLite a connection brings its own.
-_POSTGRES_PRELUDES = {
-    1: """
-create or replace function now_ms() returns bigint language sql volatile parallel safe
-as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
-""",
-    12: """
-create or replace function wall_ms() returns bigint language sql volatile parallel safe
-as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
-create or replace function now_ms() returns bigint language sql volatile parallel safe as 'select wall_ms()';
-create or replace function assert_clock() returns void language plpgsql as $$
-declare age_ms bigint;
-begin
-    select now_ms() - ticked_at into age_ms from clock where id = 1;
-    if age_ms < 0 or age_ms > 3000 then
-        raise exception 'the clock of the database was set, or nobody looked at it for a while' using errcode = 'TG001';
-    end if;
-end $$;
-""",
-}
+_COMPATIBLE_FROM = re.compile(r"^-- compatible_from: (\d+)$", re.MULTILINE)
 
 
-def migrations() -> list[str]:
-    """The numbered migrations, in order."""
-    folder = files("tidegate.store").joinpath("migrations")
-    return sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one version changes. The first version's text is its whole schema."""
+
+    version: int
+    text: str
+
+    @property
+    def compatible_from(self) -> int:
+        """The oldest version whose program can work on the schema that this step leaves, which the text must say."""
+        found = _COMPATIBLE_FROM.search(self.text)
+        if found is None:
+            raise ValueError(f"step {self.version} does not say `-- compatible_from: N`")
+        return int(found.group(1))
+
+    @property
+    def stamp(self) -> str:
+        return f"checksum_{self.version:04}"
+
+    @property
+    def checksum(self) -> str:
+        """Comments and spaces do not count: they change no database."""
+        bare = re.sub(r"--[^\n]*", "", self.text)
+        return hashlib.sha256(" ".join(bare.split()).encode()).hexdigest()
 
 
-def fresh_schema(dialect: str) -> str:
-    """The whole schema as it stands now, which the migrations must add up to."""
-    return schema_for(dialect, files("tidegate.store").joinpath("schema.sql").read_text("utf-8"))
+@dataclass(frozen=True, slots=True)
+class StoreSchema:
+    """What a program knows of the schema: the whole of it, and every version since the first release."""
 
+    fresh: str
+    steps: tuple[Step, ...]
 
-def migration_steps(dialect: str) -> list[Migration]:
-    """Every step in this dialect, in order."""
-    return [Migration(int(name[:4]), _text(dialect, name)) for name in migrations()]
+    @property
+    def version(self) -> int:
+        return self.steps[-1].version
+
+    def missing(self, dialect: str, stamps: Mapping[str, str]) -> list[Migration]:
+        """Return what brings a database with these stamps to this version; refuse one that this program cannot work with."""
+        self._refuse_foreign(stamps)
+        present = version_of(stamps)
+        if present == 0:
+            return [Migration(self.version, f"{schema_for(dialect, self.fresh)}\n{_stamping(self.steps)}")]
+        return [
+            Migration(step.version, f"{schema_for(dialect, step.text)}\n{_stamping((step,))}")
+            for step in self.steps
+            if step.version > present
+        ]
+
+    def require(self, stamps: Mapping[str, str]) -> None:
+        """Refuse a database that is older than this program, or that this program cannot work with."""
+        self._refuse_foreign(stamps)
+        present = version_of(stamps)
+        if present == 0:
+            raise StoreRefused("The store is empty. Run `tidegate migrate`, or start a process that may write to it.")
+        if present < self.version:
+            raise StoreRefused(
+                f"The store has schema version {present} and this program needs {self.version}. Run `tidegate migrate` with this program."
+            )
+
+    def _refuse_foreign(self, stamps: Mapping[str, str]) -> None:
+        if not stamps:
+            return
+        first = self.steps[0]
+        if "compatible_from" not in stamps or stamps.get(first.stamp) != first.checksum:
+            raise StoreRefused(
+                "The store was made by a version of Tidegate from before the first release, which cannot be migrated. "
+                "Let its batches end and fetch their results with the program that made it. Then give this program an empty store: "
+                "another --data directory, or another PostgreSQL database in store.url."
+            )
+        compatible_from = int(stamps["compatible_from"])
+        if self.version < compatible_from:
+            raise StoreRefused(
+                f"The store has schema version {version_of(stamps)}, which needs a program of schema version {compatible_from} or later; "
+                f"this program has {self.version}. Run the newer tidegate that migrated the store."
+            )
+        edited = [step.stamp for step in self.steps if stamps.get(step.stamp, step.checksum) != step.checksum]
+        if edited:
+            raise StoreRefused(
+                f"{', '.join(edited)} in `meta` is not the checksum of this program's migration: its text was edited after it ran here. "
+                "Run the program that migrated this store, or restore the edited files."
+            )
 
 
 @cache
-def checksums() -> Mapping[str, str]:
-    """The checksum of each step by the name of its stamp. Comments and spaces do not count: they change no database."""
-    return {f"migration_{name[:4]}": _checksum(_source(name)) for name in migrations()}
+def current_schema() -> StoreSchema:
+    """Return this program's schema. Before the first release there are no steps, and version 1 is the schema as it stands."""
+    folder = files("tidegate.store")
+    fresh = folder.joinpath("schema.sql").read_text("utf-8")
+    pages = sorted(
+        (page for page in folder.joinpath("migrations").iterdir() if page.name.endswith(".sql")),
+        key=lambda page: page.name,
+    )
+    steps = [Step(int(page.name[:4]), page.read_text("utf-8")) for page in pages]
+    return StoreSchema(fresh, tuple(steps) or (Step(1, fresh),))
 
 
 def version_of(stamps: Mapping[str, str]) -> int:
-    """The step that a database with these stamps stands at; 0 when it is empty."""
+    """The schema version of a database with these stamps; 0 when it is empty."""
     return int(stamps.get("schema_version", 0))
 
 
-def edited_steps(stamps: Mapping[str, str]) -> list[str]:
-    """The steps that said something else when they ran on a database with these stamps."""
-    return sorted(name for name, checksum in checksums().items() if stamps.get(name, checksum) != checksum)
-
-
-def _source(name: str) -> str:
-    return files("tidegate.store").joinpath("migrations", name).read_text("utf-8")
-
-
-def _checksum(text: str) -> str:
-    bare = re.sub(r"--[^\n]*", "", text)
-    return hashlib.sha256(" ".join(bare.split()).encode()).hexdigest()
-
-
-def _text(dialect: str, name: str) -> str:
-    """The step, then its stamps. A database from before there were checksums gets those of its earlier steps with its next one."""
-    version = int(name[:4])
-    prelude = _POSTGRES_PRELUDES.get(version, "") if dialect == "postgresql" else ""
-    done = [(stamp, checksum) for stamp, checksum in checksums().items() if stamp <= f"migration_{name[:4]}"]
-    known = "".join(
-        f"insert into meta (name, value) values ('{stamp}', '{checksum}') on conflict (name) do nothing;\n"  # noqa: S608 - names and digests of our own
-        for stamp, checksum in done
+def _stamping(steps: tuple[Step, ...]) -> str:
+    """The statements that stamp these steps, of which the last is the version that the database then has."""
+    stamps = {step.stamp: step.checksum for step in steps}
+    stamps |= {"schema_version": str(steps[-1].version), "compatible_from": str(steps[-1].compatible_from)}
+    return "".join(
+        f"insert into meta (name, value) values ('{name}', '{value}') on conflict (name) do update set value = excluded.value;\n"  # noqa: S608 - names and numbers of our own
+        for name, value in stamps.items()
     )
-    number = (
-        f"insert into meta (name, value) values ('schema_version', '{version}') "  # noqa: S608 - a number of our own
-        "on conflict (name) do update set value = excluded.value;"
-    )
-    return f"{prelude}{schema_for(dialect, _source(name))}\n{known}{number}"

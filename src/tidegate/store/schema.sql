@@ -8,11 +8,29 @@
 -- model_clocks, rates. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs
 -- that need its bytes.
+--
+-- compatible_from: 1
 
+-- What the database says of itself: the version of its schema, `compatible_from` and a checksum of each version (see schema.py), and what
+-- operators switch at run time.
 create table meta (
     name text primary key,
     value text not null
 );
+/*postgresql:
+-- SQLite's connections bring functions of their own. `wall_ms` is the machine's clock, `now_ms` the store's time.
+create function wall_ms() returns bigint language sql volatile parallel safe
+as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
+create function now_ms() returns bigint language sql volatile parallel safe as 'select wall_ms()';
+create function assert_clock() returns void language plpgsql as $$
+declare age_ms bigint;
+begin
+    select now_ms() - ticked_at into age_ms from clock where id = 1;
+    if age_ms < 0 or age_ms > 3000 then
+        raise exception 'the clock of the database was set, or no process has checked it for a while' using errcode = 'TG001';
+    end if;
+end $$;
+*/
 
 -- How the store's time is read from the machine's clock, and when somebody last looked at it: see core/store_clock.py. One row.
 create table clock (
@@ -48,14 +66,14 @@ create table keys (
     expires_at bigint,
     revoked_at bigint,
     last_used_at bigint,
-    resources text not null default '',
+    resources text not null,
     limits text,
     old_hash bytea,
     old_until bigint,
-    parallel_max bigint not null default 0,
+    parallel_max bigint not null,
     deleted_at bigint,
     changed_at bigint not null default 0,
-    addresses text not null default ''
+    addresses text not null
 );
 create index keys_by_tenant on keys (tenant_id);
 
@@ -171,11 +189,11 @@ create table jobs (
     step_worker_id text,
     step_not_before bigint not null,
     step_failures bigint not null,
-    share_owner text not null default '',
-    queue text not null default 'default',
+    share_owner text not null,
+    queue text not null,
     limits text,
     cost_nano bigint not null default 0,
-    ingest_bytes bigint not null default 1048576
+    ingest_bytes bigint not null
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
@@ -206,15 +224,15 @@ create table job_models (
     slice_count bigint not null,
     work_units bigint not null,
     state text not null default 'open' check (state in ('open', 'closed')),
-    share_owner text not null default '',
-    created_at bigint not null default 0,
-    expires_at bigint not null default 0,
-    due_at bigint not null default 0,
+    share_owner text not null,
+    created_at bigint not null,
+    expires_at bigint not null,
+    due_at bigint not null,
     done_count bigint not null default 0,
     leased_at bigint,
     begin_by bigint,
     begun_at bigint,
-    queue text not null default 'default',
+    queue text not null,
     rests_until bigint not null default 0,
     primary key (job_id, model)
 );

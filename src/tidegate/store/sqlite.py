@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import apsw
 
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
-from tidegate.store.driver import Body, Migration, Row, Tx
+from tidegate.store.driver import Body, Missing, Row, Tx
 from tidegate.store.queries import bulk_for_sqlite, is_insert, statements
-from tidegate.store.schema import STAMPS, version_of
+from tidegate.store.schema import STAMPS
 from tidegate.store.sqlite_clock import EmbeddedClock
 
 T = TypeVar("T")
@@ -178,13 +178,12 @@ class SqliteDriver:
 
         return await self.read(body)
 
-    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
+    async def migrate(self, missing: Missing) -> list[int]:
         async def body(tx: Tx) -> list[int]:
-            present = version_of(_stamps(self._writer))
-            missing = [step for step in steps if step.version > present]
-            for step in missing:
+            steps = missing(_stamps(self._writer))
+            for step in steps:
                 self._writer.execute(step.text).fetchall()
-            return [step.version for step in missing]
+            return [step.version for step in steps]
 
         return await self.write(body)
 

@@ -3,9 +3,8 @@
 It knows the domain's nouns and the names of statements; it does not know which database answers.
 """
 
-from collections.abc import Mapping
+from functools import partial
 
-from tidegate.core.errors import StoreRefused
 from tidegate.store.budgets import StoredBudgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
@@ -18,13 +17,11 @@ from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import Switches
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.routing import StoredRouting
-from tidegate.store.schema import edited_steps, migration_steps, version_of
+from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
-
-SCHEMA_VERSION = 15
 
 
 class Store(
@@ -46,9 +43,11 @@ class Store(
 ):
     """One Store over one driver."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, schema: StoreSchema | None = None) -> None:
+        """`schema` is that of another version of the program, for tests that run two side by side."""
         super().__init__(driver)
         self.dialect = driver.dialect
+        self._schema = schema or current_schema()
 
     async def now_ms(self) -> int:
         """The database's clock."""
@@ -65,40 +64,21 @@ class Store(
         await self._driver.look_at_clock()
 
     async def schema_version(self) -> int:
-        """Which numbered migration this database stands at; 0 when it is empty."""
+        """Return the version of this database's schema; 0 when it is empty."""
         return version_of(await self._driver.schema_stamps())
 
     async def migrate(self) -> list[int]:
-        """Bring the database to this version; safe to call from many processes at once. Says which steps ran."""
-        stamps = await self._driver.schema_stamps()
-        present = version_of(stamps)
-        if present > SCHEMA_VERSION:
-            raise StoreRefused(
-                f"the store is at version {present}, newer than this program's {SCHEMA_VERSION}. Run a newer tidegate."
-            )
-        _refuse_edited(stamps)
-        return await self._driver.migrate(migration_steps(self.dialect)) if present < SCHEMA_VERSION else []
+        """Bring the database to this program's schema; safe to call from many processes at once. Return which versions ran.
 
-    async def require_current(self) -> None:
-        """Refuse to work on a database of another version; wait first while another process migrates it."""
+        A newer database that this program can work with is left as it is."""
+        return await self._driver.migrate(partial(self._schema.missing, self.dialect))
+
+    async def require_schema(self) -> None:
+        """Refuse a database that this program cannot work with; wait first while another process migrates it."""
         stamps = await self._driver.schema_stamps()
-        if version_of(stamps) != SCHEMA_VERSION:
+        if version_of(stamps) < self._schema.version:
             stamps = await self._driver.schema_stamps(is_settled=True)
-        present = version_of(stamps)
-        if present != SCHEMA_VERSION:
-            raise StoreRefused(
-                f"the store is at version {present} and this program needs {SCHEMA_VERSION}. Run `tidegate migrate` with the newer program."
-            )
-        _refuse_edited(stamps)
+        self._schema.require(stamps)
 
     async def close(self) -> None:
         await self._driver.close()
-
-
-def _refuse_edited(stamps: Mapping[str, str]) -> None:
-    edited = edited_steps(stamps)
-    if edited:
-        raise StoreRefused(
-            f"{', '.join(edited)} said something else when it ran on this store: the program's migrations were edited since. "
-            "Run the program that made this store, or restore the edited files."
-        )

@@ -40,7 +40,7 @@ class Health:
         return _answer({"status": "ready" if fit else "not_ready", "checks": checks}, 200 if fit else 503)
 
     async def _ask_store(self) -> None:
-        await self._context.store.require_current()
+        await self._context.store.require_schema()
 
     async def _ask_blobs(self) -> None:
         await self._context.blobs.check()

@@ -3,14 +3,14 @@
 A transaction may fail before it begins, or commit and have its answer lost; either way its caller hears StoreUnavailable.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from tests.simulation.world.process import Process
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.trace import Trace
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.driver import Body, Migration
+from tidegate.store.driver import Body, Missing
 from tidegate.store.sqlite import SqliteDriver
 
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class ProcessDriver:
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         return await self._inner.schema_stamps(is_settled=is_settled)
 
-    async def migrate(self, steps: Sequence[Migration]) -> list[int]:
-        return await self._inner.migrate(steps)
+    async def migrate(self, missing: Missing) -> list[int]:
+        return await self._inner.migrate(missing)
 
     async def close(self) -> None:
         """The database outlives its clients."""
