@@ -47,10 +47,14 @@ def parameters(function: Function) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-def wide_functions(module: Module, most: int = PARAMETERS_MAX) -> Iterator[str]:
-    """Yield functions with too many parameters. A command's parameters are its options, so it is left out."""
+def wide_functions(module: Module, most: int = PARAMETERS_MAX, *, every: bool = False) -> Iterator[str]:
+    """Yield functions with more parameters than `most`.
+
+    Constructors have a rule of their own, and a command's parameters are its options: only with `every` they count too.
+    """
     for name, function in functions(module):
-        if function.name != "__init__" and not _is_command(function) and len(parameters(function)) > most:
+        is_other = function.name == "__init__" or _is_command(function)
+        if (every or not is_other) and len(parameters(function)) > most:
             yield f"{module.path} {name}"
 
 
