@@ -11,7 +11,7 @@ LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
 LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
-LOWEST_TESTS := tests/web tests/settings tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py
+LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test test-lowest check format bench soak docs lock clean venv

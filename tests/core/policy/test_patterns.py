@@ -82,9 +82,3 @@ def test_what_cannot_be_run_is_refused_with_its_place_and_a_reason(pattern: str,
     with pytest.raises(SettingsError, match="guardrail 'p', pattern 2") as wrong:
         Finder(["fine", pattern], "guardrail 'p'")
     assert says in str(wrong.value)
-
-
-@pytest.mark.parametrize("pattern", [r"\bword", "a++", "(?>a)"])
-def test_what_could_find_more_is_refused_where_it_must_be_exact(pattern: str) -> None:
-    with pytest.raises(SettingsError):
-        Finder([pattern], "schema", exact=True)

@@ -3,8 +3,7 @@
 A pattern is read by Python's own parser and written anew for RE2, with every class of characters spelled out as Python understands it:
 `\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter stands for every letter that Python takes for it.
 RE2's own `\\b` knows ASCII alone, so it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
-pattern may find more than Python would, never less. Where finding more is wrong too (`exact`), what cannot be said exactly is refused.
-What RE2 cannot run (references back, looking around, `\\B`) is refused always.
+pattern may find more than Python would, never less. What RE2 cannot run (references back, looking around, `\\B`) is refused.
 """
 
 import functools
@@ -55,13 +54,13 @@ Step = tuple[Any, Any]
 class Finder:
     """The patterns of one guardrail. `weight` is how many places in them a search may have to follow at once, for each byte of a text."""
 
-    def __init__(self, texts: Sequence[str], where: str, *, exact: bool = False) -> None:
+    def __init__(self, texts: Sequence[str], where: str) -> None:
         places = [f"{where}, pattern {number + 1}" for number in range(len(texts))]
         parsed = [_parsed(text, place) for text, place in zip(texts, places, strict=True)]
         self.weight = sum(_weight(list(one)) for one in parsed)
 
         def written(flags: int) -> list[str]:
-            return [_written(one, place, exact, flags) for one, place in zip(parsed, places, strict=True)]
+            return [_written(one, place, flags) for one, place in zip(parsed, places, strict=True)]
 
         # Nearly every text is ASCII alone. There RE2's own classes and `\\b` say what Python's do, and its programs are small.
         self._each = {
@@ -115,10 +114,10 @@ def _parsed(text: str, where: str) -> Any:
         raise SettingsError(f"{where} is not a regular expression: {wrong}") from None
 
 
-def _written(parsed: Any, where: str, exact: bool, flags: int) -> str:
+def _written(parsed: Any, where: str, flags: int) -> str:
     """A pattern as RE2 takes it, under these flags beside its own; or a SettingsError that says what to write instead."""
     try:
-        return _Writer(where, exact).sequence(list(parsed), parsed.state.flags | flags)
+        return _Writer(where).sequence(list(parsed), parsed.state.flags | flags)
     except RecursionError:
         raise SettingsError(f"{where} is nested too deeply: write it in another way") from None
 
@@ -126,16 +125,11 @@ def _written(parsed: Any, where: str, exact: bool, flags: int) -> str:
 class _Writer:
     """Writes parsed patterns for RE2. `lead` and `trail` ask for a word's boundary before or behind what is written."""
 
-    def __init__(self, where: str, exact: bool) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._exact = exact
 
     def sequence(self, steps: list[Step], flags: int, *, lead: bool = False, trail: bool = False) -> str:
         """Several steps after one another."""
-        if self._exact and any(_is_boundary(step, flags) for step in steps):
-            raise SettingsError(
-                rf"{self._where} uses \b, which RE2 knows for ASCII alone: begin it with (?a) if that is meant"
-            )
         steps = _with_boundaries(steps, flags)
         while steps and _is_boundary(steps[0], flags):
             lead, steps = True, steps[1:]
@@ -189,8 +183,6 @@ class _Writer:
 
     def _step(self, step: Step, flags: int, *, lead: bool, trail: bool) -> str:
         name, what = str(step[0]), step[1]
-        if self._exact and name in ("ATOMIC_GROUP", "POSSESSIVE_REPEAT"):
-            raise SettingsError(f"{self._where} is possessive or atomic, which RE2 cannot run: write it in another way")
         if name in _REFUSED:
             raise SettingsError(f"{self._where} {_REFUSED[name]}; patterns are run by RE2")
         if name == _TRAILED:
