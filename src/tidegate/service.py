@@ -49,6 +49,7 @@ from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router, open_router
+from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
@@ -469,13 +470,14 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
 
 def line_rules(settings: Settings, job: Job) -> LineRules:
     """What this job's input is held to."""
+    limits = settings.limits
     return LineRules(
         endpoint=job.endpoint,
         single_model=settings.ingest.single_model,
         invalid_lines=job.invalid_lines,
         prefix_order=job.prefix_order,
-        line_bytes_max=settings.limits.line_bytes_max,
-        item_count_max=settings.limits.items_max,
+        line_bytes_max=limits.line_bytes_max,
+        item_count_max=limits.message_batch_items_max if job.endpoint == MESSAGES else limits.items_max,
         depth_max=settings.limits.json_depth_max,
         slice_count_max=settings.ingest.slice_count_max,
         slice_bytes_max=settings.ingest.slice_bytes_max,

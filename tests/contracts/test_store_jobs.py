@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,24 @@ async def test_pages_meet_jobs_of_the_same_moment_once_each(world: World) -> Non
     while page := await world.store.list_jobs(caller.tenant_id, after=seen[-1].id if seen else None, count_max=2):
         seen += page
     assert seen == sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
+
+
+async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:
+    caller = await world.caller()
+    made = [await world.job(caller) for _ in range(5)]
+    newest_first = sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
+    endpoint = made[0].endpoint
+
+    async def page(before: Job | None = None, **more: Any) -> list[Job] | None:
+        return await world.store.list_jobs(caller.tenant_id, before=before and before.id, count_max=2, **more)
+
+    assert await page(newest_first[4]) == newest_first[2:4]
+    assert await page(newest_first[1], endpoint=endpoint) == newest_first[:1]
+    assert await page(newest_first[0]) == []
+    assert await page(endpoint=endpoint) == newest_first[:2]
+    assert await page(endpoint="/v1/other") == await page(newest_first[4], endpoint="/v1/other") == []
+    stranger = await world.caller("stranger")
+    assert await world.store.list_jobs(stranger.tenant_id, before=made[0].id, count_max=2) is None
 
 
 async def test_the_same_key_and_body_make_one_job_for_a_day(world: World) -> None:

@@ -19,6 +19,7 @@ from tidegate.core.ids import item_id
 from tidegate.core.problems import ID_CHARS_MAX
 
 ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
+ABSENT["message_batch_id"] = "msg" + ABSENT["batch_id"]
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
@@ -29,9 +30,13 @@ ONE_THING = {
     ("POST", "/v1/batches/{batch_id}/cancel"),
     ("GET", "/v1/batches/{batch_id}/output"),
     ("GET", "/v1/batches/{batch_id}/errors"),
+    ("GET", "/v1/messages/batches/{message_batch_id}"),
+    ("DELETE", "/v1/messages/batches/{message_batch_id}"),
+    ("POST", "/v1/messages/batches/{message_batch_id}/cancel"),
+    ("GET", "/v1/messages/batches/{message_batch_id}/results"),
 }
-LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches")}
-MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches")}
+LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", "/v1/messages/batches")}
+MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/messages/batches")}
 # A call here names no object at all: what it takes of anyone's is a budget, and its own.
 INTERACTIVE = {
     ("POST", path)
@@ -86,6 +91,12 @@ class Two:
         stages.start(web, self.done_id, 2)
         stages.finish(web, self.done_id, {0: b"answer\n"}, {1: b"error\n"})
         stages.publish(web, self.done_id)
+        body = {"requests": [{"custom_id": "a", "params": {"model": "m"}}, {"custom_id": "b", "params": {}}]}
+        self.message_ids = [self.ours.post("/v1/messages/batches", json=body).json()["id"] for _ in range(2)]
+        ended_id = self.message_ids[1].removeprefix("msg")
+        stages.start(web, ended_id, 2)
+        stages.finish(web, ended_id, {0: b"answer\n"}, {1: b"error\n"})
+        stages.publish(web, ended_id)
         done = self.ours.get(f"/v1/batches/{self.done_id}").json()
         running = web.job(self.running_id)
         self.ids = {
@@ -97,7 +108,8 @@ class Two:
                 str(running.output_file_id),
                 *NO_SHAPE,
             ],
-            "batch_id": [self.running_id, self.done_id, *NO_SHAPE],
+            "batch_id": [self.running_id, self.done_id, ended_id, *NO_SHAPE],
+            "message_batch_id": [*self.message_ids, f"msg{self.running_id}", *NO_SHAPE],
         }
 
     def of_every_kind(self) -> dict[str, str]:
@@ -107,6 +119,7 @@ class Two:
         return {
             "file": self.file_id,
             "batch": self.done_id,
+            "message batch": self.message_ids[1],
             "item": item_id(self.done_id, 0),
             "key": str(keys[0]["id"]),
             "tenant": job.tenant_id,
@@ -169,11 +182,12 @@ def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[
     """Everything about an answer but the moment, the request's own id, and the id that the caller sent and is told again."""
     dropped = ("x-request-id", "date", "content-length")
     headers = {name: value for name, value in answer.headers.items() if name not in dropped}
-    said = answer.content
+    # Anthropic's errors name the request in their body too.
+    said = whole = answer.content.replace(answer.headers["x-request-id"].encode(), b"REQUEST")
     if sent_id:
         shown = unquote(sent_id)[:ID_CHARS_MAX].replace("\ufffd", "?").encode()
         said = said.replace(b": %b." % shown, b": ID.").replace(b"'%b'" % shown, b"'ID'")
-        assert len(answer.content) == len(said) + len(shown) - 2
+        assert len(whole) == len(said) + len(shown) - 2
     return answer.status_code, said, headers
 
 
@@ -183,7 +197,7 @@ def test_every_route_is_looked_at(two: Two) -> None:
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) -> None:
-    param = "file_id" if "file_id" in path else "batch_id"
+    param = path.partition("{")[2].partition("}")[0]
     absent = two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param]))
     assert absent.status_code == 404
     wanted = looks(absent, ABSENT[param])
@@ -198,7 +212,7 @@ def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) ->
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two, method: str, path: str) -> None:
     """Whatever ids leak, in links, logs or results: of whatever kind, on whatever route, they open nothing."""
-    param = "file_id" if "file_id" in path else "batch_id"
+    param = path.partition("{")[2].partition("}")[0]
     absent = looks(two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param])), ABSENT[param])
     for kind, its_id in two.of_every_kind().items():
         assert looks(two.theirs.request(method, path.replace(f"{{{param}}}", its_id)), its_id) == absent, kind
@@ -207,7 +221,7 @@ def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_the_store_is_asked_as_much_for_a_foreign_id_as_for_an_absent_one(two: Two, method: str, path: str) -> None:
     """Time tells nothing either: both take the same way through the store."""
-    param = "file_id" if "file_id" in path else "batch_id"
+    param = path.partition("{")[2].partition("}")[0]
 
     def asked(its_id: str) -> list[str]:
         with two.watched() as statements:
@@ -256,12 +270,15 @@ def test_nothing_of_it_happened(two: Two) -> None:
 @pytest.mark.parametrize(("method", "path"), sorted(LISTS))
 def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
     assert two.theirs.request(method, path).json()["data"] == []
-    kind = path.rpartition("/")[2]
-    foreign, absent = (two.file_id, ABSENT["file_id"]) if kind == "files" else (two.running_id, ABSENT["batch_id"])
-    wanted = looks(two.theirs.get(path, params={"after": absent}))
+    foreign, absent, name = {
+        "/v1/files": (two.file_id, ABSENT["file_id"], "after"),
+        "/v1/batches": (two.running_id, ABSENT["batch_id"], "after"),
+        "/v1/messages/batches": (two.message_ids[0], ABSENT["message_batch_id"], "after_id"),
+    }[path]
+    wanted = looks(two.theirs.get(path, params={name: absent}))
     assert wanted[0] == 400
     for cursor in (foreign, "x"):
-        assert looks(two.theirs.get(path, params={"after": cursor})) == wanted
+        assert looks(two.theirs.get(path, params={name: cursor})) == wanted
 
 
 def test_another_tenants_file_is_no_input(two: Two) -> None:
@@ -303,7 +320,7 @@ def test_idempotency_keys_are_ones_own(two: Two) -> None:
 
 
 def test_no_answer_names_the_other(two: Two) -> None:
-    for path in ("/v1/files", "/v1/batches", "/v1/models", "/readyz", "/healthz"):
+    for path in ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/models", "/readyz", "/healthz"):
         text = two.theirs.get(path).text
         for ours in (two.file_id, two.running_id, two.done_id, "ours"):
             assert ours not in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,55 @@ def test_create_crash_after_store(api: Api) -> None:
         assert found["status"] == "validating"
         assert post(client, file_id)["id"] == found["id"]
         assert len(client.get("/v1/batches").json()["data"]) == 1
+
+
+MESSAGES = "/v1/messages/batches"
+ONE_MESSAGE = b'{"custom_id":"%d","params":{"model":"m","messages":[{"role":"user","content":"%b"}]}}'
+
+
+def message_batch(count: int, size_bytes: int) -> Iterator[bytes]:
+    """A body as a client sends it that makes its requests as it goes."""
+    text = b"x" * size_bytes
+    yield b'{"requests":['
+    for number in range(count):
+        yield ONE_MESSAGE % (number, text) + (b"," if number < count - 1 else b"]}")
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "files", "batches"),
+    [("upload_blob_durable=kill", 0, 0), ("upload_committed=kill", 1, 0), ("create_committed=kill", 1, 1)],
+)
+def test_killed_while_a_message_batch_is_made(api: Api, failpoint: str, files: int, batches: int) -> None:
+    def post(client: httpx2.Client) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", **KEY}
+        return dict(client.post(MESSAGES, content=b"".join(message_batch(3, 10)), headers=headers).json())
+
+    with api.start(failpoint) as client, pytest.raises(httpx2.TransportError):
+        post(client)
+    assert api.proc.wait() == -9
+    with api.start() as client:
+        assert len(client.get("/v1/files").json()["data"]) == files
+        before = client.get(MESSAGES).json()["data"]
+        assert len(before) == batches
+        made = post(client)
+        assert made["request_counts"]["processing"] == 3
+        assert [one["id"] for one in client.get(MESSAGES).json()["data"]] == [made["id"]]
+        assert len(client.get("/v1/files").json()["data"]) == 1
+
+
+def test_a_message_batch_of_100_mb_is_never_in_memory(api: Api) -> None:
+    with api.start() as client:
+        headers = {"Content-Type": "application/json"}
+        client.post(MESSAGES, content=b"".join(message_batch(100, 1_000)), headers=headers)
+        before = memory_peak_bytes(api)
+        answer = client.post(MESSAGES, content=message_batch(100_000, 1_000), headers=headers, timeout=300)
+        assert answer.json()["request_counts"]["processing"] == 100_000
+        assert memory_peak_bytes(api) - before < 32 << 20
+
+
+def memory_peak_bytes(api: Api) -> int:
+    status = Path(f"/proc/{api.proc.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def test_a_full_disk_refuses_and_recovers(api: Api, shims: Shims, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def no_such_file(file_id: str, param: str = "file_id") -> ApiProblem:
     return ApiProblem(
         404,
         "file_not_found",
-        f"No such File object: {_shown(file_id)}. Files expire and can be deleted: list yours with GET /v1/files, or upload it again.",
+        f"No such File object: {shown_id(file_id)}. Files expire and can be deleted: list yours with GET /v1/files, or upload it again.",
         param=param,
     )
 
@@ -22,11 +22,11 @@ def no_such_batch(batch_id: str) -> ApiProblem:
     return ApiProblem(
         404,
         "batch_not_found",
-        f"No batch found with id '{_shown(batch_id)}'. List yours with GET /v1/batches.",
+        f"No batch found with id '{shown_id(batch_id)}'. List yours with GET /v1/batches.",
         param="batch_id",
     )
 
 
-def _shown(sent: str) -> str:
+def shown_id(sent: str) -> str:
     """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

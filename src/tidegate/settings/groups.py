@@ -255,6 +255,12 @@ class LimitsSettings(Group, frozen=True):
     body_bytes_max: Annotated[int, _int(1_024, 1 << 26, "Largest JSON body of an API call other than an upload.")] = (
         1 << 20
     )
+    inline_bytes_max: Annotated[
+        int, _int(1_024, 1 << 34, "Largest body that creates a batch with its requests inside.")
+    ] = 268_435_456
+    message_batch_items_max: Annotated[
+        int, _int(1, 10_000_000, "Most requests in one of Anthropic's message batches.")
+    ] = 100_000
     pending_jobs_max: Annotated[
         int,
         _int(

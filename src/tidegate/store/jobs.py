@@ -89,19 +89,34 @@ class Jobs(Table):
 
         return await self._driver.read(body)
 
-    async def list_jobs(self, tenant_id: str, *, after: str | None, count_max: int) -> list[Job] | None:
-        """A page of a tenant's jobs, newest first; None when `after` names nothing of this tenant's."""
+    async def list_jobs(
+        self,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        count_max: int,
+        endpoint: str | None = None,
+    ) -> list[Job] | None:
+        """A page of a tenant's jobs, newest first: those older than `after`, or the nearest ones newer than `before`; None when either
+        names nothing of this tenant's. With `endpoint`, only jobs for it."""
 
         async def body(tx: Tx) -> list[Job] | None:
             start: Row | None = _LIST_START
-            if after is not None:
-                start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
+            if cursor := after or before:
+                start = await tx.one("job_cursor", tenant_id=tenant_id, id=cursor)
             if start is None:
                 return None
             rows = await tx.dicts(
-                "job_list", tenant_id=tenant_id, created_at=start[0], id=start[1], count_max=count_max
+                "job_list_newer" if before else "job_list",
+                tenant_id=tenant_id,
+                created_at=start[0],
+                id=start[1],
+                endpoint=endpoint,
+                count_max=count_max,
             )
-            return [job_from(row) for row in rows]
+            found = [job_from(row) for row in rows]
+            return found[::-1] if before else found
 
         return await self._driver.read(body)
 

@@ -12,25 +12,30 @@ from tidegate.web.auth import Authenticator
 from tidegate.web.batches import BatchRoutes
 from tidegate.web.body_room import BodyRoom
 from tidegate.web.context import WebContext
+from tidegate.web.creation import JobCreation
 from tidegate.web.deployments import DeploymentRoutes
 from tidegate.web.door import RequestDoor
 from tidegate.web.files import FileRoutes
 from tidegate.web.gateway import GatewayRoutes
 from tidegate.web.health import Health
+from tidegate.web.message_batches.routes import MessageBatchRoutes
 from tidegate.web.models import ModelRoutes
 from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
 from tidegate.web.scheduler import SchedulerRoutes
+from tidegate.web.upload_slots import UploadSlots
 from tidegate.web.usage import UsageRoutes
 
 
 def build_app(context: WebContext) -> Starlette:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
+    creation, slots = JobCreation(context, reception), UploadSlots(context.settings.limits.uploads_max)
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
         *GatewayRoutes(context).routes(),
-        *FileRoutes(context, reception).routes(),
-        *BatchRoutes(context, reception).routes(),
+        *FileRoutes(context, reception, slots).routes(),
+        *BatchRoutes(context, reception, creation).routes(),
+        *MessageBatchRoutes(context, reception, creation, slots).routes(),
         *ModelRoutes(context).routes(),
         *Operator(context).routes(),
         *SchedulerRoutes(context).routes(),

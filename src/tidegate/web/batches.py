@@ -1,19 +1,16 @@
 """OpenAI's Batches API over our jobs, and the output of a job while it grows."""
 
-import dataclasses
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, Job, Quotas
+from tidegate.core.nouns import Caller, Job
 from tidegate.core.problems import no_such_batch, no_such_file
-from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.states import JOB_ENDED
-from tidegate.settings import Tenants
 from tidegate.stages.accept import Reception
 from tidegate.web import content, requests, schemas
 from tidegate.web.context import WebContext
+from tidegate.web.creation import JobCreation
 from tidegate.web.forecast import Forecaster
 from tidegate.web.routes import Guarded
 
@@ -23,14 +20,14 @@ FINAL_HEADER = "X-Tidegate-Final"
 
 
 class BatchRoutes:
-    def __init__(self, context: WebContext, reception: Reception) -> None:
+    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation) -> None:
         self._store = context.store
         self._blobs = context.blobs
         self._settings = context.settings
         self._wake = context.wake
         self._reception = reception
+        self._creation = creation
         self._forecaster = Forecaster(context)
-        self._tenants = Tenants(context.settings)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -46,12 +43,7 @@ class BatchRoutes:
         key = requests.idempotency_key(request)
         body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
         wanted = requests.job_request(body, self._settings)
-        share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
-        warnings = await self._forecaster.admit(caller, wanted, share_owner, key)
-        job = await self._reception.create_job(
-            caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
-        )
-        self._wake.notify()
+        job, warnings = await self._creation.create(caller, wanted, key)
         return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings)))
 
     async def list(self, request: Request, caller: Caller) -> Response:
@@ -87,14 +79,6 @@ class BatchRoutes:
     async def errors(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
         return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
-
-    async def _quotas(self, caller: Caller) -> Quotas:
-        """What every tenant is held to, and what this one is."""
-        quotas = self._settings.limits.quotas()
-        name = await self._store.tenant_name(caller.tenant_id) if self._settings.tenants else None
-        policy = self._tenants.of(name or "")
-        creation = policy.creation_budgets(caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits)
-        return dataclasses.replace(quotas, queued_units_max=policy.queued_units_max, creation=creation)
 
     async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
         """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.

@@ -11,6 +11,7 @@ from functools import lru_cache
 from starlette.datastructures import Headers
 
 from tidegate.core.keys import addresses_from
+from tidegate.web.host import is_plain_host
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -37,6 +38,16 @@ def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> s
         if not _is_within(hop, trusted):
             return address
     return address
+
+
+def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Network]) -> str:
+    """Return the scheme and host under which the caller reached us: as a trusted proxy says, else as the request does."""
+    host = headers.get("host", "")
+    if trusted and _is_within(peer, trusted):
+        said_scheme, said_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
+        scheme = said_scheme if said_scheme in ("http", "https") else scheme
+        host = said_host if said_host and is_plain_host(said_host.encode("latin-1", "replace")) else host
+    return f"{scheme}://{host}"
 
 
 @lru_cache(maxsize=4096)

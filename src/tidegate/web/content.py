@@ -98,6 +98,9 @@ class Download(Response):
         self, first: bytes, rest: AsyncGenerator[bytes, None], status: int, headers: dict[str, str], media_type: str
     ) -> None:
         super().__init__(None, status, headers, media_type)
+        if "Content-Length" not in headers:
+            # Of an answer without a body it would be 0.
+            del self.headers["content-length"]
         self._first = first
         self._rest = rest
 

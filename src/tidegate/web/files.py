@@ -1,6 +1,5 @@
 """OpenAI's Files API over our files."""
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,18 +16,19 @@ from tidegate.web.context import WebContext
 from tidegate.web.intake import Intake
 from tidegate.web.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
 from tidegate.web.routes import Guarded
+from tidegate.web.upload_slots import UploadSlots
 
 LIST_COUNT_MAX = 10_000
 
 
 class FileRoutes:
-    def __init__(self, context: WebContext, reception: Reception) -> None:
+    def __init__(self, context: WebContext, reception: Reception, slots: UploadSlots) -> None:
         self._store = context.store
         self._blobs = context.blobs
         self._limits = context.settings.limits
         self._keep_s = context.settings.retention.file_s
         self._reception = reception
-        self._uploading: Counter[str] = Counter()
+        self._slots = slots
 
     def routes(self) -> list[Guarded]:
         return [
@@ -42,7 +42,7 @@ class FileRoutes:
     async def upload(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
         form = UploadForm(request.headers.get("content-type"))
-        async with self._slot(caller.tenant_id), self._received(request, form) as upload:
+        async with self._slots.taken(caller.tenant_id), self._received(request, form) as upload:
             filename = form.finish()
             assert upload is not None
             purpose = requests.purpose(form.fields)
@@ -120,21 +120,3 @@ class FileRoutes:
             if upload is not None:
                 await upload.abandon()
             raise
-
-    @asynccontextmanager
-    async def _slot(self, tenant_id: str) -> AsyncIterator[None]:
-        """One of the uploads that a tenant may have under way in this process."""
-        if self._uploading[tenant_id] >= self._limits.uploads_max:
-            raise ApiProblem(
-                429,
-                "too_many_uploads",
-                f"You have {self._limits.uploads_max} uploads under way. Wait until one of them is done.",
-                retry_after_s=1,
-            )
-        self._uploading[tenant_id] += 1
-        try:
-            yield
-        finally:
-            self._uploading[tenant_id] -= 1
-            if not self._uploading[tenant_id]:
-                del self._uploading[tenant_id]

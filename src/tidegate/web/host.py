@@ -22,7 +22,7 @@ def check_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
     if len(said) > 1:
         raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
     # The server says an empty name where a client of HTTP/1.0 sent no Host.
-    if said and said[0] and not _is_plain(said[0]):
+    if said and said[0] and not is_plain_host(said[0]):
         raise ApiProblem(
             400,
             "invalid_host",
@@ -31,7 +31,8 @@ def check_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
         )
 
 
-def _is_plain(host: bytes) -> bool:
+def is_plain_host(host: bytes) -> bool:
+    """Return whether this is a name or an address, with or without a port, and nothing else."""
     found = _NAME.fullmatch(host)
     return found is not None and int(found[1] or 0) <= _PORT_MAX
 

@@ -73,14 +73,7 @@ _KNOWN = [field.name for field in msgspec.structs.fields(BatchCreate) if field.n
 
 async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
     """The body as this type."""
-    word = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if word != "application/json":
-        raise ApiProblem(
-            415,
-            "unsupported_media_type",
-            "Send the body as JSON, with the header `Content-Type: application/json`.",
-            param="Content-Type",
-        )
+    require_json(request)
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
     body = await intake.whole(bytes_max, over)
@@ -90,6 +83,18 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
         raise _mismatch(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiProblem(400, "invalid_json", "The body is not valid JSON.") from None
+
+
+def require_json(request: Request) -> None:
+    """Refuse a body that does not say that it is JSON."""
+    word = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if word != "application/json":
+        raise ApiProblem(
+            415,
+            "unsupported_media_type",
+            "Send the body as JSON, with the header `Content-Type: application/json`.",
+            param="Content-Type",
+        )
 
 
 def job_request(body: BatchCreate, settings: Settings) -> JobRequest:

@@ -26,7 +26,16 @@ select created_at, id from jobs where tenant_id = :tenant_id and id = :id;
 -- job_list --
 select * from jobs
 where tenant_id = :tenant_id and (created_at < :created_at or (created_at = :created_at and id < :id))
+    and (cast(:endpoint as text) is null or endpoint = :endpoint)
 order by created_at desc, id desc
+limit :count_max;
+
+-- job_list_newer --
+-- The page before one, from its nearest job on.
+select * from jobs
+where tenant_id = :tenant_id and (created_at > :created_at or (created_at = :created_at and id > :id))
+    and (cast(:endpoint as text) is null or endpoint = :endpoint)
+order by created_at, id
 limit :count_max;
 
 -- job_pending --

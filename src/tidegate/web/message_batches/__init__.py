@@ -1,0 +1,1 @@
+"""Anthropic's Message Batches API over our jobs."""

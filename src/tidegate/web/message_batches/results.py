@@ -1,0 +1,119 @@
+"""The results of a message batch: the lines of our result files in Anthropic's shape, a piece at a time.
+
+A job that ended before it was ingested has no result files: its results are read off its input.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from tidegate.core.nouns import Job
+from tidegate.core.ports import Blobs
+from tidegate.core.states import JobState
+from tidegate.core.translate import error_to_anthropic, is_error_of
+from tidegate.store.store import Store
+from tidegate.web import content
+
+_PIECE_BYTES = 32_768
+_BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
+# Codes of requests that got no answer through no fault of their own.
+_OURS_CODES = ("internal_error", "worker_lost", "batch_failed", "invalid_upstream_response", "upstream_")
+_UNRUN = {"batch_expired": b"expired", "batch_cancelled": b"canceled"}
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _ResultLine(msgspec.Struct):
+    custom_id: msgspec.Raw
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_ResultLine).decode
+
+
+async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes, None]:
+    """Every result of a job that ended, in pieces of whole lines."""
+    if job.work_blob_id is None:
+        parts: list[tuple[str | None, Callable[[bytes], bytes]]] = [(job.input_file_id, _unrun_by(job))]
+    else:
+        parts = [(job.output_file_id, result_of), (job.error_file_id, result_of)]
+    for file_id, convert in parts:
+        file = await store.get_file(job.tenant_id, file_id) if file_id is not None else None
+        if file is None:
+            continue
+        piece = bytearray()
+        async with aclosing(content.chunks(store, blobs, file.id, 0, file.size_bytes)) as stream:
+            async for line in _lines(stream):
+                piece += convert(line)
+                if len(piece) >= _PIECE_BYTES:
+                    yield bytes(piece)
+                    piece.clear()
+        if piece:
+            yield bytes(piece)
+
+
+def result_of(line: bytes) -> bytes:
+    """A line of ours as a line of Anthropic's. An answer is passed on as the bytes that it is."""
+    said = _decode(line)
+    if said.response is None:
+        error = said.error or _Error("internal_error", "This request has no result.")
+        kind = _UNRUN.get(error.code)
+        result = b'{"type":"%b"}' % kind if kind else _errored(_status_of(error.code), _error_body(error), None)
+    elif said.response.status_code < _BAD_REQUEST:
+        result = b'{"type":"succeeded","message":%b}' % bytes(said.response.body)
+    else:
+        result = _errored(said.response.status_code, bytes(said.response.body), said.response.request_id)
+    return b'{"custom_id":%b,"result":%b}\n' % (bytes(said.custom_id), result)
+
+
+def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
+    """How each request of a job that ended before it began is told."""
+    if job.state is JobState.FAILED:
+        why = job.errors[0].message if job.errors else "The batch failed before it began."
+        result = _errored(_OURS, _error_body(_Error("batch_failed", why)), None)
+    else:
+        result = b'{"type":"%b"}' % (b"expired" if job.state is JobState.EXPIRED else b"canceled")
+    return lambda line: b'{"custom_id":%b,"result":%b}\n' % (bytes(_decode(line).custom_id), result)
+
+
+def _errored(status: int, body: bytes, request_id: str | None) -> bytes:
+    said = body if is_error_of(body, anthropic=True) else error_to_anthropic(status, body, request_id)
+    return b'{"type":"errored","error":%b}' % said
+
+
+def _error_body(error: _Error) -> bytes:
+    return msgspec.json.encode({"error": {"message": error.message, "code": error.code}})
+
+
+def _status_of(code: str) -> int:
+    """The HTTP status that a request would have been refused with for this reason."""
+    if code == "model_not_found":
+        return _NOT_FOUND
+    return _OURS if code.startswith(_OURS_CODES) else _BAD_REQUEST
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Whole lines of a file; one that is empty says nothing."""
+    held: list[bytes] = []
+    async for piece in pieces:
+        *whole, last = piece.split(b"\n")
+        for end in whole:
+            line = b"".join((*held, end))
+            held.clear()
+            if line:
+                yield line
+        if last:
+            held.append(last)
+    if held:
+        yield b"".join(held)
