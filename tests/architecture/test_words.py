@@ -1,0 +1,105 @@
+"""The words of the glossary are the words of the code, and the retired ones are gone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.architecture import exceptions
+from tests.docs.pages import SOURCE, page, rows
+
+# What each retired word gave way to.
+RETIRED = {
+    "anew": "again",
+    "bill": "settlement",
+    "bills": "settlements",
+    "chooser": "scheduler",
+    "ear": "subscription",
+    "filler": "leaser",
+    "hear": "notice",
+    "heard": "reported",
+    "hinter": "priority_hints",
+    "knock": "probe",
+    "landed": "mark_done",
+    "lanes": "deployments",
+    "lessons": "feedback",
+    "notebook": "discovered_limits",
+    "passage": "response",
+    "presence": "fleet",
+    "prospect": "forecast",
+    "purse": "budget_client",
+    "roster": "live_config",
+    "said": "what it is: text, body, reason, value",
+    "seats": "slots",
+    "stems": "prefix_tree",
+    "stranger": "unknown",
+    "strangers": "unknown",
+    "told": "reported",
+    "went": "sent",
+    "wishes": "requests",
+}
+# Words that are right elsewhere: inputs and small jobs have lanes, and a process leaves the fleet.
+RETIRED_IN_UPSTREAM = {"lane": "deployment state", "leave": "permit"}
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(part.lower() for part in re.split(r"_+|(?<=[a-z0-9])(?=[A-Z])", name) if part)
+
+
+@cache
+def _names() -> dict[str, frozenset[str]]:
+    """Every name of a class, function, parameter, attribute and variable, by module."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {
+            value
+            for node in ast.walk(tree)
+            for field in ("id", "attr", "arg", "name")
+            if isinstance(value := getattr(node, field, None), str)
+        }
+        found[path.relative_to(SOURCE).as_posix()] = frozenset(names | {path.stem})
+    return found
+
+
+def _glossary() -> Iterator[str]:
+    concepts = page("docs/concepts.md")
+    for row in rows(concepts[: concepts.index("## How they hang together")]):
+        yield from re.findall(r"\*\*([^*]+)\*\*", row[0])
+
+
+def test_the_glossary_is_not_empty_and_says_each_word_once() -> None:
+    words = list(_glossary())
+    assert len(words) > 50
+    assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("word", list(_glossary()))
+def test_every_word_of_the_glossary_is_in_the_code(word: str) -> None:
+    wanted = re.compile(rf"(^| ){word}s?( |$)")
+    assert any(wanted.search(" ".join(_parts(name))) for names in _names().values() for name in names)
+
+
+def test_retired_words_are_gone_from_names() -> None:
+    """A room that still has one stands in the exceptions, and leaves them when it is rid of it."""
+    found = {
+        f"{path.split('/')[0]} {part}"
+        for path, names in _names().items()
+        for name in names
+        for part in _parts(name)
+        if part in RETIRED or (part in RETIRED_IN_UPSTREAM and path.startswith("upstream/"))
+    }
+    assert sorted(found - exceptions.RETIRED_WORDS) == [], f"say instead: {RETIRED | RETIRED_IN_UPSTREAM}"
+    assert sorted(exceptions.RETIRED_WORDS - found) == [], "gone: delete these from tests/architecture/exceptions.py"
+
+
+def test_the_page_and_the_list_agree_on_what_is_retired() -> None:
+    """What the glossary says a thing is not called is not a word of the glossary."""
+    concepts = page("docs/concepts.md")
+    tables = concepts[: concepts.index("## How they hang together")]
+    never = {word.strip() for row in rows(tables) for word in row[2].split(",") if word.strip()}
+    assert not never & set(_glossary()) - {"file"}
