@@ -275,9 +275,9 @@ class Objects:
         """An error of the store as one sentence, without the pages of detail that come with it."""
         text = str(failure)
         code = _CODE.search(text)
-        said = (code.group(1) + ", " if code else "") + text.split("\n", 1)[0].split("<?xml", 1)[0][:300].strip()
+        reason = (code.group(1) + ", " if code else "") + text.split("\n", 1)[0].split("<?xml", 1)[0][:300].strip()
         return BlobUnavailable(
-            f"{doing} in {self._where} failed ({said}): check that the store is up, that the endpoint and the keys are "
+            f"{doing} in {self._where} failed ({reason}): check that the store is up, that the endpoint and the keys are "
             f"right and that the keys may read, write, list and delete there; then try again"
         )
 

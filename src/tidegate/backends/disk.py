@@ -39,9 +39,9 @@ _ADVICE = {
 
 def unavailable(failure: OSError, directory: Path, doing: str) -> BlobUnavailable:
     """A disk error as one sentence: what failed, where, and what to do about it."""
-    said = failure.strerror or str(failure)
+    reason = failure.strerror or str(failure)
     advice = _ADVICE.get(failure.errno or 0, "check that directory")
-    return BlobUnavailable(f"{doing} in {directory} failed ({said}): {advice}")
+    return BlobUnavailable(f"{doing} in {directory} failed ({reason}): {advice}")
 
 
 async def hop(threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -68,15 +68,15 @@ class RedisLimits:
             for tries in range(_BUSY_TRIES_MAX):
                 fresh = 0 if tries else ask.requests
                 words = (ask.requests, each, fresh, _LENDER_MS)
-                kind, *said = await self._line.call("take", key, *words, run_id=run_id)
+                kind, *reply = await self._line.call("take", key, *words, run_id=run_id)
                 if kind == b"granted":
-                    count, left_ms, grant_id = said
+                    count, left_ms, grant_id = reply
                     return Grant(grant_id.decode(), count, count * each, min(GRANT_MS, left_ms))
                 if kind == b"resting":
-                    wait_ms, spent = said
+                    wait_ms, spent = reply
                     return Grant("", 0, 0, 0, NEVER_MS if wait_ms > _LONG_MS // 2 else max(1, wait_ms), spent.decode())
                 if kind == b"lend":
-                    server_ms, demand = said
+                    server_ms, demand = reply
                     return await self._borrow(ask, each, key, run_id, server_ms, demand)
                 await asyncio.sleep(_BUSY_S)
             # The block that another process fetches has this part too, and what nobody takes of it comes back soon.

@@ -87,13 +87,13 @@ class RedisQueue:
             raise QueueAway(f"its url cannot be read: {error}", is_unsure=False) from None
         try:
             look = script_text("queue_look")
-            said: Any = await client.eval(look, 1, self._queue.results, self._queue.requests)
+            counts: Any = await client.eval(look, 1, self._queue.results, self._queue.requests)
             memory, disk = await client.info("memory"), await client.info("persistence")
         except (RedisError, OSError, TimeoutError) as error:
             raise QueueAway(str(error) or type(error).__name__, is_unsure=False) from None
         finally:
             await asyncio.shield(client.aclose())
-        waiting, oldest, results, kept, dead = said
+        waiting, oldest, results, kept, dead = counts
         policy = str(memory.get("maxmemory_policy", "noeviction"))
         return QueueState(
             waiting=int(waiting),
@@ -119,5 +119,5 @@ def _away(away: RedisAway) -> QueueAway:
     return QueueAway(str(away), is_unsure=isinstance(away, RedisUnsure))
 
 
-def _text(said: bytes | str) -> str:
-    return said.decode() if isinstance(said, bytes) else said
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

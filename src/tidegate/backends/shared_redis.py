@@ -133,10 +133,10 @@ class RedisShared:
 
     async def _ask_rests(self) -> None:
         try:
-            said = await self._line.call("rests", self._rests_key)
+            rests = await self._line.call("rests", self._rests_key)
         except RedisAway:
             return
-        for name, left_ms in zip(said[::2], said[1::2], strict=True):
+        for name, left_ms in zip(rests[::2], rests[1::2], strict=True):
             self._rests.learn(name.decode("utf-8", "replace"), float(left_ms))
 
     async def _listen(self) -> None:
@@ -165,11 +165,11 @@ class RedisShared:
             await connection.disconnect(nowait=True)
 
     async def _receive(self, message: Any) -> None:
-        said = message[-1]
+        payload = message[-1]
         if message[1] == self._notices.encode():
             for listener in self._listeners:
-                listener(said.decode("utf-8", "replace"))
-        elif said == b"rest":
+                listener(payload.decode("utf-8", "replace"))
+        elif payload == b"rest":
             await self._ask_rests()
-        elif said != self._me.encode():
+        elif payload != self._me.encode():
             self._wake.notify()

@@ -301,8 +301,8 @@ class Deployment:
         """What of its settings has no effect, in sentences for the operator."""
         if not (why := self.chat_batching.ineffective):
             return ()
-        said = "has chat_batching.mode sync_microbatch, but every chat item is sent in a call of its own because"
-        return (f"Deployment {self.name} {said} {why}.",)
+        fault = "has chat_batching.mode sync_microbatch, but every chat item is sent in a call of its own because"
+        return (f"Deployment {self.name} {fault} {why}.",)
 
     @property
     def items_per_call_max(self) -> int:
@@ -380,7 +380,11 @@ def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
     return {
         name: tuple(
             dict.fromkeys(
-                (name, own.model, *(said for one in fallbacks(own, by_name).values() for said in (one.name, one.model)))
+                (
+                    name,
+                    own.model,
+                    *(other for one in fallbacks(own, by_name).values() for other in (one.name, one.model)),
+                )
             )
         )
         for name, own in by_name.items()

@@ -162,9 +162,9 @@ def _need_object(returned: Any) -> None:
 
 def _encoded(body: dict[str, Any]) -> bytes:
     try:
-        said = msgspec.json.encode(body)
+        encoded = msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
         raise Misunderstood(f"what it returned is not JSON ({type(wrong).__name__})") from None
-    if len(said) > BODY_BYTES_MAX:
-        raise Misunderstood(f"what it returned has {len(said):,} bytes, more than {BODY_BYTES_MAX:,}")
-    return said
+    if len(encoded) > BODY_BYTES_MAX:
+        raise Misunderstood(f"what it returned has {len(encoded):,} bytes, more than {BODY_BYTES_MAX:,}")
+    return encoded

@@ -63,8 +63,8 @@ def group_id(job_id: str, numbers: Iterable[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    said = ".".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
-    return f"batch_grp_{job_part(job_id)}_{said}"
+    ranges = ".".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    return f"batch_grp_{job_part(job_id)}_{ranges}"
 
 
 def split_item_id(item: str) -> tuple[str, int] | None:

@@ -265,7 +265,7 @@ class Notices(Protocol):
     async def send_notice(self, text: str) -> None:
         """Send it to every process that listens; it may be lost, and nothing is raised then."""
 
-    def on_notice(self, heard: Callable[[str], None]) -> None:
+    def on_notice(self, listener: Callable[[str], None]) -> None:
         """Have this called with every notice that arrives from now on, also with this process's own."""
 
 

@@ -38,17 +38,17 @@ class _OwnStep:
         self.code = OwnCode(rule.name, function, rule.timeout_ms / 1000)
 
     async def run(self, body: bytes, about: About) -> bytes | Stop:
-        said = await self._once(body, about)
+        verdict = await self._once(body, about)
         if not self._after:
-            return said
+            return verdict
         for count in range(1, AFTER_TRIES):
-            if not isinstance(said, Stop) or not said.retryable:
-                return said
+            if not isinstance(verdict, Stop) or not verdict.retryable:
+                return verdict
             await asyncio.sleep(AFTER_PAUSE_S * count)
-            said = await self._once(body, about)
-        if isinstance(said, Stop) and said.retryable:
-            return Stop(HookCode.FAILED, f"{said.message} The answer was paid for, but it is not handed on.")
-        return said
+            verdict = await self._once(body, about)
+        if isinstance(verdict, Stop) and verdict.retryable:
+            return Stop(HookCode.FAILED, f"{verdict.message} The answer was paid for, but it is not handed on.")
+        return verdict
 
     async def _once(self, body: bytes, about: About) -> bytes | Stop:
         name = self._rule.name
@@ -141,10 +141,10 @@ class Guard:
     async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
         for step in steps:
             if type(step) is _OwnStep:
-                said = await step.run(body, about())
-                if isinstance(said, Stop):
-                    return said
-                body = said
+                result = await step.run(body, about())
+                if isinstance(result, Stop):
+                    return result
+                body = result
                 continue
             try:
                 # Most of what goes by passes, and this is in the way of every item.

@@ -255,10 +255,10 @@ async def _read_work(case: Case, blobs: Blobs) -> None:
     ids: list[str | None] = []
     async for line in _read(work, blobs):
         try:
-            said = read_json(line.data)
+            read = read_json(line.data)
         except NotJson:
-            said = None
-        ids.append(said.get("custom_id") if isinstance(said, dict) else None)
+            read = None
+        ids.append(read.get("custom_id") if isinstance(read, dict) else None)
     if work.trouble and case.ended:
         case.work_absent = "the work file was collected"
         return

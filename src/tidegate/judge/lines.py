@@ -81,10 +81,10 @@ def read_input_line(line: JsonlLine, number: int) -> JudgedInputLine | None:
     if not data.strip(b" \t\r"):
         return None
     try:
-        said = read_json(data)
+        fields = read_json(data)
     except NotJson:
         return JudgedInputLine(number, None)
-    custom_id = said.get("custom_id") if isinstance(said, dict) else None
+    custom_id = fields.get("custom_id") if isinstance(fields, dict) else None
     return JudgedInputLine(number, custom_id if isinstance(custom_id, str) else None)
 
 
@@ -94,47 +94,47 @@ def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
     if not line.whole:
         read.faults.append("it does not end with a newline")
     try:
-        said = read_json(line.data)
+        fields = read_json(line.data)
     except NotJson as error:
         read.faults.append(str(error))
         return read
-    if isinstance(said, dict) and "tidegate" in said:
-        _read_extras(read, said.pop("tidegate"), said.get("error"))
-    if not _is_object(read, said, "the line", ("id", "custom_id", "response", "error")):
+    if isinstance(fields, dict) and "tidegate" in fields:
+        _read_extras(read, fields.pop("tidegate"), fields.get("error"))
+    if not _is_object(read, fields, "the line", ("id", "custom_id", "response", "error")):
         return read
-    if isinstance(said["id"], str):
-        read.id = said["id"]
+    if isinstance(fields["id"], str):
+        read.id = fields["id"]
     split = split_item_id(read.id)
     if split is None:
         read.faults.append("id is not `batch_req_` and 22 letters or digits")
     else:
         read.job_part, read.number = split
-    if said["custom_id"] is None or isinstance(said["custom_id"], str):
-        read.custom_id = said["custom_id"]
+    if fields["custom_id"] is None or isinstance(fields["custom_id"], str):
+        read.custom_id = fields["custom_id"]
     else:
         read.faults.append("custom_id is no string")
-    if (said["response"] is None) == (said["error"] is None):
+    if (fields["response"] is None) == (fields["error"] is None):
         read.faults.append("exactly one of response and error must be null")
-    if said["response"] is not None:
-        _read_response(read, said["response"])
-    if said["error"] is not None:
-        _read_error(read, said["error"])
+    if fields["response"] is not None:
+        _read_response(read, fields["response"])
+    if fields["error"] is not None:
+        _read_error(read, fields["error"])
     return read
 
 
-def _read_extras(read: ResultLine, said: Any, error: Any) -> None:
+def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
     """What an answer cost, or what was said instead of one."""
-    if not isinstance(said, dict) or "raw" not in said:
-        _read_cost(read, said)
-    elif set(said) != {"raw"} or not isinstance(said["raw"], str) or error is None:
+    if not isinstance(fields, dict) or "raw" not in fields:
+        _read_cost(read, fields)
+    elif set(fields) != {"raw"} or not isinstance(fields["raw"], str) or error is None:
         read.faults.append("tidegate.raw must be a text beside an error, and alone")
 
 
-def _read_cost(read: ResultLine, said: Any) -> None:
+def _read_cost(read: ResultLine, fields: Any) -> None:
     """What the answer cost, in billionths; its parts make its whole."""
-    if not _is_object(read, said, "tidegate", ("cost", "input_cost", "cached_cost", "output_cost")):
+    if not _is_object(read, fields, "tidegate", ("cost", "input_cost", "cached_cost", "output_cost")):
         return
-    nano = {name: _nano(text) for name, text in said.items()}
+    nano = {name: _nano(text) for name, text in fields.items()}
     if None in nano.values() or nano["cost"] != sum(nano[name] or 0 for name in nano if name != "cost"):
         read.faults.append("tidegate.cost must be a decimal text, and the sum of its parts")
     else:
@@ -148,54 +148,54 @@ def _nano(text: Any) -> int | None:
     return int(whole) * 10**9 + int(rest.ljust(9, "0"))
 
 
-def _is_object(read: ResultLine, said: Any, what: str, keys: tuple[str, ...]) -> bool:
-    if not isinstance(said, dict):
+def _is_object(read: ResultLine, fields: Any, what: str, keys: tuple[str, ...]) -> bool:
+    if not isinstance(fields, dict):
         read.faults.append(f"{what} is no object")
         return False
-    if isinstance(said, NamedTwice):
+    if isinstance(fields, NamedTwice):
         read.faults.append(f"{what} names a key twice")
-    if set(said) != set(keys):
-        read.faults.append(f"{what} has the keys {sorted(said)!r:.120} and not {sorted(keys)!r}")
-    return set(said) >= set(keys)
+    if set(fields) != set(keys):
+        read.faults.append(f"{what} has the keys {sorted(fields)!r:.120} and not {sorted(keys)!r}")
+    return set(fields) >= set(keys)
 
 
-def _read_response(read: ResultLine, said: Any) -> None:
-    if not _is_object(read, said, "response", ("status_code", "request_id", "body")):
+def _read_response(read: ResultLine, fields: Any) -> None:
+    if not _is_object(read, fields, "response", ("status_code", "request_id", "body")):
         return
-    status = said["status_code"]
+    status = fields["status_code"]
     if type(status) is int and 100 <= status <= 599:
         read.status = status
     else:
         read.faults.append("response.status_code is no HTTP status")
-    if not isinstance(said["request_id"], str) or _REQUEST_ID.fullmatch(said["request_id"]) is None:
+    if not isinstance(fields["request_id"], str) or _REQUEST_ID.fullmatch(fields["request_id"]) is None:
         read.faults.append("response.request_id is not `req_` and 22 letters or digits")
-    if not isinstance(said["body"], dict):
+    if not isinstance(fields["body"], dict):
         read.faults.append("response.body is no object")
     elif read.good:
-        read.usage = read_usage(said["body"].get("usage"))
-    elif isinstance(error := said["body"].get("error"), dict):
+        read.usage = read_usage(fields["body"].get("usage"))
+    elif isinstance(error := fields["body"].get("error"), dict):
         read.refusal = str(error.get("code") or "")
 
 
-def _read_error(read: ResultLine, said: Any) -> None:
-    if not _is_object(read, said, "error", ("code", "message")):
+def _read_error(read: ResultLine, fields: Any) -> None:
+    if not _is_object(read, fields, "error", ("code", "message")):
         return
-    if isinstance(said["code"], str) and said["code"] and isinstance(said["message"], str) and said["message"]:
-        read.code, read.message = said["code"], said["message"]
+    if isinstance(fields["code"], str) and fields["code"] and isinstance(fields["message"], str) and fields["message"]:
+        read.code, read.message = fields["code"], fields["message"]
     else:
         read.faults.append("error.code and error.message must be texts")
 
 
-def read_usage(said: Any) -> ClaimedUsage:
+def read_usage(usage: Any) -> ClaimedUsage:
     """What an answer says it cost. Numbers that are no token counts make the whole statement worthless."""
-    if not isinstance(said, dict):
+    if not isinstance(usage, dict):
         return ClaimedUsage()
     try:
-        prompt, completion = _tokens(said, "prompt_tokens"), _tokens(said, "completion_tokens")
-        read, thought = _tokens(said, "input_tokens"), _tokens(said, "output_tokens")
-        from_cache, to_cache = _tokens(said, "cache_read_input_tokens"), _tokens(said, "cache_creation_input_tokens")
-        cached = _detail(said, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
-        reasoning = _detail(said, ("completion_tokens_details", "output_tokens_details"), "reasoning_tokens")
+        prompt, completion = _tokens(usage, "prompt_tokens"), _tokens(usage, "completion_tokens")
+        read, thought = _tokens(usage, "input_tokens"), _tokens(usage, "output_tokens")
+        from_cache, to_cache = _tokens(usage, "cache_read_input_tokens"), _tokens(usage, "cache_creation_input_tokens")
+        cached = _detail(usage, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+        reasoning = _detail(usage, ("completion_tokens_details", "output_tokens_details"), "reasoning_tokens")
     except ValueError:
         return ClaimedUsage()
     if prompt is None:
@@ -206,8 +206,8 @@ def read_usage(said: Any) -> ClaimedUsage:
     return ClaimedUsage(prompt, min(cached, prompt), output, min(reasoning, output))
 
 
-def _tokens(said: dict[str, Any], key: str) -> int | None:
-    value = said.get(key)
+def _tokens(usage: dict[str, Any], key: str) -> int | None:
+    value = usage.get(key)
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= TOKENS_MAX:
@@ -215,11 +215,11 @@ def _tokens(said: dict[str, Any], key: str) -> int | None:
     return value
 
 
-def _detail(said: dict[str, Any], keys: tuple[str, str], key: str) -> int:
+def _detail(usage: dict[str, Any], keys: tuple[str, str], key: str) -> int:
     """Both are checked, the first that is there counts."""
     values: list[int] = []
     for name in keys:
-        details = said.get(name)
+        details = usage.get(name)
         if details is None:
             continue
         if not isinstance(details, dict):

@@ -69,8 +69,8 @@ class SqliteRecords:
 
     async def faults(self) -> list[str]:
         if self._faults is None:
-            said = await self.rows(f"pragma integrity_check({_FAULTS_MAX})")
-            self._faults = [str(row["integrity_check"]) for row in said if row["integrity_check"] != "ok"]
+            rows = await self.rows(f"pragma integrity_check({_FAULTS_MAX})")
+            self._faults = [str(row["integrity_check"]) for row in rows if row["integrity_check"] != "ok"]
         return self._faults
 
     async def close(self) -> None:

@@ -63,20 +63,20 @@ _NOT_BEFORE_SLACK_MS = 60_000
 def counts(case: Case, found: Finding) -> None:
     job = case.job
     recorded = Counter(row["outcome"] for row in case.outcomes)
-    told = {outcome: job[f"{outcome}_count"] for outcome in _OUTCOMES}
-    found.looked(", ".join(f"{count} {outcome}" for outcome, count in told.items()))
-    for outcome, count in told.items():
+    job_counts = {outcome: job[f"{outcome}_count"] for outcome in _OUTCOMES}
+    found.looked(", ".join(f"{count} {outcome}" for outcome, count in job_counts.items()))
+    for outcome, count in job_counts.items():
         if recorded[outcome] != count:
             found.wrong(f"{outcome}_count is {count}, and {recorded[outcome]} outcomes are {outcome}")
-    done = sum(told.values())
+    done = sum(job_counts.values())
     if done > job["item_count"]:
         found.wrong(f"{done} items are done of {job['item_count']}")
     if case.ended and case.ingested and done != job["item_count"]:
         found.wrong(f"the job ended with {done} of {job['item_count']} items done")
     if not case.ingested or case.output.absent or case.error.absent:
         return
-    failures = done - told["answered"]
-    for content, count in ((case.output, told["answered"]), (case.error, failures)):
+    failures = done - job_counts["answered"]
+    for content, count in ((case.output, job_counts["answered"]), (case.error, failures)):
         if content.line_count != count:
             found.wrong(f"{count} lines are counted for the {content.name} file, which has {content.line_count}")
 

@@ -59,7 +59,7 @@ def line_place(case: Case, found: Finding) -> None:
         return
     for line in case.result_lines:
         if line.name == "output" and not line.good:
-            found.wrong(f"{line.where} has {_said(line.status, line.code)} and belongs in the error file")
+            found.wrong(f"{line.where} has {_status_and_code(line.status, line.code)} and belongs in the error file")
         elif line.name == "error" and line.good:
             found.wrong(f"{line.where} has status {line.status} and belongs in the output file")
 
@@ -77,7 +77,7 @@ def codes_known(case: Case, found: Finding) -> None:
             found.wrong(f"{line.where} has the unknown code {shown(line.code)}")
 
 
-def _said(status: int | None, code: str | None) -> str:
+def _status_and_code(status: int | None, code: str | None) -> str:
     return f"status {status}" if status is not None else f"error {shown(code)}"
 
 

@@ -73,24 +73,24 @@ def read_witness(path: Path, job_part: str) -> Witness:
 
 def _read_call(path: Path, number: int, data: bytes) -> tuple[list[tuple[str, int]], Seen | None]:
     try:
-        said = read_json(data)
+        call = read_json(data)
     except NotJson as error:
         raise CannotJudge(f"line {number} of the witness {path} is no JSON ({error}): is it a calls log?") from None
-    if not isinstance(said, dict) or type(said.get("status")) is not int or not isinstance(said.get("at"), int | float):
+    if not isinstance(call, dict) or type(call.get("status")) is not int or not isinstance(call.get("at"), int | float):
         raise CannotJudge(f"line {number} of the witness {path} is no call: `at` and `status` are needed.")
-    key = said.get("idempotency_key")
+    key = call.get("idempotency_key")
     if not isinstance(key, str):
         return [], None
-    clean = 200 <= said["status"] <= 299 and not said.get("fault")
-    at_ms = int(said["at"] * 1000)
+    clean = 200 <= call["status"] <= 299 and not call.get("fault")
+    at_ms = int(call["at"] * 1000)
     if (found := _KEY.fullmatch(key)) is not None:
         split = split_item_id(found[1])
-        return [split] if split is not None else [], Seen(number, at_ms, said["status"], key, clean)
+        return [split] if split is not None else [], Seen(number, at_ms, call["status"], key, clean)
     if (found := _SHARED_KEY.fullmatch(key)) is not None:
         # Several conversations in one call may each fail by themselves; several inputs are embedded together or not at all.
-        clean = clean and said.get("path") == "/v1/embeddings"
+        clean = clean and call.get("path") == "/v1/embeddings"
         named = [(found[1], item) for item in _numbers(found[2])]
-        return named, Seen(number, at_ms, said["status"], key, clean, shared=True)
+        return named, Seen(number, at_ms, call["status"], key, clean, shared=True)
     return [], None
 
 

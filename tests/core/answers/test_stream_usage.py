@@ -37,7 +37,7 @@ def test_usage_is_heard_however_the_bytes_are_cut(stream: bytes, data: st.DataOb
         ear.feed(stream[start:end])
     ear.end()
     assert ear.usage == Usage(9, 5, 4, 0)
-    assert ear.unsaid_bytes == 0
+    assert ear.uncounted_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_text_is_counted_in_every_dialect(event: bytes, text: int) -> None:
     ear = UsageReader()
     ear.feed(b": ping\n\nevent: x\r\ndata: " + event)
     ear.end()
-    assert ear.unsaid_bytes == text
+    assert ear.uncounted_bytes == text
 
 
 @pytest.mark.parametrize("is_later", [True, False])
@@ -74,10 +74,10 @@ def test_only_text_after_the_last_word_on_it_is_counted(is_later: bool) -> None:
         ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":{"prompt_tokens":9,"completion_tokens":%d}}\n\n' % output)
     if is_later:
         ear.feed(b": " + b"x" * KEPT_BYTES_MAX + b"\n\n")
-        assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 0)
+        assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 0)
     ear.feed(b'data: {"choices":[{"text":"abcd"}],"usage":null}\n\n')
     ear.end()
-    assert (ear.usage, ear.unsaid_bytes) == (Usage(9, 0, 2, 0), 4)
+    assert (ear.usage, ear.uncounted_bytes) == (Usage(9, 0, 2, 0), 4)
 
 
 def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
@@ -86,7 +86,7 @@ def test_a_line_that_is_too_long_counts_with_its_bytes() -> None:
         ear.feed(b"x" * 100_000)
     ear.feed(b"\n" + CHAT.partition(b"\n\n")[0] + b"\n\n")
     ear.end()
-    assert ear.unsaid_bytes >= 2_000_000
+    assert ear.uncounted_bytes >= 2_000_000
 
 
 @given(data=st.data(), ending=st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]))

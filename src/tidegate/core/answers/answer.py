@@ -33,7 +33,7 @@ class _OutputDetails(msgspec.Struct):
     reasoning_tokens: _Tokens = None
 
 
-class SaidUsage(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     """The dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
 
     prompt_tokens: _Tokens = None
@@ -58,36 +58,36 @@ _SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
 
 class _Choices(msgspec.Struct):
     choices: _SomeThings
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Data(msgspec.Struct):
     data: _SomeThings
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Output(msgspec.Struct):
     output: _Things
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Results(msgspec.Struct):
     results: _SomeThings
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Content(msgspec.Struct):
     content: _Things
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
 class _Any(msgspec.Struct):
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
@@ -153,21 +153,21 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
 _NO_USAGE = Usage()
 
 
-def usage_of(said: SaidUsage) -> Usage:
+def usage_of(reported: ReportedUsage) -> Usage:
     cached = reasoning = 0
-    read_cached = said.prompt_tokens_details or said.input_tokens_details
+    read_cached = reported.prompt_tokens_details or reported.input_tokens_details
     if read_cached is not None:
         cached = read_cached.cached_tokens or 0
-    thought = said.completion_tokens_details or said.output_tokens_details
+    thought = reported.completion_tokens_details or reported.output_tokens_details
     if thought is not None:
         reasoning = thought.reasoning_tokens or 0
-    tokens = said.prompt_tokens
+    tokens = reported.prompt_tokens
     if tokens is None:
         # Anthropic counts what it read from or wrote to its cache apart from the other input.
-        from_cache = said.cache_read_input_tokens or 0
-        tokens = (said.input_tokens or 0) + from_cache + (said.cache_creation_input_tokens or 0)
+        from_cache = reported.cache_read_input_tokens or 0
+        tokens = (reported.input_tokens or 0) + from_cache + (reported.cache_creation_input_tokens or 0)
         cached = cached or from_cache
-    output = said.completion_tokens if said.completion_tokens is not None else said.output_tokens or 0
+    output = reported.completion_tokens if reported.completion_tokens is not None else reported.output_tokens or 0
     return Usage(tokens, cached if cached < tokens else tokens, output, reasoning if reasoning < output else output)
 
 

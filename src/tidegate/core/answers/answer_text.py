@@ -53,14 +53,14 @@ def text_bytes(value: Any) -> int:
     return size
 
 
-def estimated(said: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:
+def estimated(reported: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:
     """Return what was used: what the answer said, and by its text what it did not say."""
-    said = said or Usage()
+    reported = reported or Usage()
     return Usage(
-        said.input_tokens or prompt_tokens(request_bytes),
-        said.cached_tokens,
-        said.output_tokens + prompt_tokens(answer_bytes),
-        said.reasoning_tokens,
+        reported.input_tokens or prompt_tokens(request_bytes),
+        reported.cached_tokens,
+        reported.output_tokens + prompt_tokens(answer_bytes),
+        reported.reasoning_tokens,
     )
 
 

@@ -44,10 +44,10 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
 def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
     """The same line with what its answer cost, exact, by what it was paid for: whoever adds up lines has what the job cost."""
     costs = (sum(cost_nano), *cost_nano)
-    said = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
+    text = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
         units_text(nano).encode() for nano in costs
     )
-    return b'%b,"tidegate":{%b}}\n' % (line[:-2], said)
+    return b'%b,"tidegate":{%b}}\n' % (line[:-2], text)
 
 
 def with_raw(line: bytes, raw: bytes) -> bytes:

@@ -13,7 +13,7 @@ from tidegate.core.translate.sse import EventReader, SseEvent, StreamBroken
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 # Said in every chunk, or once; never in parts. What is only there to hide the length of a chunk says nothing.
-_SAID_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
+_SENT_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
 _NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
 _PADDING = "obfuscation"
 _LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
@@ -28,7 +28,7 @@ class WholeAnswer:
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
         self._reader = EventReader(event_bytes_max)
-        self._hear = {MESSAGES: self._add_message_event, RESPONSES: self._add_response_event}.get(
+        self._add = {MESSAGES: self._add_message_event, RESPONSES: self._add_response_event}.get(
             endpoint, self._add_chunk
         )
         self._whole: dict[str, Any] = {}
@@ -49,21 +49,21 @@ class WholeAnswer:
             found = self._listed[self._list]
             whole[self._list] = [found[index] for index in sorted(found)]
         known = _texts(whole)
-        said = [text for parts in self._deltas.values() if (text := "".join(parts)) not in known]
-        if self._others or said:
-            whole["events"] = [*self._others, *said]
+        texts = [text for parts in self._deltas.values() if (text := "".join(parts)) not in known]
+        if self._others or texts:
+            whole["events"] = [*self._others, *texts]
         return msgspec.json.encode(_joined(whole))
 
     def _take(self, event: SseEvent) -> None:
         if event.name == ":" or event.data.strip() in (b"", b"[DONE]"):
             return
         try:
-            said = msgspec.json.decode(event.data)
+            chunk = msgspec.json.decode(event.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise StreamBroken("the upstream's stream has an event that is not JSON") from None
-        if not isinstance(said, dict):
+        if not isinstance(chunk, dict):
             raise StreamBroken("the upstream's stream has an event that is no object")
-        self._hear(said)
+        self._add(chunk)
 
     def _add_chunk(self, chunk: dict[str, Any]) -> None:
         """Chat completions and completions: each chunk has a little more of each choice."""
@@ -79,7 +79,7 @@ class WholeAnswer:
             elif delta is not None:
                 self._others.append(delta)
             _merge(whole, choice)
-        for name in _SAID_WHOLE & chunk.keys():
+        for name in _SENT_WHOLE & chunk.keys():
             value = chunk.pop(name)
             if value is not None or name not in self._whole:
                 self._whole[name] = value.removesuffix(".chunk") if isinstance(value, str) else value
@@ -98,11 +98,11 @@ class WholeAnswer:
             if block.get("input"):
                 blocks[index]["input"] = block["input"]
         elif kind == "content_block_delta" and type(index) is int and isinstance(delta, dict) and index in blocks:
-            said = {"input" if name == "partial_json" else name: value for name, value in delta.items()}
-            said.pop("type", None)
-            if "citation" in said:
-                said["citations"] = [said.pop("citation")]
-            _merge(blocks[index], said)
+            change = {"input" if name == "partial_json" else name: value for name, value in delta.items()}
+            change.pop("type", None)
+            if "citation" in change:
+                change["citations"] = [change.pop("citation")]
+            _merge(blocks[index], change)
         elif kind == "message_delta" and isinstance(delta, dict):
             self._whole.update(delta)
             if isinstance(event.get("usage"), dict) and isinstance(self._whole.setdefault("usage", {}), dict):
@@ -178,13 +178,13 @@ def _joined(value: Any) -> Any:
 
 def _input(value: Any) -> Any:
     """What a tool is called with comes as parts of a JSON text, and is an object in the answer."""
-    said = _joined(value)
+    text = _joined(value)
     if not isinstance(value, _Text):
-        return said
+        return text
     try:
-        return msgspec.json.decode(said) if said else {}
+        return msgspec.json.decode(text) if text else {}
     except (msgspec.MsgspecError, RecursionError):
-        return said
+        return text
 
 
 def _texts(value: Any) -> set[str]:

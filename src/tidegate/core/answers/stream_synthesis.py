@@ -12,7 +12,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _DONE = b"data: [DONE]\n\n"
 # Blocks that hold a text under their own kind's name, and which kind of delta says it.
-_SAID_BY = {"text": "text_delta", "thinking": "thinking_delta"}
+_DELTA_OF = {"text": "text_delta", "thinking": "thinking_delta"}
 
 
 def stream_of(endpoint: str, body: bytes) -> bytes | None:
@@ -36,7 +36,7 @@ def _chunks(answer: dict[str, Any], *, is_chat: bool) -> bytes | None:
         return None
     if is_chat:
         answer["object"] = "chat.completion.chunk"
-    said = []
+    chunks = []
     for choice in choices:
         begun, ended = dict(choice), {"index": choice.get("index", 0), "finish_reason": choice.get("finish_reason")}
         if is_chat:
@@ -45,10 +45,10 @@ def _chunks(answer: dict[str, Any], *, is_chat: bool) -> bytes | None:
             ended["delta"] = {}
         else:
             ended["text"] = ""
-        said += [{**answer, "choices": [{**begun, "finish_reason": None}]}, {**answer, "choices": [ended]}]
+        chunks += [{**answer, "choices": [{**begun, "finish_reason": None}]}, {**answer, "choices": [ended]}]
     if usage is not None:
-        said.append({**answer, "choices": [], "usage": usage})
-    return b"".join(b"data: %b\n\n" % msgspec.json.encode(one) for one in said) + _DONE
+        chunks.append({**answer, "choices": [], "usage": usage})
+    return b"".join(b"data: %b\n\n" % msgspec.json.encode(one) for one in chunks) + _DONE
 
 
 def _with_indexes(message: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +81,9 @@ def _block(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None
         text = msgspec.json.encode(block.get("input", {})).decode()
         return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}
     kind = str(block.get("type"))
-    if kind not in _SAID_BY:
+    if kind not in _DELTA_OF:
         return block, None
-    return {**block, kind: ""}, {"type": _SAID_BY[kind], kind: block.get(kind, "")}
+    return {**block, kind: ""}, {"type": _DELTA_OF[kind], kind: block.get(kind, "")}
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:

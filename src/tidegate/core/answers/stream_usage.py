@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.answers.answer import SaidUsage, usage_of
+from tidegate.core.answers.answer import ReportedUsage, usage_of
 from tidegate.core.answers.answer_text import text_bytes
 from tidegate.core.nouns import Usage
 
@@ -23,7 +23,7 @@ _SAYS_USAGE = re.compile(rb'"usage"[ \t]*:[ \t]*\{')
 
 
 class _Inner(msgspec.Struct):
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -34,7 +34,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     """The parts of an event that say usage or bring text, in every dialect."""
 
-    usage: SaidUsage | None = None
+    usage: ReportedUsage | None = None
     response: _Inner | None = None
     message: _Inner | None = None
     choices: list[_Choice] | None = None
@@ -56,17 +56,17 @@ _decode_loose = msgspec.json.Decoder(_Loose).decode
 
 
 class UsageReader:
-    """`usage` is None until the stream has said something; `unsaid_bytes` is the text that came since it last told its output.
+    """`usage` is None until the stream has said something; `uncounted_bytes` is the text that came since it last told its output.
 
     Both are right once `end` was called. Until then bytes are only kept, a few of them: of a stream that says its usage at its end, the
     text need not be looked at.
     """
 
-    __slots__ = ("_dropped", "_kept", "_kept_bytes", "unsaid_bytes", "usage")
+    __slots__ = ("_dropped", "_kept", "_kept_bytes", "uncounted_bytes", "usage")
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self.unsaid_bytes = 0
+        self.uncounted_bytes = 0
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._dropped = False
@@ -89,7 +89,7 @@ class UsageReader:
         self._read_lines(data, start, end)
         rest = data[end:]
         if self._dropped or len(rest) > LINE_BYTES_MAX:
-            self.unsaid_bytes += len(rest)
+            self.uncounted_bytes += len(rest)
             self._dropped = True
             rest = b""
         self._kept = [rest]
@@ -101,12 +101,12 @@ class UsageReader:
         line_end = _LINE_END.search(data)
         assert line_end is not None
         self._dropped = False
-        self.unsaid_bytes += line_end.start()
+        self.uncounted_bytes += line_end.start()
         return line_end.end()
 
     def _read_lines(self, data: bytes, start: int, end: int) -> None:
         """Hear the lines that say usage, and count the text of those after the last one that told of more output."""
-        told: list[tuple[int, int]] = []
+        usage_parts: list[tuple[int, int]] = []
         uncounted = start
         at = start
         while found := _SAYS_USAGE.search(data, at, end):
@@ -117,11 +117,11 @@ class UsageReader:
                 continue
             before = self.usage.output_tokens if self.usage is not None else 0
             self._read_event(data[first + 5 : last])
-            told.append((first, at))
+            usage_parts.append((first, at))
             if self.usage is not None and self.usage.output_tokens > before:
                 # It counts all that came before.
                 uncounted = at
-        for first, last in told:
+        for first, last in usage_parts:
             if first >= uncounted:
                 self._count_text(data[uncounted:first])
                 uncounted = last
@@ -140,17 +140,17 @@ class UsageReader:
             self._read_loosely(data)
             return
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self.unsaid_bytes += len(data)
+            self.uncounted_bytes += len(data)
             return
         if event.choices:
             for choice in event.choices:
-                self.unsaid_bytes += (
+                self.uncounted_bytes += (
                     text_bytes(choice.delta) if choice.text is None else text_bytes([choice.delta, choice.text])
                 )
         elif event.delta is not None and event.type != "message_delta":
-            self.unsaid_bytes += text_bytes(event.delta)
+            self.uncounted_bytes += text_bytes(event.delta)
         elif event.content_block is not None:
-            self.unsaid_bytes += text_bytes(event.content_block)
+            self.uncounted_bytes += text_bytes(event.content_block)
         if event.usage is not None:
             self._note_usage(usage_of(event.usage))
         for holder in (event.response, event.message):
@@ -162,14 +162,14 @@ class UsageReader:
             event = _decode_loose(data)
         except msgspec.MsgspecError:
             # It is JSON, but no object.
-            self.unsaid_bytes += len(data)
+            self.uncounted_bytes += len(data)
             return
-        self.unsaid_bytes += text_bytes(event.choices) + text_bytes(event.delta) + text_bytes(event.content_block)
+        self.uncounted_bytes += text_bytes(event.choices) + text_bytes(event.delta) + text_bytes(event.content_block)
 
     def _note_usage(self, new: Usage) -> None:
         old = self.usage or Usage()
         if new.output_tokens > old.output_tokens:
-            self.unsaid_bytes = 0
+            self.uncounted_bytes = 0
         # Each count is cumulative, and one that is not repeated stands as it was.
         self.usage = Usage(
             max(new.input_tokens, old.input_tokens),

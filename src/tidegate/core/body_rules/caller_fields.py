@@ -92,13 +92,13 @@ def fault_in(body: bytes, rules: FieldRules) -> FieldFault | None:
 def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
     """Return what a body that is not plain says that its caller may not; None when it may be sent."""
     try:
-        said = json.loads(body, object_pairs_hook=_Object, parse_int=str, parse_float=str)
+        fields = json.loads(body, object_pairs_hook=_Object, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return FieldFault("invalid_request", "The body cannot be read as JSON: write it with a JSON library.", "")
-    if not isinstance(said, _Object):
+    if not isinstance(fields, _Object):
         return None
     try:
-        return _Look(rules).top(said)
+        return _Look(rules).top(fields)
     except _TooMany:
         return FieldFault("invalid_request", f"The body has more than {NAMES_MAX:,} names: split the request.", "")
 

@@ -174,19 +174,19 @@ def read(
 
 
 def _spoils(fields: dict[str, msgspec.Raw]) -> Singly | None:
-    def said(name: str) -> Any:
+    def parameter(name: str) -> Any:
         return msgspec.json.decode(fields[name]) if name in fields else None
 
-    if said("stream") not in (None, False):
+    if parameter("stream") not in (None, False):
         return Singly.STREAM
-    tools = said("tools")
+    tools = parameter("tools")
     if isinstance(tools, list) and any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in tools):
         return Singly.MCP_TOOLS
-    if tools or said("functions"):
+    if tools or parameter("functions"):
         return Singly.TOOLS
-    if said("response_format") not in (None, {"type": "text"}):
+    if parameter("response_format") not in (None, {"type": "text"}):
         return Singly.RESPONSE_FORMAT
-    if said("n") not in (None, 1) or said("best_of") not in (None, 1):
+    if parameter("n") not in (None, 1) or parameter("best_of") not in (None, 1):
         return Singly.CHOICES
     return None
 
@@ -232,8 +232,8 @@ def split(body: bytes, count: int) -> list[ChatAnswer | UpstreamError | GiveUp]:
     error is structured when it has a `status_code`. Raises BrokenAnswer when the whole says nothing about anybody.
     """
     try:
-        said = msgspec.json.decode(body, type=dict[str, _Raw])
-        rows = msgspec.json.decode(said.get("results", b"null"), type=list[dict[str, _Raw]])
+        answer = msgspec.json.decode(body, type=dict[str, _Raw])
+        rows = msgspec.json.decode(answer.get("results", b"null"), type=list[dict[str, _Raw]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BrokenAnswer("the provider's answer has no list of `results`", body=body[:ERROR_BYTES_MAX]) from None
     found: dict[int, ChatAnswer | UpstreamError | GiveUp] = {}
@@ -286,10 +286,10 @@ def _has_usage(line: bytes) -> bool:
 def _item_error(raw: bytes) -> UpstreamError:
     """One item's failure, as a call of its own would have got it: its class by the status, its words in OpenAI's shape."""
     try:
-        said = msgspec.json.decode(raw)
+        error = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
-        said = None
-    status = said.get("status_code") if isinstance(said, dict) else None
+        error = None
+    status = error.get("status_code") if isinstance(error, dict) else None
     if type(status) is not int or not 400 <= status <= 599:
         shown = error_to_openai(400, b'{"error":%b}' % raw)
         return Refused(
@@ -299,12 +299,12 @@ def _item_error(raw: bytes) -> UpstreamError:
     shown = error_to_openai(status, b'{"error":%b}' % raw) if status not in (401, 403) else b""
     message = f"the provider answered this item with status {status}"
     if status == 429:
-        return Throttled(message, status=status, body=shown, retry_after_ms=_retry_after_ms(said))
+        return Throttled(message, status=status, body=shown, retry_after_ms=_retry_after_ms(error))
     if status in (408, 425) or status >= 500:
-        return Ambiguous(message, status=status, body=shown, retry_after_ms=_retry_after_ms(said))
+        return Ambiguous(message, status=status, body=shown, retry_after_ms=_retry_after_ms(error))
     return Refused(message, status=status, body=shown)
 
 
-def _retry_after_ms(said: Any) -> int | None:
-    seconds = said.get("retry_after")
+def _retry_after_ms(error: Any) -> int | None:
+    seconds = error.get("retry_after")
     return int(seconds * 1000) if type(seconds) in (int, float) and 0 <= seconds < 10**9 else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.answers.answer import SaidUsage, usage_of
+from tidegate.core.answers.answer import ReportedUsage, usage_of
 from tidegate.core.apportion import apportion
 from tidegate.core.errors import BrokenAnswer, HandedBack, KeyRejected, PoolExhausted, Refused, UpstreamError, Withheld
 from tidegate.core.nouns import Usage
@@ -45,7 +45,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
 _decode_rows = msgspec.json.Decoder(list[dict[str, _Raw]]).decode
 _decode_index = msgspec.json.Decoder(int).decode
 _decode_usage = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_said = msgspec.json.Decoder(SaidUsage).decode
+_decode_reported = msgspec.json.Decoder(ReportedUsage).decode
 _decode_tokens = msgspec.json.Decoder(list[int]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
@@ -197,12 +197,12 @@ def _by_index(rows: list[dict[str, msgspec.Raw]]) -> list[dict[str, msgspec.Raw]
     return [placed[index] for index in range(len(rows))]
 
 
-def _split_usage(said: msgspec.Raw | None, weights: Sequence[int]) -> list[tuple[msgspec.Raw | None, Usage]]:
+def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[tuple[msgspec.Raw | None, Usage]]:
     """Usage for each part, in the upstream's own fields; every number adds up to what the upstream said."""
-    if said is None or bytes(said) == b"null":
+    if reported is None or bytes(reported) == b"null":
         return [(None, Usage())] * len(weights)
     try:
-        whole = _decode_usage(said)
+        whole = _decode_usage(reported)
     except (msgspec.MsgspecError, RecursionError):
         # A paid answer is not thrown away because its numbers are odd: like in any other answer, only its usage is.
         return [(None, Usage())] * len(weights)
@@ -214,11 +214,11 @@ def _split_usage(said: msgspec.Raw | None, weights: Sequence[int]) -> list[tuple
     return [_counted(_encode(part)) for part in parts]
 
 
-def _counted(said: bytes) -> tuple[msgspec.Raw, Usage]:
+def _counted(reported: bytes) -> tuple[msgspec.Raw, Usage]:
     try:
-        return _Raw(said), usage_of(_decode_said(said))
+        return _Raw(reported), usage_of(_decode_reported(reported))
     except msgspec.MsgspecError:
-        return _Raw(said), Usage()
+        return _Raw(reported), Usage()
 
 
 def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], weights: Sequence[int]) -> list[Any]:

@@ -83,7 +83,7 @@ class Deal:
             if model not in self.grounds:
                 continue
             ground = self.grounds[model]
-            flow = ground.flows.get(share_owner) or _stranger(ground, share_owner)
+            flow = ground.flows.get(share_owner) or _unknown_flow(ground, share_owner)
             queued = flow.jobs.get(queue)
             if queued is None:
                 flow.jobs[queue] = list(jobs)
@@ -231,7 +231,7 @@ def _ground(view: ModelView) -> Ground:
     )
 
 
-def _stranger(ground: Ground, share_owner: str) -> Flow:
+def _unknown_flow(ground: Ground, share_owner: str) -> Flow:
     """The flow of a job that was shown for its deadline while its flow was not: those who were served most are left out of a look."""
     most = max((flow.counter for flow in ground.flows.values()), default=0.0)
     flow = ground.flows[share_owner] = Flow(share_owner, 1.0, most)

@@ -79,27 +79,27 @@ def explain(job: Job, inputs: ExplainInputs) -> list[str]:
     """What an operator wants to hear, most important first."""
     if job.state in JOB_ENDED:
         return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
-    said = [_left(job, inputs)]
+    sentences = [_left(job, inputs)]
     if inputs.work_units:
         size = size_class(inputs.work_units)
-        said.append(f"It is about {inputs.work_units:,} tokens of work, done ones included: size class {size}.")
+        sentences.append(f"It is about {inputs.work_units:,} tokens of work, done ones included: size class {size}.")
     if inputs.workers_alive == 0:
-        said.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
+        sentences.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
     if job.state is JobState.VALIDATING:
-        said.append(
+        sentences.append(
             "It was told to close and ends without having begun."
             if job.closing
             else "Its input is being checked, or waits for a worker that does it; one input at a time per worker."
         )
     elif job.state is JobState.FINALIZING:
-        said.append("Everything that will run has run; its result files are being published.")
+        sentences.append("Everything that will run has run; its result files are being published.")
     elif job.closing:
-        said.append(
+        sentences.append(
             f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
         )
     else:
-        said.extend(_running(job, inputs))
-    return said
+        sentences.extend(_running(job, inputs))
+    return sentences
 
 
 def _ended(job: Job) -> str:
@@ -121,60 +121,62 @@ def _left(job: Job, inputs: ExplainInputs) -> str:
 
 
 def _running(job: Job, inputs: ExplainInputs) -> list[str]:
-    said = []
+    sentences = []
     if inputs.slices_leased:
-        said.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
+        sentences.append(f"It is running: workers hold {inputs.slices_leased} of its slices.")
     if inputs.slices_ready and inputs.jobs_ahead:
-        said.append(
+        sentences.append(
             f"{_slices(inputs.slices_ready)} ready, behind {inputs.jobs_ahead} older batches that have slices ready too."
         )
     elif inputs.slices_ready and inputs.notes:
-        said.append(f"{_slices(inputs.slices_ready)} ready.")
+        sentences.append(f"{_slices(inputs.slices_ready)} ready.")
     elif inputs.slices_ready:
-        said.append(
+        sentences.append(
             f"{_slices(inputs.slices_ready)} ready and nothing is ahead of it: workers take them as their upstreams have room. "
             "If none do, see `tidegate doctor` for an upstream that is away."
         )
     if inputs.slices_resting:
-        said.append(
+        sentences.append(
             f"{_slices(inputs.slices_resting)} put off for another {spoken(max(0, inputs.rest_ends_in_ms))}, "
             "because an upstream asked for it or failed, or a budget is used up."
         )
     for reason, count in inputs.waiting_reasons:
         words = f"{_PUT_OFF[reason][0]} ({reason})" if reason in _PUT_OFF else reason
-        said.append(f"{count:,} items were tried and wait to be tried again: {words}.")
-    said.extend(inputs.notes)
+        sentences.append(f"{count:,} items were tried and wait to be tried again: {words}.")
+    sentences.extend(inputs.notes)
     for forecast in inputs.forecasts:
-        said.extend(_foreseen(_as_put_off(forecast, inputs)))
-    if not said:
-        said.append("Nothing of it is ready or out; the next sweep moves it on.")
-    return said
+        sentences.extend(_foreseen(_as_put_off(forecast, inputs)))
+    if not sentences:
+        sentences.append("Nothing of it is ready or out; the next sweep moves it on.")
+    return sentences
 
 
 def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:
     """What a worker with room would do tells little when all workers just put this batch off: then their reason does."""
     if forecast.reason is not None or inputs.slices_leased or not inputs.slices_resting or len(inputs.forecasts) > 1:
         return forecast
-    told = [_PUT_OFF[reason][1] for reason, _ in inputs.waiting_reasons if reason in _PUT_OFF]
-    return replace(forecast, rule=None, reason=told[0]) if told else forecast
+    reasons = [_PUT_OFF[reason][1] for reason, _ in inputs.waiting_reasons if reason in _PUT_OFF]
+    return replace(forecast, rule=None, reason=reasons[0]) if reasons else forecast
 
 
 def _foreseen(forecast: FlowForecast) -> list[str]:
     """What the scheduler would do with its slices of one model, its share, its deadline and its end."""
     model = forecast.model or "its one model"
     if forecast.rule is not None:
-        said = [
+        sentences = [
             f"{model}: a worker with room takes its next slice now, because {_RULES[forecast.rule]} ({forecast.mode})."
         ]
     elif forecast.reason is not None:
-        said = [f"{model}: it waits, because {_REASONS.get(forecast.reason, forecast.reason)} ({forecast.reason})."]
+        sentences = [
+            f"{model}: it waits, because {_REASONS.get(forecast.reason, forecast.reason)} ({forecast.reason})."
+        ]
     else:
-        said = [f"{model}: nothing more of it can be taken now: all that is left is out or put off."]
+        sentences = [f"{model}: nothing more of it can be taken now: all that is left is out or put off."]
     others = f"{forecast.flows} tenants have" if forecast.flows > 1 else "nobody else has"
-    said.append(f"{model}: {others} work for it; its tenant can count on {forecast.share:.0%} of what is served.")
-    said.extend(f"{model}: {note}" for note in forecast.notes)
-    said.append(f"{model}: {_ending(forecast)}")
-    return said
+    sentences.append(f"{model}: {others} work for it; its tenant can count on {forecast.share:.0%} of what is served.")
+    sentences.extend(f"{model}: {note}" for note in forecast.notes)
+    sentences.append(f"{model}: {_ending(forecast)}")
+    return sentences
 
 
 def _ending(forecast: FlowForecast) -> str:

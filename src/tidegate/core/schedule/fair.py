@@ -22,15 +22,15 @@ def counters(flows: Sequence[FlowView], ratio: float, workers: int) -> dict[str,
     If all workers set the whole gap right at once, they would overshoot by as much as they have room. So each takes its part: gaps are
     divided by the number of workers, which changes no order.
     """
-    told = {
+    counters_now = {
         flow.share_owner: flow.served
         + (flow.in_flight_units * ratio / weight_of(flow) if flow.in_flight_units else 0.0)
         for flow in flows
     }
-    if workers <= 1 or not told:
-        return told
-    least = min(told.values())
-    return {share_owner: least + (counter - least) / workers for share_owner, counter in told.items()}
+    if workers <= 1 or not counters_now:
+        return counters_now
+    least = min(counters_now.values())
+    return {share_owner: least + (counter - least) / workers for share_owner, counter in counters_now.items()}
 
 
 def cost(slice_units: int, ratio: float, weight: float) -> float:
@@ -45,5 +45,5 @@ def share_of(weight: float, weights: float) -> float:
 
 def gap(flows: Sequence[FlowView], ratio: float) -> float:
     """The widest difference between the counters of backlogged flows: what the bound is held against, live."""
-    told = counters(flows, ratio, 1).values()
-    return max(told) - min(told) if told else 0.0
+    counters_now = counters(flows, ratio, 1).values()
+    return max(counters_now) - min(counters_now) if counters_now else 0.0

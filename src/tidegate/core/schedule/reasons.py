@@ -30,8 +30,8 @@ def reason_of(choice: Choice, model: str, share_owner: str, job_id: str) -> str 
     when there was nothing of it to take."""
     if any(pick.job_id == job_id and pick.model == model for pick in choice.picks):
         return None
-    said = {(skip.share_owner, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}
+    reasons = {(skip.share_owner, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}
     for place in ((share_owner, job_id), (share_owner, ""), ("", "")):
-        if place in said:
-            return said[place]
+        if place in reasons:
+            return reasons[place]
     return None

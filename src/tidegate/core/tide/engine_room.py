@@ -8,7 +8,7 @@ from tidegate.core.tide.signals import EngineSample
 
 KV_USE_MAX = 0.92
 # What is left free when the seats are full, so that interactive calls find some.
-SEATS_SHARE = 0.875
+SLOTS_SHARE = 0.875
 SHRINK = 0.9
 GROWTH_PER_SAMPLE = 0.01
 # By chance the same number runs in two samples now and then; not in this many.
@@ -37,7 +37,7 @@ class EngineRoom:
         if (sample.kv_use or 0.0) > KV_USE_MAX:
             self._calls = min(self._calls, in_flight * SHRINK)
         elif self._same_samples >= SAME_SAMPLES_MIN:
-            self._calls = min(self._calls, running * SEATS_SHARE)
+            self._calls = min(self._calls, running * SLOTS_SHARE)
         else:
             self._calls += 1.0 + GROWTH_PER_SAMPLE * self._calls
         self._calls = min(max(1.0, self._calls), self._ceiling)

@@ -44,7 +44,7 @@ STATUSES = {
 
 def error_to_anthropic(status: int, body: bytes, request_id: str | None = None) -> bytes:
     """OpenAI's error, or any other body that came with this status, as Anthropic's."""
-    return msgspec.json.encode(error_object(status, _said(body), request_id))
+    return msgspec.json.encode(error_object(status, _error_of(body), request_id))
 
 
 def is_error_of(body: bytes, *, anthropic: bool) -> bool:
@@ -60,39 +60,41 @@ def is_error_of(body: bytes, *, anthropic: bool) -> bool:
 
 def says_why(body: bytes) -> bool:
     """Whether a body that came with a failure is an object with a message in one of the known shapes."""
-    return bool(_words(_said(body)))
+    return bool(_words(_error_of(body)))
 
 
 def error_to_openai(status: int, body: bytes) -> bytes:
     """Anthropic's error, or any other body that came with this status, as OpenAI's."""
-    return msgspec.json.encode(openai_error_object(status, _said(body)))
+    return msgspec.json.encode(openai_error_object(status, _error_of(body)))
 
 
-def error_object(status: int, said: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
+def error_object(status: int, reported: dict[str, Any], request_id: str | None = None) -> dict[str, Any]:
     kind = KINDS_ANTHROPIC.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    error = {"type": kind, "message": _message(status, said)}
-    error |= {name: said[name][:NAME_CHARS_MAX] for name in ("code", "param") if isinstance(said.get(name), str)}
+    error = {"type": kind, "message": _message(status, reported)}
+    error |= {
+        name: reported[name][:NAME_CHARS_MAX] for name in ("code", "param") if isinstance(reported.get(name), str)
+    }
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-def openai_error_object(status: int, said: dict[str, Any]) -> dict[str, Any]:
+def openai_error_object(status: int, reported: dict[str, Any]) -> dict[str, Any]:
     kind = KINDS_OPENAI.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
-    named = [said[name] for name in ("code", "type") if isinstance(said.get(name), str)]
-    param = said["param"][:NAME_CHARS_MAX] if isinstance(said.get("param"), str) else None
+    named = [reported[name] for name in ("code", "type") if isinstance(reported.get(name), str)]
+    param = reported["param"][:NAME_CHARS_MAX] if isinstance(reported.get("param"), str) else None
     code = named[0][:NAME_CHARS_MAX] if named else None
-    return {"error": {"message": _message(status, said), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _message(status, reported), "type": kind, "param": param, "code": code}}
 
 
-def status_of(said: dict[str, Any]) -> int:
+def status_of(reported: dict[str, Any]) -> int:
     """The status that an error within a stream stands for: there the kind is all there is."""
     for name in ("status", "code"):
-        if type(said.get(name)) is int and 400 <= said[name] <= 599:
-            return int(said[name])
-    kind = said.get("type")
+        if type(reported.get(name)) is int and 400 <= reported[name] <= 599:
+            return int(reported[name])
+    kind = reported.get("type")
     return STATUSES.get(kind, 500) if isinstance(kind, str) else 500
 
 
-def _said(body: bytes) -> dict[str, Any]:
+def _error_of(body: bytes) -> dict[str, Any]:
     """The inner error object, whatever the shape around it; an empty one when there is none."""
     try:
         decoded = msgspec.json.decode(body)
@@ -104,14 +106,14 @@ def _said(body: bytes) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _message(status: int, said: dict[str, Any]) -> str:
-    return _words(said) or f"the upstream answered {status} without saying why"
+def _message(status: int, reported: dict[str, Any]) -> str:
+    return _words(reported) or f"the upstream answered {status} without saying why"
 
 
-def _words(said: dict[str, Any]) -> str:
+def _words(reported: dict[str, Any]) -> str:
     """The sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail` of FastAPI's servers."""
     for name in ("message", "detail"):
-        words = said.get(name)
+        words = reported.get(name)
         if isinstance(words, list):
             # FastAPI lists what is wrong with each field.
             words = "; ".join(one["msg"] for one in words if isinstance(one, dict) and isinstance(one.get("msg"), str))

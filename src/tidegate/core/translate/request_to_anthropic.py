@@ -260,15 +260,15 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
         function = tool.inner("function")
         if function is None:
             raise fields.voice.malformed(tool.at("function"), "is missing")
-        said = {"name": function.need("name", str)}
+        translated = {"name": function.need("name", str)}
         if (description := function.take("description", str)) is not None:
-            said["description"] = description
-        said["input_schema"] = function.take("parameters", dict) or {"type": "object", "properties": {}}
+            translated["description"] = description
+        translated["input_schema"] = function.take("parameters", dict) or {"type": "object", "properties": {}}
         if (strict := function.take("strict", bool)) is not None:
-            said["strict"] = strict
+            translated["strict"] = strict
         function.done()
         tool.done()
-        tools.append(said)
+        tools.append(translated)
     if tools:
         out["tools"] = tools
     choice = _tool_choice(fields)
@@ -281,14 +281,14 @@ def _tools(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _tool_choice(fields: Fields) -> dict[str, Any] | None:
-    said = fields.take("tool_choice", str, dict)
-    if said is None:
+    wanted = fields.take("tool_choice", str, dict)
+    if wanted is None:
         return None
-    if isinstance(said, str):
-        if said not in ("auto", "none", "required"):
+    if isinstance(wanted, str):
+        if wanted not in ("auto", "none", "required"):
             raise fields.voice.unsupported("tool_choice")
-        return {"type": "any" if said == "required" else said}
-    choice = Fields(said, "tool_choice", fields.voice)
+        return {"type": "any" if wanted == "required" else wanted}
+    choice = Fields(wanted, "tool_choice", fields.voice)
     if choice.need("type", str) != "function":
         raise fields.voice.unsupported("tool_choice.type")
     function = choice.inner("function")

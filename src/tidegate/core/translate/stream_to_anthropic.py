@@ -160,8 +160,8 @@ class StreamToAnthropic:
         out.append(_event("message_stop", {}))
         self.ended = True
 
-    def _error(self, said: Any, out: list[bytes]) -> None:
-        inner = said if isinstance(said, dict) else {"message": said}
+    def _error(self, error: Any, out: list[bytes]) -> None:
+        inner = error if isinstance(error, dict) else {"message": error}
         out.append(_event("error", {"error": error_object(status_of(inner), inner)["error"]}))
         self.ended = True
 

@@ -29,7 +29,7 @@ class StreamToOpenai:
         self._model = ""
         self._tool = -1
         self._open = ""
-        self._arguments_said = False
+        self._has_arguments = False
         self._usage: dict[str, Any] = {}
         self._finished = False
         self.ended = False
@@ -68,7 +68,7 @@ class StreamToOpenai:
         elif kind == "content_block_delta":
             self._delta(_object(event, "delta"), out)
         elif kind == "content_block_stop":
-            if self._open == "tool_use" and not self._arguments_said:
+            if self._open == "tool_use" and not self._has_arguments:
                 self._say({"tool_calls": [{"index": self._tool, "function": {"arguments": "{}"}}]}, out)
             self._open = ""
         elif kind == "message_delta":
@@ -95,7 +95,7 @@ class StreamToOpenai:
             self._tool += 1
             given = block.get("input")
             arguments = msgspec.json.encode(given).decode() if given else ""
-            self._arguments_said = bool(arguments)
+            self._has_arguments = bool(arguments)
             function = {"name": str(block.get("name")), "arguments": arguments}
             call = {"index": self._tool, "id": str(block.get("id")), "type": "function", "function": function}
             self._say({"tool_calls": [call]}, out)
@@ -108,7 +108,7 @@ class StreamToOpenai:
             self._say({"content": str(delta.get("text", ""))}, out)
         elif kind == "input_json_delta":
             if arguments := str(delta.get("partial_json", "")):
-                self._arguments_said = True
+                self._has_arguments = True
                 self._say({"tool_calls": [{"index": self._tool, "function": {"arguments": arguments}}]}, out)
         elif kind == "thinking_delta":
             self._say({"reasoning_content": str(delta.get("thinking", ""))}, out)
@@ -163,8 +163,8 @@ class StreamToOpenai:
             chunk["usage"] = usage
         return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
-    def _error(self, said: Any, out: list[bytes]) -> None:
-        inner = said if isinstance(said, dict) else {"message": said}
+    def _error(self, error: Any, out: list[bytes]) -> None:
+        inner = error if isinstance(error, dict) else {"message": error}
         out.append(b"data: %b\n\n" % msgspec.json.encode(openai_error_object(status_of(inner), inner)))
         self.ended = True
 

@@ -62,10 +62,10 @@ def usage_to_openai(usage: Any) -> dict[str, Any]:
     return out
 
 
-def id_to_anthropic(said: str) -> str:
+def id_to_anthropic(id: str) -> str:
     """An id of the other shape that turns into the same one again on the way back."""
-    return said.removeprefix("chatcmpl-") if said.startswith("chatcmpl-msg_") else f"msg_{said}"
+    return id.removeprefix("chatcmpl-") if id.startswith("chatcmpl-msg_") else f"msg_{id}"
 
 
-def id_to_openai(said: str) -> str:
-    return said.removeprefix("msg_") if said.startswith("msg_chatcmpl-") else f"chatcmpl-{said}"
+def id_to_openai(id: str) -> str:
+    return id.removeprefix("msg_") if id.startswith("msg_chatcmpl-") else f"chatcmpl-{id}"

@@ -172,7 +172,7 @@ class Chat:
         """The body of an answer that is not streamed."""
         choices = b",".join(
             b'{"index":%d,"message":{"role":"assistant",%s,"refusal":null},"logprobs":null,"finish_reason":"%s"}'
-            % (index, _chat_said(choice), choice.finish.encode())
+            % (index, _chat_content(choice), choice.finish.encode())
             for index, choice in enumerate(answer.choices)
         )
         return b'{"id":"chatcmpl-%s","object":"chat.completion","created":%d,"model":%s,"choices":[%s],"usage":%s}' % (
@@ -225,7 +225,7 @@ _FUNCTION = (b"function", b"arguments")
 _CUSTOM = (b"custom", b"input")
 
 
-def _chat_said(choice: SimulatedChoice) -> bytes:
+def _chat_content(choice: SimulatedChoice) -> bytes:
     text = quoted(choice, choice.text)
     if choice.call is None:
         return b'"content":"%s"' % text

@@ -40,20 +40,20 @@ class CallReceipt:
 
     def settle_whole(self, usage: Usage, answer: bytes) -> None:
         """The answer came whole. What it does not say is counted by its text."""
-        unsaid = 0
+        uncounted = 0
         if not usage.output_tokens and self._call.endpoint not in SILENT:
-            unsaid = written_bytes(answer)
-        self.settle(usage, unsaid)
+            uncounted = written_bytes(answer)
+        self.settle(usage, uncounted)
 
-    def settle(self, said: Usage | None, unsaid_bytes: int) -> None:
+    def settle(self, said: Usage | None, uncounted_bytes: int) -> None:
         """The answer ended, or nobody wants the rest: what was heard of it is what it used, in the books and in the budgets."""
-        if said is not None and said.input_tokens and not unsaid_bytes:
+        if said is not None and said.input_tokens and not uncounted_bytes:
             self._estimator.learn(self._call.model, said)
             if self._permit is not None and self._permit.nano:
                 self._estimator.learn_prompt(self._call, self._deployment, said)
             self._pay(said.input_tokens + said.output_tokens, said)
             return
-        seen = estimated(said, len(self._call.body), unsaid_bytes)
+        seen = estimated(said, len(self._call.body), uncounted_bytes)
         tokens = seen.input_tokens + seen.output_tokens
         if self._permit is not None and self._deployment.estimate is Estimate.BOUND:
             # Real tokens must not pass such a limit, and nobody said how many there were.

@@ -194,7 +194,7 @@ class UpstreamResponse:
             # It came, though nobody read it.
             self._usage.feed(self._first)
         self._usage.end()
-        self._receipt.settle(self._usage.usage, self._usage.unsaid_bytes)
+        self._receipt.settle(self._usage.usage, self._usage.uncounted_bytes)
         if self._ended is not None:
             self._ended()
         return closed(error, came_whole)
