@@ -9,8 +9,6 @@ WIDE_FUNCTIONS = {
     "cli/serve.py _be",
     "simulate/engine/handler.py EngineHandler._misbehave",
     "simulate/engine/outbox.py Outbox.record",
-    "stages/ingest/ingest_write.py _copy",
-    "stages/ingest/ingest_write.py write_work",
     "stages/perform.py _after_failure",
     "stages/perform.py perform",
     "stages/record.py Recorder.answered",
@@ -73,14 +71,6 @@ CALLBACKS = {
 
 # Attributes that are set by another module than that of their class.
 OUTSIDE_SETS = {
-    "core/input/scan_parts.py .bad_at",
-    "core/input/scan_parts.py .bad_id_hash",
-    "core/input/scan_parts.py .bad_size",
-    "core/input/scan_parts.py .errors",
-    "core/input/scan_parts.py .input_count",
-    "core/input/scan_parts.py .line_count",
-    "core/input/scan_parts.py .stem_cut",
-    "core/input/scan_parts.py .stem_reference",
     "simulate/engine/answers_responses.py .sent_events",
     "simulate/engine/flight.py .cached_tokens",
     "simulate/engine/flight.py .written_tokens",

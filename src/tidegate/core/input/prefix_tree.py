@@ -35,10 +35,6 @@ class PrefixFamily:
         self.cut, self.opening = resume(self.reference, agreed)
         return True
 
-    def join(self, other: "PrefixFamily") -> None:
-        """Make room for all prompts of another; in whatever order they come, the cut ends in the same place."""
-        self.take(other.reference[: other.cut])
-
 
 class PrefixStem:
     """One beginning: `reference` up to `cut`; `rest` is what it adds to the stem that it branches off, and `path` to the one at the

@@ -35,9 +35,9 @@ _key = itemgetter(slice(KEY_BYTES))
 
 
 class Scan:
-    """What is known of an input, or of the part of it that begins at `at`, so far. Good items are numbered from 0 in its order."""
+    """What is known of an input so far. Good items are numbered from 0 in its order."""
 
-    def __init__(self, rules: LineRules, at: int = 0) -> None:
+    def __init__(self, rules: LineRules) -> None:
         self.rules = rules
         self.errors: list[LineError] = []
         self.stopped = False
@@ -70,7 +70,7 @@ class Scan:
         self.stem_family = array("I")
         self.stem_reference: list[bytes] = []
         self.stem_cut = array("I")
-        self.references_size = 0
+        self._references_size = 0
         self._model_names: set[str] = set()
         self._family_numbers: dict[tuple[str, bytes], int] = {}
         self._roots: list[PrefixStem] = []
@@ -79,7 +79,7 @@ class Scan:
         self._shapes: list[LineTemplate] = []
         self._shapes_made = 0
         self._rest = b""
-        self._rest_at = at
+        self._rest_at = 0
         self._dropping = False
 
     @property
@@ -113,32 +113,19 @@ class Scan:
         # One byte more than the limit may be the first half of a line's end.
         if len(self._rest) > self.rules.line_bytes_max + 1 and not self.stopped:
             self.line_count += 1
-            self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, len(self._rest))
+            if self._has_room():
+                self._refuse(too_long(self.rules.line_bytes_max), self._rest_at, len(self._rest))
             self._rest_at += len(self._rest)
             self._rest = b""
             self._dropping = True
 
-    def take(self, data: bytes) -> int:
-        """Like `feed`, for a reader that can go back: how much was taken. The rest of a line is not, so nothing is copied."""
-        end = data.rfind(b"\n") + 1
-        if not end or self._rest or self._dropping:
-            self.feed(data)
-            return len(data)
-        self._take(data, end)
-        self._rest_at += end
-        return end
-
-    def end(self) -> None:
-        """Take the last line, if no newline ended it; nothing may follow."""
+    def finish(self) -> None:
+        """Take the last line, if no newline ended it, and hold the whole against the limits; nothing may follow."""
         if self._rest and not self.stopped:
             self._take(self._rest + b"\n", len(self._rest) + 1)
         self._rest = b""
         # They served the reading alone.
         self._shapes, self._roots = [], []
-
-    def finish(self) -> None:
-        """Take the last line and hold the whole against the limits."""
-        self.end()
         if not self.item_count and not self.errors:
             self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
         if self.input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
@@ -247,10 +234,7 @@ class Scan:
         self.line_count += 1
         if not line.strip(b" \t\r"):
             return
-        rules = self.rules
-        if self.item_count + len(self.errors) >= rules.item_count_max:
-            message = f"The file has more than {rules.item_count_max} requests: split it into several batches."
-            self._stop(LineError("too_many_tasks", message, None, self.line_count))
+        if not self._has_room():
             return
         try:
             checked = self.check(line, utf8_known=utf8)
@@ -259,6 +243,14 @@ class Scan:
             return
         self.input_count += checked.input_count
         self._keep(line, at, checked)
+
+    def _has_room(self) -> bool:
+        """Return whether the input may have one more request; stop where it may not."""
+        if self.item_count + len(self.errors) < self.rules.item_count_max:
+            return True
+        message = f"The file has more than {self.rules.item_count_max} requests: split it into several batches."
+        self._stop(LineError("too_many_tasks", message, None, self.line_count))
+        return False
 
     def check(self, line: bytes, *, utf8_known: bool = False) -> InputLine:
         """What a line must be, by itself and beside the others."""
@@ -309,31 +301,23 @@ class Scan:
             known = self._family_numbers.get((checked.model, fixed))
             if known is not None:
                 return known
-        self.add_model(checked.model)
+        self._add_model(checked.model)
         # Past their common bound, families begin without a reference: their items are told apart by reading them again.
-        room = REFERENCES_BYTES_MAX - self.references_size
+        room = REFERENCES_BYTES_MAX - self._references_size
         family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
-        number = self.add_family(family, (checked.model, fixed), 0 if fixed == b"any" else len(checked.fixed))
-        root = self._root_of(family)
-        self._roots.append(self._add_stem(root, number))
+        number = len(self.families)
+        self.families.append(family)
+        self.family_names.append((checked.model, fixed))
+        self.family_fixed_size.append(0 if fixed == b"any" else len(checked.fixed))
+        self._references_size += len(family.reference)
+        self._family_numbers[(checked.model, fixed)] = number
+        self._roots.append(self._add_stem(self._root_of(family), number))
         return number
 
-    def add_model(self, model: str) -> None:
+    def _add_model(self, model: str) -> None:
         if model not in self._model_names:
             self._model_names.add(model)
             self.models.append(model)
-
-    def family_number(self, name: tuple[str, bytes]) -> int | None:
-        return self._family_numbers.get(name)
-
-    def add_family(self, family: PrefixFamily, name: tuple[str, bytes], fixed_size: int) -> int:
-        number = len(self.families)
-        self.families.append(family)
-        self.family_names.append(name)
-        self.family_fixed_size.append(fixed_size)
-        self.references_size += len(family.reference)
-        self._family_numbers[name] = number
-        return number
 
     def _root_of(self, family: PrefixFamily) -> PrefixStem:
         return PrefixStem(len(self.stem_cut), family.reference, family.cut, family.opening)
@@ -364,7 +348,7 @@ class Scan:
             self.bad_size.append(min(size, self.rules.line_bytes_max + 2))
             self.bad_line.append(self.line_count)
             if isinstance(fault, BodyFault):
-                self.add_model(fault.model)
+                self._add_model(fault.model)
                 if not lenient:
                     self.bad_id_hash.append(hash(fault.custom_id.encode()))
             return

@@ -13,7 +13,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,9 @@ from tidegate.core.input.scan import Scan
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, LineError
 from tidegate.stages.ingest.ingest_order import order_items
-from tidegate.stages.ingest.ingest_scan import PART_BYTES_MIN, parts_of, scan_input
 from tidegate.stages.ingest.ingest_write import duplicate_fault, write_work
 
+READ_BYTES = 256 << 10
 EXIT_BAD_REQUEST = 64
 EXIT_FILE = 74
 
@@ -38,26 +39,34 @@ class ChildRequest(msgspec.Struct):
     rules: LineRules
 
 
-def ingest_file(
-    input_path: Path, work_path: Path, rules: LineRules, *, part_bytes_min: int = PART_BYTES_MIN
-) -> IngestPlan:
-    """Check the input and write the work file; a plan with errors has no work file and no slices. An input of several times
-    `part_bytes_min` is read and written by several processes."""
-    with _opened(input_path, os.O_RDONLY) as source, ExitStack() as helpers:
-        parts = parts_of(source, part_bytes_min)
-        scan, digest = scan_input(source, parts, rules, helpers)
+def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
+    """Check the input and write the work file; a plan with errors has no work file and no slices."""
+    with _opened(input_path, os.O_RDONLY) as source:
+        scan, digest = _scan(source, rules)
         twice = _duplicates(source, scan)
-        if errors := _errors(scan, twice):
-            if digest() not in ("", rules.input_sha256):
-                errors = [_changed()]
+        errors = _errors(scan, twice)
+        if digest not in ("", rules.input_sha256):
+            errors = [_changed()]
+        if errors:
             return IngestPlan(0, scan.models[0] if scan.models else None, [], 0, 0, 0, errors)
         runs, shared = order_items(source, scan, twice)
         with _opened(work_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
-            plan = write_work(source, target, scan, twice, runs, shared, len(parts))
-        if digest() in ("", rules.input_sha256):
-            return plan
-    work_path.unlink()
-    return IngestPlan(0, None, [], 0, 0, 0, [_changed()])
+            return write_work(source, target, scan, twice, runs, shared)
+
+
+def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
+    """Read the input through; return what it holds and its SHA-256, which is empty when there is nothing to compare it with or when the
+    pass ended early because of what it found."""
+    scan = Scan(rules)
+    data = os.read(source, READ_BYTES)
+    hashed = sha256(data)
+    scan.begin(data)
+    while not scan.stopped and (data := os.read(source, READ_BYTES)):
+        hashed.update(data)
+        scan.feed(data)
+    stopped = scan.stopped
+    scan.finish()
+    return scan, "" if stopped or not rules.input_sha256 else hashed.hexdigest()
 
 
 @contextmanager
@@ -150,9 +159,9 @@ class InputPasses:
 
 
 def _ingest_here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
-    """`ingest_file` in this process, which has threads and so must not fork; fails as the process of its own would."""
+    """`ingest_file` in this process; fails as the process of its own would."""
     try:
-        return ingest_file(input_path, work_path, rules, part_bytes_min=sys.maxsize)
+        return ingest_file(input_path, work_path, rules)
     except OSError as error:
         raise _unusable(str(error)) from error
     except Exception as error:

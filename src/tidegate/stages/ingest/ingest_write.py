@@ -1,7 +1,7 @@
 """Writing the work file: the lines in work order, the bad ones behind them, and the trailer.
 
-The input is read in its own order, a window at a time, and what of a window stands together in the work is written together; so
-several processes can each write a range of the input, and no line is read by itself. Nothing here checks or orders.
+The input is read in its own order, a window at a time, and what of a window stands together in the work is written together, so no line
+is read by itself. Nothing here checks or orders.
 """
 
 import os
@@ -9,8 +9,6 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
-from contextlib import ExitStack
-from functools import partial
 from heapq import merge
 from itertools import accumulate, compress, pairwise, repeat
 from operator import gt
@@ -21,7 +19,6 @@ from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.input.scan import Scan
 from tidegate.core.input.slices import add_bad, cut_slices
 from tidegate.core.nouns import IngestPlan, SlicePlan
-from tidegate.stages.ingest.forked import Forked
 from tidegate.stages.ingest.ingest_order import Run
 
 WINDOW_BYTES = 8 << 20
@@ -47,9 +44,7 @@ def duplicate_fault(first: int) -> LineFault:
     return LineFault("duplicate_custom_id", message, "custom_id")
 
 
-def write_work(
-    source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int, process_count: int
-) -> IngestPlan:
+def write_work(source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int) -> IngestPlan:
     """Write the work file, and say what stands where in it."""
     numbers = array("I")
     for _, run in runs:
@@ -61,23 +56,13 @@ def write_work(
     sizes = scan.size if as_read else map(scan.size.tolist().__getitem__, order)
     places = [*accumulate(sizes, initial=0)]
     rows = [(0, len(numbers))] if as_read else _rows(order)
-    copy = partial(_copy, source, target, scan, numbers, places, rows)
-    # What keeps its order is copied sooner than a process is started for it.
-    process_count = 1 if as_read else process_count
-    bounds = [len(scan.at) * number // process_count for number in range(process_count + 1)]
-    ranges = [*pairwise(bounds)]
-    # All of this comes before the forks: behind them, whatever is touched must be copied.
+    _copy(source, target, scan, numbers, places, rows)
     slices: list[SlicePlan] = []
     lines = scan.line[:] if as_read else array("I", [*map(scan.line.tolist().__getitem__, order)])
     first = 0
     for model, run in runs:
         slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
         first += len(run)
-    with ExitStack() as helpers:
-        others = [helpers.enter_context(Forked(partial(copy, *bounds))) for bounds in ranges[1:]]
-        copy(*ranges[0])
-        for other in others:
-            other.answer()
     at = places[-1]
     for record in _bad_items(source, scan, twice):
         text = msgspec.json.encode(record) + b"\n"
@@ -107,11 +92,10 @@ def _copy(
     order: "array[int]",
     places: list[int],
     rows: list[tuple[int, int]],
-    first: int,
-    last: int,
 ) -> None:
-    """Copy the lines of items `first` up to `last` of the input to their places, of which there is one for each in `order`."""
-    rests = [[bisect_left(order, first, at, end), end] for at, end in rows]
+    """Copy the lines of all items to their places, of which there is one for each in `order`."""
+    rests = [[at, end] for at, end in rows]
+    first, last = 0, len(scan.at)
     window_bytes = WINDOW_BYTES if len(rows) > 1 else WINDOW_BYTES_IN_ORDER
     buffer = bytearray()
     while first < last:

@@ -1,0 +1,122 @@
+"""An input becomes the same plan and the same work file, byte for byte, in whatever pieces it is read and written."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.stages.ingest import test_corpus
+from tidegate.core.input.lines import LineRules
+from tidegate.core.nouns import IngestPlan
+from tidegate.stages.ingest import ingest_file as ingest_file_module
+from tidegate.stages.ingest import ingest_write
+from tidegate.stages.ingest.ingest_file import ingest_file
+
+RULES = LineRules("/v1/chat/completions", slice_count_max=7, slice_bytes_max=4000)
+CASES = ("lines.jsonl", "files.jsonl")
+
+beginnings = st.sampled_from(["", "You are kind. ", "You are kind. " * 9, 'say "no" \\' * 4, "\u20ac\U0001f600" * 8])
+texts = st.builds("".join, st.lists(st.one_of(beginnings, st.text('ab\u20ac"\\{', max_size=8)), max_size=4))
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> bytes:
+    """Good lines in a few shapes, with bad, blank and repeated ones among them."""
+    lines = []
+    for number in range(draw(st.integers(1, 40))):
+        body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
+        if draw(st.integers(0, 9)) == 0:
+            body["tools"] = [{"type": "function", "function": {"name": draw(st.sampled_from("fg"))}}]
+        roles = ["system", "user", "assistant", "user"][: draw(st.sampled_from([2, 2, 4]))]
+        body["messages"] = [{"role": role, "content": draw(beginnings)} for role in roles]
+        body["messages"][-1]["content"] += draw(texts)
+        custom_id = f"id-{number if draw(st.integers(0, 19)) else 0}"
+        line = json.dumps({"custom_id": custom_id, "body": body}).encode()
+        strange = draw(
+            st.sampled_from([line] * 12 + [line + b"\r", b"", b"nonsense", line[:-3], line.replace(b"m", b"")])
+        )
+        lines.append(strange)
+    return b"\n".join(lines) + draw(st.sampled_from([b"", b"\n", b"\n\n"]))
+
+
+def ingest(data: bytes, rules: LineRules) -> tuple[IngestPlan, bytes | None]:
+    with TemporaryDirectory() as directory:
+        path, work = Path(directory, "in"), Path(directory, "work")
+        path.write_bytes(data)
+        plan = ingest_file(path, work, rules)
+        return plan, work.read_bytes() if work.exists() else None
+
+
+def same(data: bytes, rules: LineRules, read_bytes: int = 600, window_bytes: int = 300) -> None:
+    whole = ingest(data, rules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingest_file_module, "READ_BYTES", read_bytes)
+        patch.setattr(ingest_write, "WINDOW_BYTES", window_bytes)
+        patch.setattr(ingest_write, "WINDOW_BYTES_IN_ORDER", window_bytes)
+        assert ingest(data, rules) == whole
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(inputs(), st.data())
+def test_any_input(data: bytes, choice: st.DataObject) -> None:
+    draw = choice.draw
+    rules = replace(
+        RULES,
+        invalid_lines=draw(st.sampled_from(["fail", "error_file"])),
+        prefix_order=draw(st.integers(0, 4)) > 0,
+        single_model=draw(st.integers(0, 4)) == 0,
+        errors_max=draw(st.sampled_from([1, 2, 100])),
+        item_count_max=draw(st.sampled_from([5, 1000])),
+        line_bytes_max=draw(st.sampled_from([250, 1 << 20])),
+        input_sha256=draw(st.sampled_from(["", hashlib.sha256(data).hexdigest(), "0" * 64])),
+    )
+    same(data, rules, draw(st.sampled_from([1, 7, 600])), draw(st.sampled_from([300, 1 << 22])))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_corpus(name: str) -> None:
+    for param in test_corpus.cases(name):
+        case: Any = param.values[0]
+        rules, data = test_corpus.rules_of(case), test_corpus.bytes_of(case)
+        if name == "lines.jsonl":
+            good = [test_corpus.good_line(f"good-{number}", rules) for number in range(4)]
+            data = b"\n".join([*good[:2], data, *good[2:]])
+        same(data, rules)
+        same(data, replace(rules, invalid_lines="error_file"))
+
+
+@pytest.mark.parametrize("bound", ["FAMILIES_MAX", "MODELS_MAX", "REFERENCES_BYTES_MAX"])
+def test_bounds_of_the_whole(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"tidegate.core.input.scan.{bound}", 3 if bound != "REFERENCES_BYTES_MAX" else 70_000)
+    lines = [
+        {
+            "custom_id": str(number),
+            "body": {"model": f"m{number % 6}", "instructions": f"do {number % 5}", "input": "text " * 400},
+        }
+        for number in range(60)
+    ]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    same(data, replace(RULES, endpoint="/v1/responses"))
+    same(data, replace(RULES, endpoint="/v1/responses", invalid_lines="error_file"))
+
+
+def test_inputs_are_counted_over_all_pieces() -> None:
+    lines = [{"custom_id": str(number), "body": {"model": "m", "input": ["a", "b", "c"]}} for number in range(40)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    for most in (119, 120):
+        same(data, replace(RULES, endpoint="/v1/embeddings", inputs_max=most))
+
+
+def test_changed_bytes_leave_no_work_file() -> None:
+    lines = [{"custom_id": str(number), "body": {"model": "m", "messages": [{}]}} for number in range(100)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    plan, work = ingest(data, replace(RULES, input_sha256="0" * 64))
+    assert [error.code for error in plan.errors] == ["input_changed"]
+    assert work is None
+    assert ingest(data, replace(RULES, input_sha256=hashlib.sha256(data).hexdigest()))[1]
