@@ -111,3 +111,9 @@ def test_many_more_seeds(chunk: int) -> None:
     count = int(os.environ.get("SOAK_SEEDS", "8000")) // SOAK_CHUNKS
     first = int(os.environ.get("SOAK_FROM", str(SOAK_FROM))) + chunk * count
     assert len(run(range(first, first + count))) == count
+
+
+def test_two_items_that_kill_workers_are_not_checked_against_each_other() -> None:
+    """With two culprits in one job, each was run as the check of the other, and every check was one more lost worker."""
+    verdict = simulate(draw(5045))
+    assert verdict.broken is None, report(verdict)

@@ -34,6 +34,8 @@ log = structlog.get_logger()
 ALONE_AFTER = 4
 _POLL_S = 0.02
 _CHECK_WAIT_S = 2.0
+# For so long only an item that is no suspect is looked for: with two culprits, each would be the other's check.
+_INNOCENT_WAIT_S = 1.0
 _RETRY_S = 0.5
 
 
@@ -64,6 +66,7 @@ class Trial:
         self._has_sent = False
         self._alone: LeasedSliceState | None = None
         self.wants_check = False
+        self._takes_suspect = False
         self._alone_wanted = asyncio.Event()
 
     def begin_anew(self) -> None:
@@ -73,13 +76,15 @@ class Trial:
 
     @property
     def hides_suspects(self) -> bool:
-        """Whether this worker takes no suspects now, because it holds a group of them."""
-        return bool(self._group) and self._stage is not _Stage.ALL and not self.wants_check
+        """Whether this worker takes no suspects now: it holds a group of them, or looks for an innocent item to check."""
+        if self.wants_check:
+            return not self._takes_suspect
+        return bool(self._group) and self._stage is not _Stage.ALL
 
     def suspects_max(self, seen: Suspects) -> int:
         """How many suspect slices this worker may hold, after a look at those that are ready."""
         if self.wants_check:
-            return len(self._group) + 1
+            return len(self._group) + int(self._takes_suspect)
         if self.hides_suspects:
             return 0
         if not seen.count:
@@ -159,19 +164,21 @@ class Trial:
         return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
 
     async def _others(self, suspect: LeasedSliceState) -> list[tuple[LeasedSliceState, Item]]:
-        """What waits here besides the suspect; with nothing else at hand, one more slice may be leased for it."""
+        """Return what waits here besides the suspect. With nothing else at hand, lease one more slice for it: an innocent one, and only
+        if there is none a suspect."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + _CHECK_WAIT_S
+        begin_s = loop.time()
         try:
             while True:
                 others = [entry for entry in self._leased_work.queued() if entry[0] is not suspect]
-                if others or suspect.dropped or loop.time() >= end_s:
+                waited_s = loop.time() - begin_s
+                if others or suspect.dropped or waited_s >= _CHECK_WAIT_S:
                     return others
-                self.wants_check = True
+                self.wants_check, self._takes_suspect = True, waited_s >= _INNOCENT_WAIT_S
                 self._look_again()
                 await asyncio.sleep(_POLL_S)
         finally:
-            self.wants_check = False
+            self.wants_check = self._takes_suspect = False
 
     async def _flies(self, entry: tuple[LeasedSliceState, Item]) -> bool:
         """Send this item alone, and wait until it has landed and what became of it is committed. False when it could not be sent soon."""

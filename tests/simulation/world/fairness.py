@@ -216,8 +216,9 @@ class Fairness:
 
     # ---- now and then, when the weather is clear
 
-    def tick(self, now_s: float) -> None:
-        """Nobody sleeps who has work, and no job is passed over."""
+    def tick(self, now_s: float, lost_s: float) -> None:
+        """Nobody sleeps who has work, and no job is passed over. While an item still kills workers, waiting counts from the last death at
+        `lost_s`: what a dead worker held is free only when its lease has run out."""
         plan = self._plan
         late_ms = plan.sweep_ms + plan.poll_ms + _SLACK_MS
         asleep = self._rows(_ASLEEP, late_ms, late_ms, late_ms)
@@ -229,6 +230,8 @@ class Fairness:
         for job_id, done_count, lease_count, is_waiting in self._rows(_PROGRESS):
             if is_waiting:
                 before, since_s = self._moved.get(job_id, (None, now_s))
+                if plan.strength("poison"):
+                    since_s = max(since_s, lost_s)
                 state = (done_count, lease_count)
                 waiting[job_id] = (state, since_s if before == state else now_s)
                 if now_s - waiting[job_id][1] > (most_s := self._passed_over_s()):

@@ -255,7 +255,8 @@ class World:
         settled_s = self.loop.time() + SETTLED_S
         while open_jobs := self._open_jobs():
             if self.loop.time() > settled_s:
-                self.fairness.tick(self.loop.time())
+                lost_s = max((at_s for process in self.processes for at_s in process.lost_at_s), default=0.0)
+                self.fairness.tick(self.loop.time(), lost_s)
             if self.loop.time() > deadline_s:
                 self.breaks(f"P7: {self.plan.lively_s:.0f} s after all faults ended these are still open: {open_jobs}")
             await asyncio.sleep(1)
