@@ -15,8 +15,6 @@ WIDE_FUNCTIONS = {
     "stages/record.py Recorder.failed",
     "store/files.py StoredFiles.create_file",
     "store/ingests.py Ingests.start_job",
-    "store/keys.py Keys.change_key",
-    "store/keys.py Keys.put_key",
     "store/log_lines.py add_lines",
     "store/snapshots.py Snapshots.snapshot",
     "store/snapshots.py _look",

@@ -41,10 +41,13 @@ def functions(module: Module) -> Iterator[tuple[str, Function]]:
 
 
 def parameters(function: Function) -> list[str]:
-    """Return the names of a function's parameters, without `self` and `cls`."""
+    """Return the names of what a function's callers give: without `self`, `cls`, and the transaction that a verb of the store gets."""
     arguments = function.args
     names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    return [name for name in names if name not in ("self", "cls")]
+    is_verb = any(
+        isinstance(one, ast.Name) and one.id in ("reads", "writes", "beats") for one in function.decorator_list
+    )
+    return [name for name in names if name not in ("self", "cls") and not (is_verb and name == "tx")]
 
 
 def wide_functions(module: Module, most: int = PARAMETERS_MAX, *, every: bool = False) -> Iterator[str]:

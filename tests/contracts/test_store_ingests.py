@@ -12,6 +12,7 @@ from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, Job, JobStart
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JobState
+from tidegate.store.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 
@@ -109,10 +110,9 @@ async def test_what_is_taken_resting_closing_or_a_dead_workers_own_takes_nothing
 
 async def test_what_ingest_must_know_is_read_at_once(world: World) -> None:
     caller = await world.caller()
-    await world.store.put_key(
-        "k1", caller.tenant_id, b"", label="", team=None, user=None, scopes="", models='["m"]', expires_at=None
-    )
-    plain, keyed = await input_of(world, caller, 200), await input_of(world, Caller(caller.tenant_id, "k1"), 300)
+    holder = Caller(caller.tenant_id, "k1")
+    await world.store.put_key(holder, b"", "", KeyRights(models='["m"]'))
+    plain, keyed = await input_of(world, caller, 200), await input_of(world, holder, 300)
     first, second = await world.store.ingest_sources([plain.id, "batch_none", keyed.id])
     assert (first.job, first.tenant, first.key_names, first.sha256) == (plain, "acme", None, "ab" * 32)
     assert (second.job, second.key_names) == (keyed, ('["m"]', ""))

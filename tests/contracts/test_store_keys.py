@@ -10,13 +10,14 @@ import pytest
 from tests.contracts.store_world import MODEL, START_MS, World
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller, Job
+from tidegate.store.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 
 
 async def put(world: World, key_id: str, tenant_id: str, **wishes: Any) -> None:
-    wishes = {"label": "a key", "team": None, "user": None, "scopes": "", "models": "", "expires_at": None} | wishes
-    await world.store.put_key(key_id, tenant_id, b"\x00\xff hash", **wishes)
+    label, team, user = wishes.pop("label", "a key"), wishes.pop("team", None), wishes.pop("user", None)
+    await world.store.put_key(Caller(tenant_id, key_id, team, user), b"\x00\xff hash", label, KeyRights(**wishes))
 
 
 async def test_a_tenant_is_made_once_per_name(world: World) -> None:
@@ -98,7 +99,7 @@ async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: World
     assert not await world.store.delete_key("nobody's")
     assert await world.store.get_key("k1") is None
     assert not await world.store.revoke_key("k1")
-    assert not await world.store.change_key("k1", models="[]")
+    assert not await world.store.change_key("k1", KeyRights(models="[]"))
     assert not await world.store.rotate_key("k1", b"new", 0)
     await put(world, "k1", tenant)
     assert await world.store.get_key("k1") is None, "making it again does not bring it back"
@@ -141,7 +142,7 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
         return job
 
     job, other = await resting("k1"), await resting("k2")
-    assert await world.store.change_key("k1", limits=(Limit(Period.DAY, requests=9),))
+    assert await world.store.change_key("k1", KeyRights(limits=(Limit(Period.DAY, requests=9),)))
     [piece] = await world.lease(worker, job)
     assert await world.lease(worker, other) == []
     await world.store.rest_job(job.id, MODEL, hour_ms)
@@ -211,25 +212,25 @@ async def test_only_what_is_given_of_a_key_changes(world: World) -> None:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
     limits = (Limit(Period.DAY, tokens=3),)
     await put(world, "k1", tenant, scopes="read", models='["m"]', limits=limits)
-    assert await world.store.change_key("k1", models="[]")
-    assert await world.store.change_key("k1", resources='["r"]', scopes="write")
+    assert await world.store.change_key("k1", KeyRights(models="[]"))
+    assert await world.store.change_key("k1", KeyRights(resources='["r"]', scopes="write"))
     key = await world.store.get_key("k1")
     assert key is not None
     assert (key["models"], key["resources"], key["scopes"], key["expires_at"]) == ("[]", '["r"]', "write", None)
     assert key["addresses"] == ""
     for addresses in ('["10.0.0.0/8"]', ""):
-        assert await world.store.change_key("k1", addresses=addresses)
-        assert await world.store.change_key("k1", scopes="write")
+        assert await world.store.change_key("k1", KeyRights(addresses=addresses))
+        assert await world.store.change_key("k1", KeyRights(scopes="write"))
         [listed] = await world.store.list_keys(10)
         assert listed["addresses"] == addresses
     assert '"day"' in key["limits"]
-    assert await world.store.change_key("k1", limits=(), expires_at=START_MS + 1)
+    assert await world.store.change_key("k1", KeyRights(limits=(), expires_at=START_MS + 1))
     key = await world.store.get_key("k1")
     assert key is not None
     assert (key["limits"], key["expires_at"]) == ("[]", START_MS + 1)
-    assert not await world.store.change_key("k2", models="[]")
+    assert not await world.store.change_key("k2", KeyRights(models="[]"))
     await world.store.revoke_key("k1")
-    assert not await world.store.change_key("k1", models='["n"]'), "a revoked key stays as it was"
+    assert not await world.store.change_key("k1", KeyRights(models='["n"]')), "a revoked key stays as it was"
 
 
 async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> None:

@@ -12,6 +12,7 @@ from tidegate.core.nouns import Caller, Finished, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import Price, Spend, cost
 from tidegate.core.usage.spending import DIMENSIONS, SpendEntry, sum_by
+from tidegate.store.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 
@@ -40,11 +41,10 @@ async def test_sums_are_exact_and_a_replay_adds_nothing(world: World) -> None:
         ("b", "k3", None, None),
     ):
         tenant_id = await world.store.put_tenant(world.id("tenant"), tenant)
-        await world.store.put_key(
-            key_id, tenant_id, b"hash", label="", team=team, user=user, scopes="", models="", expires_at=None
-        )
+        caller = Caller(tenant_id, key_id, team, user)
+        await world.store.put_key(caller, b"hash", "", KeyRights())
         for _ in range(2):
-            jobs.append(await world.running(Caller(tenant_id, key_id, team, user), 40))
+            jobs.append(await world.running(caller, 40))
     log = await world.log("answers")
     real: list[Finished] = []
     for round_number in range(4):

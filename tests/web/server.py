@@ -16,10 +16,11 @@ import msgspec
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import Caller, Job
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
+from tidegate.store.keys import KeyRights
 from tidegate.store.limits import StoreLimits
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
@@ -164,18 +165,17 @@ class WebServer:
         async def put() -> None:
             tenant_id = await self.store.put_tenant(fresh_id("tenant"), tenant)
             await self.store.put_key(
-                key.public_id,
-                tenant_id,
+                Caller(tenant_id, key.public_id, options.get("team"), options.get("user")),
                 keys.keyed_hash(PEPPER, key.text.reveal()),
-                label="test",
-                team=options.get("team"),
-                user=options.get("user"),
-                scopes=keys.scopes_text(options.get("scopes", ())),
-                models=keys.models_text(options.get("models", ())),
-                expires_at=options.get("expires_at"),
-                limits=options.get("limits", ()),
-                parallel_max=options.get("parallel_max", 0),
-                addresses=keys.addresses_text(options.get("addresses", ())),
+                "test",
+                KeyRights(
+                    scopes=keys.scopes_text(options.get("scopes", ())),
+                    models=keys.models_text(options.get("models", ())),
+                    limits=options.get("limits", ()),
+                    expires_at=options.get("expires_at"),
+                    parallel_max=options.get("parallel_max", 0),
+                    addresses=keys.addresses_text(options.get("addresses", ())),
+                ),
             )
 
         self.run(put())

@@ -22,6 +22,7 @@ from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBoun
 from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.settings import load
+from tidegate.store.keys import KeyRights
 from tidegate.web.forecast import Forecaster
 
 pytestmark = pytest.mark.anyio
@@ -149,10 +150,9 @@ def forecaster(world: World, tmp_path: Path) -> Forecaster:
 async def caller_of(world: World, name: str, *limits: Limit, user: str | None = None) -> Caller:
     tenant_id = await world.store.put_tenant(world.id("tenant"), name)
     key_id = f"key-{name}"
-    await world.store.put_key(
-        key_id, tenant_id, b"", label="", team=None, user=user, scopes="", models="", expires_at=None, limits=limits
-    )
-    return Caller(tenant_id, key_id, user=user, limits=limits)
+    caller = Caller(tenant_id, key_id, user=user, limits=limits)
+    await world.store.put_key(caller, b"", "", KeyRights(limits=limits))
+    return caller
 
 
 async def begun(world: World, caller: Caller, inputs: list[bytes], *limits: Limit) -> Running:

@@ -20,6 +20,7 @@ from tidegate import metrics
 from tidegate.core import keys
 from tidegate.settings.capacity import LimitEntry, ModelDeployment, ModelSettings, ResourceEntry, TenantEntry
 from tidegate.settings.guards import GuardrailEntry, HookEntry
+from tidegate.store.keys import KeyRights
 
 __all__ = ["world"]
 
@@ -217,7 +218,7 @@ def test_a_keys_allowlists_hold_at_the_door(
     text = world.web.make_key("ours", models=models)
     public_id = keys.public_id_of(text)
     assert public_id is not None
-    assert world.web.run(world.web.store.change_key(public_id, resources=keys.models_text(resources)))
+    assert world.web.run(world.web.store.change_key(public_id, KeyRights(resources=keys.models_text(resources))))
     world.web.clock.ahead_ms += 2_001
     client = world.client(text)
     heard = {}

@@ -14,6 +14,7 @@ from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
 from tidegate.stages.ingest.ingest import CRASHES_MAX
 from tidegate.stages.tend import deadlines
+from tidegate.store.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
 
@@ -95,10 +96,8 @@ async def test_a_cancelled_job_ends_though_its_pass_keeps_failing(world: World) 
 
 async def test_a_key_that_names_models_admits_only_those(world: World) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
-    await world.store.put_key(
-        "k1", tenant_id, b"", label="", team=None, user=None, scopes="", models='["small"]', expires_at=None
-    )
     caller = Caller(tenant_id, "k1")
+    await world.store.put_key(caller, b"", "", KeyRights(models='["small"]'))
     fine = await world.job(chat_lines(2, "small"), caller=caller)
     mixed = await world.job([*chat_lines(2, "small"), *chat_lines(2, "large", 2)], caller=caller)
     worker, ingest = await world.worker(), world.ingest()

@@ -17,6 +17,7 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
 from tidegate.core.states import JOB_ENDED
+from tidegate.store.keys import KeyRights
 from tidegate.worker.key_states import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio
@@ -41,8 +42,7 @@ class Door:
 
 async def key(world: World, **wishes: Any) -> Caller:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
-    wishes = {"label": "", "team": None, "user": None, "scopes": "", "models": "[]", "expires_at": None} | wishes
-    await world.store.put_key("k1", tenant, b"hash", **wishes)
+    await world.store.put_key(Caller(tenant, "k1"), b"hash", "", KeyRights(**{"models": "[]"} | wishes))
     return Caller(tenant, "k1")
 
 
@@ -100,13 +100,13 @@ async def test_what_changes_in_the_middle_of_a_job_holds_for_the_rest_of_it(
             case "revoke":
                 assert await live.store.revoke_key("k1")
             case "expire":
-                assert await live.store.change_key("k1", expires_at=live.clock.now_ms() - 1)
+                assert await live.store.change_key("k1", KeyRights(expires_at=live.clock.now_ms() - 1))
             case "delete":
                 await drop_key(live)
             case "models":
-                assert await live.store.change_key("k1", models=models_text(["other"]))
+                assert await live.store.change_key("k1", KeyRights(models=models_text(["other"])))
             case "resources":
-                assert await live.store.change_key("k1", resources=models_text(["other"]))
+                assert await live.store.change_key("k1", KeyRights(resources=models_text(["other"])))
         await settled(live, bench)
         door.open.set()
         done = await ended(live, job)
@@ -141,10 +141,10 @@ async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: World) -> 
     door = Door(script, 0)
     caller = await key(live)
     first = await live.started(chat_lines(2, "n"), caller=caller)
-    assert await live.store.change_key("k1", models=models_text(["m"]))
+    assert await live.store.change_key("k1", KeyRights(models=models_text(["m"])))
     async with working(live, script) as bench:
         assert await codes(live, await ended(live, first)) == {"model_not_allowed"}
-        assert await live.store.change_key("k1", models=models_text(["m", "n"]))
+        assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
         await settled_or_idle(live, bench)
         second = await live.started(chat_lines(2, "n"), caller=caller)
         door.open.set()
@@ -166,7 +166,7 @@ async def test_a_resource_is_judged_by_the_model_behind_it(live: World) -> None:
     caller = await key(live)
     by_resource = await live.started(chat_lines(2, "chat"), caller=caller)
     by_model = await live.started(chat_lines(2, "m"), caller=caller)
-    assert await live.store.change_key("k1", models=models_text(["m"]), resources=models_text(["chat"]))
+    assert await live.store.change_key("k1", KeyRights(models=models_text(["m"]), resources=models_text(["chat"])))
     async with working(live, script, model_of={"chat": "m"}):
         assert (await ended(live, by_resource)).answered_count == 2
         assert await codes(live, await ended(live, by_model)) == {"resource_not_allowed"}
@@ -179,7 +179,7 @@ async def test_a_call_says_which_models_its_key_allows_now_so_that_no_fallback_l
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
     async with working(live, script) as bench:
         await called(script, 8)
-        assert await live.store.change_key("k1", models=models_text(["m", "n"]))
+        assert await live.store.change_key("k1", KeyRights(models=models_text(["m", "n"])))
         await settled(live, bench)
         door.open.set()
         await ended(live, job)
@@ -214,7 +214,7 @@ async def test_a_key_bears_limits_of_its_own_that_change_while_it_works(live: Wo
     job = await live.started(chat_lines(ITEMS), slice_items=4, caller=caller)
     async with working(live, script) as bench:
         await called(script, 8)
-        assert await live.store.change_key("k1", limits=(Limit(Period.MINUTE, requests=5),))
+        assert await live.store.change_key("k1", KeyRights(limits=(Limit(Period.MINUTE, requests=5),)))
         await settled(live, bench)
         door.open.set()
         await ended(live, job)

@@ -17,7 +17,7 @@ from tidegate.core.budgets.money import MoneyLedger
 from tidegate.core.budgets.slots import fair_shares, next_holding
 from tidegate.core.errors import StoreUnavailable
 from tidegate.store.driver import Row, Tx
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads, writes
 
 log = structlog.get_logger()
 
@@ -48,21 +48,18 @@ class StoredBudgets(Table):
         budgets = {budget.id: budget for ask in asks for budget in ask.budgets}
         return await self._with_ledgers(budgets, act, holder, look)
 
-    async def look_at_budgets(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+    @reads
+    async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:
         """What each of these would be granted now if it alone asked. Takes nothing and waits for nobody."""
-
-        async def body(tx: Tx) -> list[Grant]:
-            packed: dict[str, bytes] = {}
-            for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
-                packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
-            row = await tx.one("now")
-            assert row is not None
-            return [
-                deal([ask], {one.id: _ledger(one, packed.get(one.id, b""), "") for one in ask.budgets}, row[0])[0]
-                for ask in asks
-            ]
-
-        return await self._driver.read(body)
+        packed: dict[str, bytes] = {}
+        for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
+            packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+        row = await tx.one("now")
+        assert row is not None
+        return [
+            deal([ask], {one.id: _ledger(one, packed.get(one.id, b""), "") for one in ask.budgets}, row[0])[0]
+            for ask in asks
+        ]
 
     async def settle_budgets(self, settlements: Sequence[Settlement], holder: str = "") -> None:
         """Replace what was reserved by what was used. `holder` is whose calls they were."""
@@ -81,119 +78,121 @@ class StoredBudgets(Table):
         holder: str,
         look: Callable[[Tx, Mapping[str, Ledger], T], Awaitable[set[str]]] | None = None,
     ) -> T:
-        """Act on these ledgers while nobody else does, look at what came of it, and write down those that both say have changed."""
-
-        async def body(tx: Tx) -> tuple[T, set[str]] | None:
-            ledgers: dict[str, Ledger] = {}
-            now = 0
-            for ids in few_at_a_time(budgets):
-                for id, packed, at in await tx.all("budgets_lock", **ids):
-                    ledgers[id] = _ledger(budgets[id], bytes(packed), holder)
-                    now = max(now, at)
-            if len(ledgers) < len(budgets):
-                return None
-            answer, changed = act(ledgers, now)
-            if look is not None:
-                changed |= await look(tx, ledgers, answer)
-            for id, ledger in ledgers.items():
-                if ledger.is_damaged:
-                    log.error("budget_ledger_unreadable", budget=id, advice="it counts as full for one period")
-                    changed.add(id)
-            if changed:
-                rows = [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(changed)]
-                await tx.many("budget_write", rows)
-            return answer, changed
-
+        """Act on these ledgers while no other process does, look at the result, and write those that either of both changed."""
         for _ in range(_BEGIN_TRIES_MAX):
-            done = await self._driver.write(body)
+            done = await self._change_ledgers(budgets, act, holder, look)
             if done is not None:
                 return done[0]
-            await self._begin(budgets)
+            await self._begin_budgets(budgets)
         raise StoreUnavailable("the rows of budgets are removed as fast as they are made: look for what deletes them")
 
-    async def _begin(self, budgets: Mapping[str, Budget]) -> None:
+    @writes
+    async def _change_ledgers(
+        self,
+        tx: Tx,
+        budgets: Mapping[str, Budget],
+        act: Callable[[Mapping[str, Ledger], int], tuple[T, set[str]]],
+        holder: str,
+        look: Callable[[Tx, Mapping[str, Ledger], T], Awaitable[set[str]]] | None,
+    ) -> tuple[T, set[str]] | None:
+        """Return what `act` returned; None when a budget has no row yet."""
+        ledgers: dict[str, Ledger] = {}
+        now = 0
+        for ids in few_at_a_time(budgets):
+            for id, packed, at in await tx.all("budgets_lock", **ids):
+                ledgers[id] = _ledger(budgets[id], bytes(packed), holder)
+                now = max(now, at)
+        if len(ledgers) < len(budgets):
+            return None
+        answer, changed = act(ledgers, now)
+        if look is not None:
+            changed |= await look(tx, ledgers, answer)
+        for id, ledger in ledgers.items():
+            if ledger.is_damaged:
+                log.error("budget_ledger_unreadable", budget=id, advice="it counts as full for one period")
+                changed.add(id)
+        if changed:
+            rows = [(ledgers[id].pack(), ledgers[id].empty_at(), id) for id in sorted(changed)]
+            await tx.many("budget_write", rows)
+        return answer, changed
+
+    @writes
+    async def _begin_budgets(self, tx: Tx, budgets: Mapping[str, Budget]) -> None:
         rows = [(id, budget.bound.value, budget.name, b"") for id, budget in sorted(budgets.items())]
-
-        async def body(tx: Tx) -> None:
-            await tx.many("budget_begin", rows)
-
-        await self._driver.write(body)
+        await tx.many("budget_begin", rows)
 
     async def prune_budgets(self, idle_ms: int, count_max: int) -> None:
-        """Forget budgets in which nothing counts, slots of processes that are gone, and limits that were told long ago."""
+        """Forget budgets in which nothing counts, slots of processes that are gone, and limits that were reported long ago."""
+        # Two transactions: one that locks budgets locks nothing else.
+        await self._prune_ledgers(idle_ms, count_max)
+        await self._prune_slots(idle_ms, count_max)
 
-        async def budgets(tx: Tx) -> None:
-            await tx.all("budgets_prune", idle_ms=idle_ms, count_max=count_max)
+    @writes
+    async def _prune_ledgers(self, tx: Tx, idle_ms: int, count_max: int) -> None:
+        await tx.all("budgets_prune", idle_ms=idle_ms, count_max=count_max)
 
-        async def rest(tx: Tx) -> None:
-            await tx.all("slots_prune", idle_ms=idle_ms, count_max=count_max)
-            await tx.all("discovered_prune", keep_ms=DISCOVERED_KEEP_MS)
-
-        await self._driver.write(budgets)
-        await self._driver.write(rest)
+    @writes
+    async def _prune_slots(self, tx: Tx, idle_ms: int, count_max: int) -> None:
+        await tx.all("slots_prune", idle_ms=idle_ms, count_max=count_max)
+        await tx.all("discovered_prune", keep_ms=DISCOVERED_KEEP_MS)
 
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
     ) -> dict[str, int]:
         """How many calls this process may have in flight per name of `caps`: see the Limits port. None for who was declared gone."""
-
-        async def body(tx: Tx) -> dict[str, int] | None:
-            if await tx.one("worker_alive", id=worker_id) is None:
-                return dict.fromkeys(caps, 0)
-            now = 0
-            found: set[str] = set()
-            for ids in few_at_a_time(caps):
-                for name, at in await tx.all("slots_lock", **ids):
-                    found.add(name)
-                    now = max(now, at)
-            if len(found) < len(caps):
-                return None
-            rows: list[Row] = []
-            for ids in few_at_a_time(caps):
-                rows += await tx.all("slots_held", **ids)
-            answers, writes = _share(worker_id, wanted, in_use, caps, rows, now // _TURN_MS)
-            if writes:
-                await tx.many("slot_write", writes)
-            return answers
-
-        async def anchor(tx: Tx) -> None:
-            await tx.many("slots_anchor", [(name,) for name in sorted(caps)])
-
         for _ in range(_BEGIN_TRIES_MAX):
-            shares = await self._driver.write(body)
+            shares = await self._share_slots(worker_id, wanted, in_use, caps)
             if shares is not None:
                 return shares
-            await self._driver.write(anchor)
+            await self._begin_slots(caps)
         raise StoreUnavailable("the rows of slots are removed as fast as they are made: look for what deletes them")
 
-    async def put_discovered(self, deployment: str, limit: Limit) -> None:
+    @writes
+    async def _share_slots(
+        self, tx: Tx, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """Return this process's share of each name; None when a name has no row yet."""
+        if await tx.one("worker_alive", id=worker_id) is None:
+            return dict.fromkeys(caps, 0)
+        now = 0
+        found: set[str] = set()
+        for ids in few_at_a_time(caps):
+            for name, at in await tx.all("slots_lock", **ids):
+                found.add(name)
+                now = max(now, at)
+        if len(found) < len(caps):
+            return None
+        rows: list[Row] = []
+        for ids in few_at_a_time(caps):
+            rows += await tx.all("slots_held", **ids)
+        answers, changed = _share(worker_id, wanted, in_use, caps, rows, now // _TURN_MS)
+        if changed:
+            await tx.many("slot_write", changed)
+        return answers
+
+    @writes
+    async def _begin_slots(self, tx: Tx, names: Iterable[str]) -> None:
+        await tx.many("slots_anchor", [(name,) for name in sorted(names)])
+
+    @writes
+    async def put_discovered(self, tx: Tx, deployment: str, limit: Limit) -> None:
         """A deployment said so of itself just now; a side that it did not tell stays as it was."""
+        await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
-
-        await self._driver.write(body)
-
-    async def discovered(self) -> dict[str, Limit]:
+    @reads
+    async def discovered(self, tx: Tx) -> dict[str, Limit]:
         """What deployments said of themselves in the last week."""
+        rows = await tx.all("discovered_list", keep_ms=DISCOVERED_KEEP_MS)
+        return {row[0]: Limit(Period.MINUTE, row[1], row[2]) for row in rows}
 
-        async def body(tx: Tx) -> dict[str, Limit]:
-            rows = await tx.all("discovered_list", keep_ms=DISCOVERED_KEEP_MS)
-            return {row[0]: Limit(Period.MINUTE, row[1], row[2]) for row in rows}
-
-        return await self._driver.read(body)
-
-    async def store_name(self, candidate: str) -> str:
+    @writes
+    async def store_name(self, tx: Tx, candidate: str) -> str:
         """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are told
         apart by it, because what one store lent must never be spent in another's name."""
-
-        async def body(tx: Tx) -> str:
-            await tx.all("store_name_put", value=candidate)
-            row = await tx.one("store_name_get")
-            assert row is not None
-            return str(row[0])
-
-        return await self._driver.write(body)
+        await tx.all("store_name_put", value=candidate)
+        row = await tx.one("store_name_get")
+        assert row is not None
+        return str(row[0])
 
 
 def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:

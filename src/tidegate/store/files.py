@@ -7,7 +7,7 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
-from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
+from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
 _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
@@ -18,30 +18,24 @@ class StoredFiles(Table):
         """Give a blob its row, before it has bytes."""
         await self.begin_blobs([blob_id], kind, worker_id)
 
-    async def begin_blobs(self, blob_ids: list[str], kind: str, worker_id: str) -> None:
-        async def body(tx: Tx) -> None:
-            await tx.many("blob_put", [(blob_id, kind, worker_id) for blob_id in blob_ids])
+    @writes
+    async def begin_blobs(self, tx: Tx, blob_ids: list[str], kind: str, worker_id: str) -> None:
+        await tx.many("blob_put", [(blob_id, kind, worker_id) for blob_id in blob_ids])
 
-        await self._driver.write(body)
-
-    async def give_up_blob(self, blob_id: str) -> bool:
+    @writes
+    async def give_up_blob(self, tx: Tx, blob_id: str) -> bool:
         """Condemn a blob that its owner will not finish; False when it is in use after all, or condemned already."""
+        return await tx.one("blob_condemn", id=blob_id) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("blob_condemn", id=blob_id) is not None
-
-        return await self._driver.write(body)
-
-    async def condemn_uploads(self, blob_ids: Sequence[str]) -> list[str]:
+    @writes
+    async def condemn_uploads(self, tx: Tx, blob_ids: Sequence[str]) -> list[str]:
         """Condemn those of these uploads that no file is made of any more, and return them: their bytes may go at once."""
+        return [one for one in sorted(blob_ids) if await tx.one("blob_condemn_upload", id=one) is not None]
 
-        async def body(tx: Tx) -> list[str]:
-            return [one for one in sorted(blob_ids) if await tx.one("blob_condemn_upload", id=one) is not None]
-
-        return await self._driver.write(body)
-
+    @writes
     async def create_file(
         self,
+        tx: Tx,
         caller: Caller,
         file_id: str,
         blob_id: str,
@@ -55,213 +49,171 @@ class StoredFiles(Table):
         quotas: Quotas | None = None,
     ) -> File:
         """Show a durable blob as a caller's file. With a known Idempotency-Key, the file that it made before."""
+        if known := await tx.dicts("file_any", id=file_id):
+            return file_from(known[0])
+        await tx.one("tenant_lock", tenant_id=caller.tenant_id)
+        if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
+            made = await tx.dicts("file_any", id=earlier)
+            return file_from(made[0]) if made else refuse_forgotten()
+        await _check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
+        if await tx.one("blob_keep", id=blob_id, size_bytes=stamp.size_bytes, uses=1) is None:
+            raise LostRace(f"{blob_id} was collected while it was uploaded")
+        await tx.all(
+            "file_put",
+            id=file_id,
+            tenant_id=caller.tenant_id,
+            job_id=None,
+            purpose=purpose,
+            filename=filename,
+            state="ready",
+            size_bytes=stamp.size_bytes,
+            line_count=line_count,
+            sha256=stamp.sha256,
+            expires_after_ms=expires_after_ms,
+        )
+        await tx.all("extent_put", file_id=file_id, at=0, size_bytes=stamp.size_bytes, blob_id=blob_id, blob_at=0)
+        await remember_object(tx, caller.tenant_id, "files", idempotency, file_id)
+        return file_from((await tx.dicts("file_any", id=file_id))[0])
 
-        async def body(tx: Tx) -> File:
-            if known := await tx.dicts("file_any", id=file_id):
-                return file_from(known[0])
-            await tx.one("tenant_lock", tenant_id=caller.tenant_id)
-            if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
-                made = await tx.dicts("file_any", id=earlier)
-                return file_from(made[0]) if made else refuse_forgotten()
-            await _check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
-            if await tx.one("blob_keep", id=blob_id, size_bytes=stamp.size_bytes, uses=1) is None:
-                raise LostRace(f"{blob_id} was collected while it was uploaded")
-            await tx.all(
-                "file_put",
-                id=file_id,
-                tenant_id=caller.tenant_id,
-                job_id=None,
-                purpose=purpose,
-                filename=filename,
-                state="ready",
-                size_bytes=stamp.size_bytes,
-                line_count=line_count,
-                sha256=stamp.sha256,
-                expires_after_ms=expires_after_ms,
-            )
-            await tx.all("extent_put", file_id=file_id, at=0, size_bytes=stamp.size_bytes, blob_id=blob_id, blob_at=0)
-            await remember_object(tx, caller.tenant_id, "files", idempotency, file_id)
-            return file_from((await tx.dicts("file_any", id=file_id))[0])
+    @reads
+    async def get_file(self, tx: Tx, tenant_id: str, file_id: str) -> File | None:
+        rows = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
+        return file_from(rows[0]) if rows else None
 
-        return await self._driver.write(body)
-
-    async def get_file(self, tenant_id: str, file_id: str) -> File | None:
-        async def body(tx: Tx) -> File | None:
-            rows = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
-            return file_from(rows[0]) if rows else None
-
-        return await self._driver.read(body)
-
-    async def any_file(self, file_id: str) -> File | None:
+    @reads
+    async def any_file(self, tx: Tx, file_id: str) -> File | None:
         """The engine's own look, whatever the file's state and owner."""
+        rows = await tx.dicts("file_any", id=file_id)
+        return file_from(rows[0]) if rows else None
 
-        async def body(tx: Tx) -> File | None:
-            rows = await tx.dicts("file_any", id=file_id)
-            return file_from(rows[0]) if rows else None
-
-        return await self._driver.read(body)
-
+    @reads
     async def list_files(
-        self, tenant_id: str, *, after: str | None, count_max: int, order: str = "desc", purpose: str | None = None
+        self,
+        tx: Tx,
+        tenant_id: str,
+        *,
+        after: str | None,
+        count_max: int,
+        order: str = "desc",
+        purpose: str | None = None,
     ) -> list[File] | None:
         """A page of a tenant's files; None when `after` names nothing of this tenant's."""
-
-        async def body(tx: Tx) -> list[File] | None:
-            start: Row | None = _LIST_START[order]
-            if after is not None:
-                start = await tx.one("file_cursor", tenant_id=tenant_id, id=after)
-                if start is None:
-                    return None
-            assert start is not None
-            rows = await tx.dicts(
-                f"file_list_{order}",
-                tenant_id=tenant_id,
-                purpose=purpose,
-                created_at=start[0],
-                id=start[1],
-                count_max=count_max,
-            )
-            return [file_from(row) for row in rows]
-
-        return await self._driver.read(body)
-
-    async def delete_file(self, tenant_id: str, file_id: str) -> bool:
-        """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
-
-        async def body(tx: Tx) -> bool:
-            # A job that is being created with this input holds the same lock: one of the two sees the other.
-            await tx.one("tenant_lock", tenant_id=tenant_id)
-            if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
-                return False
-            if await tx.one("file_needed", id=file_id) is not None:
-                raise ApiProblem(
-                    409,
-                    "file_in_use",
-                    "A batch that is still validating reads this file. Wait until it is in progress, or cancel it first.",
-                    param="file_id",
-                )
-            await release_extents(tx, file_id)
-            return True
-
-        return await self._driver.write(body)
-
-    async def list_extents(self, file_id: str, from_at: int, count_max: int) -> list[Extent]:
-        """The pieces of a file that end behind a place, in order."""
-
-        async def body(tx: Tx) -> list[Extent]:
-            rows = await tx.all("extent_list", file_id=file_id, from_at=from_at, count_max=count_max)
-            return [Extent(*row) for row in rows]
-
-        return await self._driver.read(body)
-
-    async def crowded_files(self, count_max: int) -> list[tuple[str, int]]:
-        """Files in more pieces than `count_max`, worst first."""
-
-        async def body(tx: Tx) -> list[tuple[str, int]]:
-            return [(row[0], row[1]) for row in await tx.all("extent_crowded", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def replace_extents(self, file_id: str, old: list[Extent], placed: Placed) -> None:
-        """Swap neighbouring pieces for one copy of them; LostRace when they are not exactly there any more."""
-
-        async def body(tx: Tx) -> None:
-            copy = Extent(old[0].at, placed.size_bytes, placed.blob_id, placed.at)
-            if await tx.one("file_lock", id=file_id) is None:
-                raise LostRace(f"{file_id} was deleted while its pieces were copied")
-            present = await tx.all("extent_list", file_id=file_id, from_at=copy.at, count_max=1)
-            if present and Extent(*present[0]) == copy:
-                return
-            span = {"from_at": copy.at, "to_at": old[-1].at + old[-1].size_bytes}
-            removed = [Extent(*row) for row in await tx.all("extent_delete", file_id=file_id, **span)]
-            if sorted(removed, key=lambda extent: extent.at) != old:
-                raise LostRace(f"the pieces of {file_id} changed while they were copied")
-            if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
-                raise LostRace(f"{placed.blob_id} was collected while it was written")
-            await _release_blobs(tx, removed)
-            await tx.all(
-                "extent_put",
-                file_id=file_id,
-                at=copy.at,
-                size_bytes=copy.size_bytes,
-                blob_id=copy.blob_id,
-                blob_at=copy.blob_at,
-            )
-
-        await self._driver.write(body)
-
-    async def expired_files(self, count_max: int) -> list[tuple[str, str]]:
-        async def body(tx: Tx) -> list[tuple[str, str]]:
-            return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def prune_files(self, keep_ms: int) -> None:
-        """Forget files that were deleted long ago, and Idempotency-Keys past their day."""
-
-        async def body(tx: Tx) -> None:
-            await tx.all("files_prune", keep_ms=keep_ms)
-            await tx.all("idempotency_prune", keep_ms=2 * 24 * 3600 * 1000)
-
-        await self._driver.write(body)
-
-    async def abandoned_blobs(self, count_max: int) -> list[AbandonedBlob]:
-        """Blobs still being written whose owner is gone."""
-
-        async def body(tx: Tx) -> list[AbandonedBlob]:
-            return [AbandonedBlob(*row) for row in await tx.all("blobs_abandoned", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def answers_recorded_to(self, blob_id: str) -> int | None:
-        """How far an answer log was recorded; None when this is none, or it is being collected."""
-
-        async def body(tx: Tx) -> int | None:
-            rows = await tx.dicts("blob_get", id=blob_id)
-            if not rows or rows[0]["kind"] != "answers" or rows[0]["state"] == "condemned":
+        start: Row | None = _LIST_START[order]
+        if after is not None:
+            start = await tx.one("file_cursor", tenant_id=tenant_id, id=after)
+            if start is None:
                 return None
-            return int(rows[0]["recorded_to"])
+        assert start is not None
+        rows = await tx.dicts(
+            f"file_list_{order}",
+            tenant_id=tenant_id,
+            purpose=purpose,
+            created_at=start[0],
+            id=start[1],
+            count_max=count_max,
+        )
+        return [file_from(row) for row in rows]
 
-        return await self._driver.read(body)
+    @writes
+    async def delete_file(self, tx: Tx, tenant_id: str, file_id: str) -> bool:
+        """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
+        # A job that is being created with this input holds the same lock: one of the two sees the other.
+        await tx.one("tenant_lock", tenant_id=tenant_id)
+        if await tx.one("file_delete", tenant_id=tenant_id, id=file_id) is None:
+            return False
+        if await tx.one("file_needed", id=file_id) is not None:
+            raise ApiProblem(
+                409,
+                "file_in_use",
+                "A batch that is still validating reads this file. Wait until it is in progress, or cancel it first.",
+                param="file_id",
+            )
+        await release_extents(tx, file_id)
+        return True
 
-    async def settle_blob(self, blob_id: str) -> None:
+    @reads
+    async def list_extents(self, tx: Tx, file_id: str, from_at: int, count_max: int) -> list[Extent]:
+        """The pieces of a file that end behind a place, in order."""
+        rows = await tx.all("extent_list", file_id=file_id, from_at=from_at, count_max=count_max)
+        return [Extent(*row) for row in rows]
+
+    @reads
+    async def crowded_files(self, tx: Tx, count_max: int) -> list[tuple[str, int]]:
+        """Files in more pieces than `count_max`, worst first."""
+        return [(row[0], row[1]) for row in await tx.all("extent_crowded", count_max=count_max)]
+
+    @writes
+    async def replace_extents(self, tx: Tx, file_id: str, old: list[Extent], placed: Placed) -> None:
+        """Swap neighbouring pieces for one copy of them; LostRace when they are not exactly there any more."""
+        copy = Extent(old[0].at, placed.size_bytes, placed.blob_id, placed.at)
+        if await tx.one("file_lock", id=file_id) is None:
+            raise LostRace(f"{file_id} was deleted while its pieces were copied")
+        present = await tx.all("extent_list", file_id=file_id, from_at=copy.at, count_max=1)
+        if present and Extent(*present[0]) == copy:
+            return
+        span = {"from_at": copy.at, "to_at": old[-1].at + old[-1].size_bytes}
+        removed = [Extent(*row) for row in await tx.all("extent_delete", file_id=file_id, **span)]
+        if sorted(removed, key=lambda extent: extent.at) != old:
+            raise LostRace(f"the pieces of {file_id} changed while they were copied")
+        if await tx.one("blob_keep", id=placed.blob_id, size_bytes=placed.size_bytes, uses=1) is None:
+            raise LostRace(f"{placed.blob_id} was collected while it was written")
+        await _release_blobs(tx, removed)
+        await tx.all(
+            "extent_put",
+            file_id=file_id,
+            at=copy.at,
+            size_bytes=copy.size_bytes,
+            blob_id=copy.blob_id,
+            blob_at=copy.blob_at,
+        )
+
+    @reads
+    async def expired_files(self, tx: Tx, count_max: int) -> list[tuple[str, str]]:
+        return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
+
+    @writes
+    async def prune_files(self, tx: Tx, keep_ms: int) -> None:
+        """Forget files that were deleted long ago, and Idempotency-Keys past their day."""
+        await tx.all("files_prune", keep_ms=keep_ms)
+        await tx.all("idempotency_prune", keep_ms=2 * 24 * 3600 * 1000)
+
+    @reads
+    async def abandoned_blobs(self, tx: Tx, count_max: int) -> list[AbandonedBlob]:
+        """Blobs still being written whose owner is gone."""
+        return [AbandonedBlob(*row) for row in await tx.all("blobs_abandoned", count_max=count_max)]
+
+    @reads
+    async def answers_recorded_to(self, tx: Tx, blob_id: str) -> int | None:
+        """How far an answer log was recorded; None when this is none, or it is being collected."""
+        rows = await tx.dicts("blob_get", id=blob_id)
+        if not rows or rows[0]["kind"] != "answers" or rows[0]["state"] == "condemned":
+            return None
+        return int(rows[0]["recorded_to"])
+
+    @writes
+    async def settle_blob(self, tx: Tx, blob_id: str) -> None:
         """Nothing more will be recorded from it by its owner: from now on its uses alone keep it."""
+        await tx.all("blob_settle", id=blob_id)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("blob_settle", id=blob_id)
-
-        await self._driver.write(body)
-
-    async def condemn_unused_blobs(self, age_ms: int, soon_ms: int, count_max: int) -> int:
+    @writes
+    async def condemn_unused_blobs(self, tx: Tx, age_ms: int, soon_ms: int, count_max: int) -> int:
         """Condemn bytes that nothing needs: logs when they are old enough, others soon."""
+        return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max))
 
-        async def body(tx: Tx) -> int:
-            return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max))
-
-        return await self._driver.write(body)
-
-    async def condemned_blobs(self, age_ms: int, soon_ms: int, count_max: int) -> list[str]:
+    @reads
+    async def condemned_blobs(self, tx: Tx, age_ms: int, soon_ms: int, count_max: int) -> list[str]:
         """Return blobs whose bytes may go: logs that were condemned so long ago, others soon."""
+        rows = await tx.all("blobs_condemned", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max)
+        return [row[0] for row in rows]
 
-        async def body(tx: Tx) -> list[str]:
-            rows = await tx.all("blobs_condemned", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max)
-            return [row[0] for row in rows]
-
-        return await self._driver.read(body)
-
-    async def forget_blob(self, blob_id: str) -> None:
+    @writes
+    async def forget_blob(self, tx: Tx, blob_id: str) -> None:
         """The bytes are gone, so the row may go."""
+        await tx.all("blob_forget", id=blob_id)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("blob_forget", id=blob_id)
-
-        await self._driver.write(body)
-
-    async def knows_blob(self, blob_id: str) -> bool:
-        async def body(tx: Tx) -> bool:
-            return await tx.one("blob_get", id=blob_id) is not None
-
-        return await self._driver.read(body)
+    @reads
+    async def knows_blob(self, tx: Tx, blob_id: str) -> bool:
+        return await tx.one("blob_get", id=blob_id) is not None
 
 
 async def release_extents(tx: Tx, file_id: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tidegate.core.ports import FleetReport, Present
 from tidegate.store.driver import Tx
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads, writes
 
 LATELY_MS = 3_000
 SHOWN_MS = 15_000
@@ -14,36 +14,30 @@ _OTHERS_MAX = 10_000
 
 
 class Presence(Table):
-    async def report_to_fleet(self, worker_id: str, mine: Mapping[str, Present]) -> dict[str, dict[str, FleetReport]]:
+    @writes
+    async def report_to_fleet(
+        self, tx: Tx, worker_id: str, mine: Mapping[str, Present]
+    ) -> dict[str, dict[str, FleetReport]]:
         """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
+        rows = [
+            (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
+            for name, one in sorted(mine.items())
+        ]  # fmt: skip
+        await tx.many("presence_put", rows)
+        others: dict[str, dict[str, FleetReport]] = {}
+        for name, other, workers, calls, interactive, awaiting, has_gateway, age_ms in await tx.all(
+            "presence_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
+        ):
+            present = Present(workers, calls, interactive, awaiting, bool(has_gateway))
+            others.setdefault(name, {})[other] = FleetReport(present, max(0, age_ms))
+        return others
 
-        async def body(tx: Tx) -> dict[str, dict[str, FleetReport]]:
-            rows = [
-                (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
-                for name, one in sorted(mine.items())
-            ]  # fmt: skip
-            await tx.many("presence_put", rows)
-            others: dict[str, dict[str, FleetReport]] = {}
-            for name, other, workers, calls, interactive, awaiting, has_gateway, age_ms in await tx.all(
-                "presence_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
-            ):
-                present = Present(workers, calls, interactive, awaiting, bool(has_gateway))
-                others.setdefault(name, {})[other] = FleetReport(present, max(0, age_ms))
-            return others
-
-        return await self._driver.write(body)
-
-    async def tides(self) -> list[tuple[str, str]]:
+    @reads
+    async def tides(self, tx: Tx) -> list[tuple[str, str]]:
         """Why the tide of each deployment stands as it does, in the words of each process that spoke lately."""
+        rows = await tx.all("presence_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
+        return [(row[0], row[1]) for row in rows]
 
-        async def body(tx: Tx) -> list[tuple[str, str]]:
-            rows = await tx.all("presence_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
-            return [(row[0], row[1]) for row in rows]
-
-        return await self._driver.read(body)
-
-    async def forget_fleet_reports(self) -> None:
-        async def body(tx: Tx) -> None:
-            await tx.all("presence_forget", keep_ms=KEEP_MS)
-
-        await self._driver.write(body)
+    @writes
+    async def forget_fleet_reports(self, tx: Tx) -> None:
+        await tx.all("presence_forget", keep_ms=KEEP_MS)

@@ -8,57 +8,43 @@ from tidegate.core.schedule.outlooks import Minute, ModelOutlook
 from tidegate.store.budgets import few_at_a_time
 from tidegate.store.driver import Tx
 from tidegate.store.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES, other_flows
-from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table
+from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table, reads
 
 
 class Prospects(Table):
-    async def forecast(self, model: str, share_owner: str, units: int) -> ModelOutlook:
+    @reads
+    async def forecast(self, tx: Tx, model: str, share_owner: str, units: int) -> ModelOutlook:
         """What would stand before so many work units of this share owner on this model, if they came now."""
+        shared = await tx.one("flows_weight", model=model)
+        flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
+        row = await tx.one("forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX)
+        weight_milli, is_awake, ahead_units = row if row else (1000, 0, 0)
+        if not is_awake:
+            flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
+        recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES)
+        minutes = tuple(Minute(*row) for row in recent)
+        others = await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
+        weight, weights = weight_milli / 1000, weights_milli / 1000
+        return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
 
-        async def body(tx: Tx) -> ModelOutlook:
-            shared = await tx.one("flows_weight", model=model)
-            flow_count, weights_milli = (shared[0], shared[1]) if shared else (0, 0)
-            row = await tx.one("forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX)
-            weight_milli, is_awake, ahead_units = row if row else (1000, 0, 0)
-            if not is_awake:
-                flow_count, weights_milli = flow_count + 1, weights_milli + weight_milli
-            recent = await tx.all("rates_recent", model=model, minutes=RATE_MINUTES)
-            minutes = tuple(Minute(*row) for row in recent)
-            others = await other_flows(tx, model, share_owner, flow_count, weights_milli - weight_milli)
-            weight, weights = weight_milli / 1000, weights_milli / 1000
-            return ModelOutlook(model, units, units, 0, ahead_units, weight, weights, flow_count, minutes, others)
-
-        return await self._driver.read(body)
-
-    async def workers_alive(self) -> int:
+    @reads
+    async def workers_alive(self, tx: Tx) -> int:
         """How many processes are alive, one at the least."""
+        row = await tx.one("workers_alive")
+        return max(1, int(row[0])) if row else 1
 
-        async def body(tx: Tx) -> int:
-            row = await tx.one("workers_alive")
-            return max(1, int(row[0])) if row else 1
-
-        return await self._driver.read(body)
-
-    async def calls_take_ms(self, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
+    @reads
+    async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
         """How long until so many calls may all be sent over these ways, if nobody else sends any; None when they never may."""
+        row = await tx.one("now")
+        assert row is not None
+        packed: dict[str, bytes] = {}
+        for ids in few_at_a_time({budget.id for way in ways for budget in way}):
+            packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+        return calls_take_ms(ways, packed, int(row[0]), calls)
 
-        async def body(tx: Tx) -> int | None:
-            row = await tx.one("now")
-            assert row is not None
-            packed: dict[str, bytes] = {}
-            for ids in few_at_a_time({budget.id for way in ways for budget in way}):
-                packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
-            return calls_take_ms(ways, packed, int(row[0]), calls)
-
-        return await self._driver.read(body)
-
-    async def was_made(self, tenant_id: str, route: str, key: str) -> bool:
+    @reads
+    async def was_made(self, tx: Tx, tenant_id: str, route: str, key: str) -> bool:
         """Whether this Idempotency-Key stands for something already."""
-
-        async def body(tx: Tx) -> bool:
-            found = await tx.one(
-                "idempotency_get", tenant_id=tenant_id, route=route, key=key, keep_ms=IDEMPOTENCY_KEEP_MS
-            )
-            return found is not None
-
-        return await self._driver.read(body)
+        found = await tx.one("idempotency_get", tenant_id=tenant_id, route=route, key=key, keep_ms=IDEMPOTENCY_KEEP_MS)
+        return found is not None

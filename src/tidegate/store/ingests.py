@@ -9,23 +9,22 @@ from tidegate.core.nouns import IngestPlan, IngestSource, JobStart
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
 from tidegate.store.rows import job_from
-from tidegate.store.table import SLICE_COLUMNS, Table
+from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 BYTES_ANY = (0, BYTES_MAX)
 
 
 class Ingests(Table):
-    async def jobs_waiting_ingest(self, count_max: int, sizes: tuple[int, int] = BYTES_ANY) -> list[str]:
+    @reads
+    async def jobs_waiting_ingest(self, tx: Tx, count_max: int, sizes: tuple[int, int] = BYTES_ANY) -> list[str]:
         """Jobs whose input nobody ingests now, and whose ingest costs so many bytes at the least and at the most."""
+        rows = await tx.all("jobs_waiting_ingest", bytes_min=sizes[0], bytes_max=sizes[1], count_max=count_max)
+        return [row[0] for row in rows]
 
-        async def body(tx: Tx) -> list[str]:
-            rows = await tx.all("jobs_waiting_ingest", bytes_min=sizes[0], bytes_max=sizes[1], count_max=count_max)
-            return [row[0] for row in rows]
-
-        return await self._driver.read(body)
-
+    @writes
     async def take_ingests(
         self,
+        tx: Tx,
         lane: IngestLane,
         sizes: tuple[int, int],
         count_max: int,
@@ -34,37 +33,27 @@ class Ingests(Table):
         passed_over: frozenset[str] = frozenset(),
     ) -> list[str]:
         """Become the one that ingests the next jobs of a lane, all under one token. `passed_over` are tenants that may take none now."""
+        if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
+            return [row[0] for row in taken]
+        row = await tx.one("ingest_clock_hold", lane=lane)
+        clock = int(row[0]) if row else 0
+        waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
+        turns = choose_inputs(waiting, clock, count_max)
+        rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
+        mine = {row[0] for row in rows}
+        await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])
+        return [turn.job_id for turn in turns if turn.job_id in mine]
 
-        async def body(tx: Tx) -> list[str]:
-            if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
-                return [row[0] for row in taken]
-            row = await tx.one("ingest_clock_hold", lane=lane)
-            clock = int(row[0]) if row else 0
-            waiting = await _waiting_tenants(tx, lane, sizes, clock, count_max, passed_over)
-            turns = choose_inputs(waiting, clock, count_max)
-            rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
-            mine = {row[0] for row in rows}
-            await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])
-            return [turn.job_id for turn in turns if turn.job_id in mine]
-
-        return await self._driver.write(body)
-
-    async def give_back_ingests(self, worker_id: str, token: str) -> None:
+    @writes
+    async def give_back_ingests(self, tx: Tx, worker_id: str, token: str) -> None:
         """Let anyone take the steps of this token; those that ended are not changed by this."""
+        await tx.all("ingest_give_back", worker_id=worker_id, token=token)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("ingest_give_back", worker_id=worker_id, token=token)
-
-        await self._driver.write(body)
-
-    async def ingest_sources(self, job_ids: Sequence[str]) -> list[IngestSource]:
+    @reads
+    async def ingest_sources(self, tx: Tx, job_ids: Sequence[str]) -> list[IngestSource]:
         """What must be known of these jobs to ingest them; of a job that is gone there is nothing."""
-
-        async def body(tx: Tx) -> list[IngestSource]:
-            found = [await _source(tx, job_id) for job_id in job_ids]
-            return [source for source in found if source is not None]
-
-        return await self._driver.read(body)
+        found = [await _source(tx, job_id) for job_id in job_ids]
+        return [source for source in found if source is not None]
 
     async def start_job(
         self,
@@ -82,29 +71,26 @@ class Ingests(Table):
         if await self.start_jobs([start]):
             raise LostRace(f"{job_id} was closed or taken over while it was ingested")
 
-    async def start_jobs(self, starts: Sequence[JobStart]) -> set[str]:
+    @writes
+    async def start_jobs(self, tx: Tx, starts: Sequence[JobStart]) -> set[str]:
         """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
 
         Returns the jobs that were closed or taken over meanwhile. LostRace: a work file was collected, and none of them started."""
-
-        async def body(tx: Tx) -> set[str]:
-            by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
-            rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
-            places = {row[0]: row[1:] for row in rows}
-            lost = {
-                job_id
-                for job_id, start in by_id.items()
-                if job_id not in places and not await _was_started(tx, job_id, start.work_blob_id)
-            }
-            await _keep_work_files(tx, [by_id[job_id] for job_id in places])
-            await _put_result_files(tx, [(by_id[job_id], place[0]) for job_id, place in places.items()])
-            flows = await _put_slices(tx, [(by_id[job_id], place) for job_id, place in places.items()])
-            # In one order everywhere, so that two transactions never wait for each other.
-            for model, share_owner in sorted(flows):
-                await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
-            return lost
-
-        return await self._driver.write(body)
+        by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
+        rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
+        places = {row[0]: row[1:] for row in rows}
+        lost = {
+            job_id
+            for job_id, start in by_id.items()
+            if job_id not in places and not await _was_started(tx, job_id, start.work_blob_id)
+        }
+        await _keep_work_files(tx, [by_id[job_id] for job_id in places])
+        await _put_result_files(tx, [(by_id[job_id], place[0]) for job_id, place in places.items()])
+        flows = await _put_slices(tx, [(by_id[job_id], place) for job_id, place in places.items()])
+        # In one order everywhere, so that two transactions never wait for each other.
+        for model, share_owner in sorted(flows):
+            await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
+        return lost
 
 
 async def _waiting_tenants(

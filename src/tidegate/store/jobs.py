@@ -15,15 +15,17 @@ from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.rows import errors_text, job_from
-from tidegate.store.table import Table, idempotent_object, refuse_forgotten, remember_object
+from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
 
 
 class Jobs(Table):
+    @writes
     async def create_job(
         self,
+        tx: Tx,
         caller: Caller,
         job_id: str,
         request: JobRequest,
@@ -35,62 +37,55 @@ class Jobs(Table):
         """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before.
 
         `share_owner` is whose share it counts as; without one, its tenant's."""
+        if known := await tx.dicts("job_any", id=job_id):
+            return job_from(known[0])
+        await tx.one("tenant_lock", tenant_id=caller.tenant_id)
+        if earlier := await idempotent_object(tx, caller.tenant_id, "batches", idempotency):
+            made = await tx.dicts("job_any", id=earlier)
+            return job_from(made[0]) if made else refuse_forgotten()
+        files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
+        _check_input(files[0]["purpose"] if files else None, request.input_file_id)
+        share = share_owner or tenant_owner(caller.tenant_id)
+        await _check_quotas(tx, caller, quotas, share, files[0])
+        await tx.all(
+            "job_put",
+            id=job_id,
+            tenant_id=caller.tenant_id,
+            key_id=caller.key_id,
+            user_name=caller.user,
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            window_text=request.window_text,
+            window_ms=request.window_ms,
+            begin_within_ms=request.begin_within_ms,
+            metadata=None if request.metadata is None else msgspec.json.encode(request.metadata).decode(),
+            output_expires_after_s=request.output_expires_after_s,
+            ordered=int(request.ordered),
+            prefix_order=int(request.prefix_order),
+            invalid_lines=request.invalid_lines,
+            share_owner=share,
+            queue=request.queue,
+            limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
+            ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
+        )
+        await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
+        return job_from((await tx.dicts("job_any", id=job_id))[0])
 
-        async def body(tx: Tx) -> Job:
-            if known := await tx.dicts("job_any", id=job_id):
-                return job_from(known[0])
-            await tx.one("tenant_lock", tenant_id=caller.tenant_id)
-            if earlier := await idempotent_object(tx, caller.tenant_id, "batches", idempotency):
-                made = await tx.dicts("job_any", id=earlier)
-                return job_from(made[0]) if made else refuse_forgotten()
-            files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
-            _check_input(files[0]["purpose"] if files else None, request.input_file_id)
-            share = share_owner or tenant_owner(caller.tenant_id)
-            await _check_quotas(tx, caller, quotas, share, files[0])
-            await tx.all(
-                "job_put",
-                id=job_id,
-                tenant_id=caller.tenant_id,
-                key_id=caller.key_id,
-                user_name=caller.user,
-                endpoint=request.endpoint,
-                input_file_id=request.input_file_id,
-                window_text=request.window_text,
-                window_ms=request.window_ms,
-                begin_within_ms=request.begin_within_ms,
-                metadata=None if request.metadata is None else msgspec.json.encode(request.metadata).decode(),
-                output_expires_after_s=request.output_expires_after_s,
-                ordered=int(request.ordered),
-                prefix_order=int(request.prefix_order),
-                invalid_lines=request.invalid_lines,
-                share_owner=share,
-                queue=request.queue,
-                limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
-                ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
-            )
-            await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
-            return job_from((await tx.dicts("job_any", id=job_id))[0])
+    @reads
+    async def get_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
+        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+        return job_from(rows[0]) if rows else None
 
-        return await self._driver.write(body)
-
-    async def get_job(self, tenant_id: str, job_id: str) -> Job | None:
-        async def body(tx: Tx) -> Job | None:
-            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
-            return job_from(rows[0]) if rows else None
-
-        return await self._driver.read(body)
-
-    async def any_job(self, job_id: str) -> Job | None:
+    @reads
+    async def any_job(self, tx: Tx, job_id: str) -> Job | None:
         """The engine's own look at a job."""
+        rows = await tx.dicts("job_any", id=job_id)
+        return job_from(rows[0]) if rows else None
 
-        async def body(tx: Tx) -> Job | None:
-            rows = await tx.dicts("job_any", id=job_id)
-            return job_from(rows[0]) if rows else None
-
-        return await self._driver.read(body)
-
+    @reads
     async def list_jobs(
         self,
+        tx: Tx,
         tenant_id: str,
         *,
         after: str | None = None,
@@ -100,76 +95,63 @@ class Jobs(Table):
     ) -> list[Job] | None:
         """A page of a tenant's jobs, newest first: those older than `after`, or the nearest ones newer than `before`; None when either
         names nothing of this tenant's. With `endpoint`, only jobs for it."""
+        start: Row | None = _LIST_START
+        if cursor := after or before:
+            start = await tx.one("job_cursor", tenant_id=tenant_id, id=cursor)
+        if start is None:
+            return None
+        rows = await tx.dicts(
+            "job_list_newer" if before else "job_list",
+            tenant_id=tenant_id,
+            created_at=start[0],
+            id=start[1],
+            endpoint=endpoint,
+            count_max=count_max,
+        )
+        found = [job_from(row) for row in rows]
+        return found[::-1] if before else found
 
-        async def body(tx: Tx) -> list[Job] | None:
-            start: Row | None = _LIST_START
-            if cursor := after or before:
-                start = await tx.one("job_cursor", tenant_id=tenant_id, id=cursor)
-            if start is None:
-                return None
-            rows = await tx.dicts(
-                "job_list_newer" if before else "job_list",
-                tenant_id=tenant_id,
-                created_at=start[0],
-                id=start[1],
-                endpoint=endpoint,
-                count_max=count_max,
-            )
-            found = [job_from(row) for row in rows]
-            return found[::-1] if before else found
-
-        return await self._driver.read(body)
-
-    async def cancel_job(self, tenant_id: str, job_id: str) -> Job | None:
+    @writes
+    async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
         """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
+        await tx.one("job_halt", id=job_id)
+        if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
+            await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
+        else:
+            await tx.all("job_models_close", job_id=job_id)
+        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+        if not rows:
+            return None
+        job = job_from(rows[0])
+        if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
+            is_over = job.state in JOB_ENDED or not job.closing
+            # OpenAI's sentence, which clients match.
+            message = f"Cannot cancel a batch with status '{job.state}'."
+            if not is_over:
+                message += f" It is about to be {job.closing}."
+            raise ApiProblem(409, "batch_not_cancellable", message, param="batch_id")
+        return job
 
-        async def body(tx: Tx) -> Job | None:
-            await tx.one("job_halt", id=job_id)
-            if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
-                await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
-            else:
-                await tx.all("job_models_close", job_id=job_id)
-            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
-            if not rows:
-                return None
-            job = job_from(rows[0])
-            if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
-                is_over = job.state in JOB_ENDED or not job.closing
-                # OpenAI's sentence, which clients match.
-                message = f"Cannot cancel a batch with status '{job.state}'."
-                if not is_over:
-                    message += f" It is about to be {job.closing}."
-                raise ApiProblem(409, "batch_not_cancellable", message, param="batch_id")
-            return job
-
-        return await self._driver.write(body)
-
-    async def fail_job(self, job_id: str, error: LineError) -> bool:
+    @writes
+    async def fail_job(self, tx: Tx, job_id: str, error: LineError) -> bool:
         """Stop a running job and keep its results; what never ran becomes `batch_failed`."""
-
-        async def body(tx: Tx) -> bool:
-            await tx.one("job_halt", id=job_id)
-            failed = await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
-            if failed:
-                await tx.all("job_models_close", job_id=job_id)
-            return failed
-
-        return await self._driver.write(body)
+        await tx.one("job_halt", id=job_id)
+        failed = await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
+        if failed:
+            await tx.all("job_models_close", job_id=job_id)
+        return failed
 
     async def overdue_jobs(self, count_max: int) -> list[str]:
         return await self._ids("jobs_overdue", count_max)
 
-    async def expire_job(self, job_id: str) -> bool:
+    @writes
+    async def expire_job(self, tx: Tx, job_id: str) -> bool:
         """No new call after this; what never ran becomes `batch_expired`."""
-
-        async def body(tx: Tx) -> bool:
-            await tx.one("job_halt", id=job_id)
-            expired = await tx.one("job_expire", id=job_id) is not None
-            if expired:
-                await tx.all("job_models_close", job_id=job_id)
-            return expired
-
-        return await self._driver.write(body)
+        await tx.one("job_halt", id=job_id)
+        expired = await tx.one("job_expire", id=job_id) is not None
+        if expired:
+            await tx.all("job_models_close", job_id=job_id)
+        return expired
 
     async def jobs_closing_unstarted(self, count_max: int) -> list[str]:
         return await self._ids("jobs_closing_unstarted", count_max)
@@ -181,101 +163,73 @@ class Jobs(Table):
         """Jobs that close and of which nothing is out any more."""
         return await self._ids("jobs_draining", count_max, grace_ms=grace_ms)
 
-    async def _ids(self, name: str, count_max: int, **parameters: int) -> list[str]:
-        async def body(tx: Tx) -> list[str]:
-            return [row[0] for row in await tx.all(name, count_max=count_max, **parameters)]
+    @reads
+    async def _ids(self, tx: Tx, /, name: str, count_max: int, **parameters: int) -> list[str]:
+        return [row[0] for row in await tx.all(name, count_max=count_max, **parameters)]
 
-        return await self._driver.read(body)
-
-    async def end_unstarted(self, job_id: str, token: str | None = None) -> bool:
+    @writes
+    async def end_unstarted(self, tx: Tx, job_id: str, token: str | None = None) -> bool:
         """End a job that was told to close before it was ingested: it has no result files."""
+        return await tx.one("job_end_unstarted", id=job_id, token=token) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("job_end_unstarted", id=job_id, token=token) is not None
-
-        return await self._driver.write(body)
-
-    async def take_step(self, job_id: str, state: JobState, worker_id: str, token: str) -> bool:
+    @writes
+    async def take_step(self, tx: Tx, job_id: str, state: JobState, worker_id: str, token: str) -> bool:
         """Become the one that ingests or publishes this job."""
+        return await tx.one("job_take_step", id=job_id, state=state, worker_id=worker_id, token=token) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("job_take_step", id=job_id, state=state, worker_id=worker_id, token=token) is not None
-
-        return await self._driver.write(body)
-
-    async def drop_step(self, job_id: str, token: str, delay_ms: int) -> int:
+    @writes
+    async def drop_step(self, tx: Tx, job_id: str, token: str, delay_ms: int) -> int:
         """The step failed for now: let anyone try again after a while that grows each time. Says how often it has failed."""
+        row = await tx.one("job_drop_step", id=job_id, token=token, delay_ms=delay_ms)
+        return int(row[0]) if row else 0
 
-        async def body(tx: Tx) -> int:
-            row = await tx.one("job_drop_step", id=job_id, token=token, delay_ms=delay_ms)
-            return int(row[0]) if row else 0
-
-        return await self._driver.write(body)
-
-    async def refuse_job(self, job_id: str, token: str, errors: list[LineError]) -> bool:
+    @writes
+    async def refuse_job(self, tx: Tx, job_id: str, token: str, errors: list[LineError]) -> bool:
         """The input is no good: the job fails before it began, with line-numbered reasons."""
+        return await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
-
-        return await self._driver.write(body)
-
-    async def close_job(self, job_id: str, grace_ms: int) -> bool:
+    @writes
+    async def close_job(self, tx: Tx, job_id: str, grace_ms: int) -> bool:
         """Record refuses from here on; the set of items without an outcome is frozen."""
-
-        async def body(tx: Tx) -> bool:
-            return await tx.one("job_close", id=job_id, grace_ms=grace_ms) is not None
-
-        return await self._driver.write(body)
+        return await tx.one("job_close", id=job_id, grace_ms=grace_ms) is not None
 
     async def ended_jobs(self, keep_ms: int, count_max: int) -> list[str]:
         """Jobs that ended longer ago than their records are kept."""
         return await self._ids("jobs_ended_before", count_max, keep_ms=keep_ms)
 
-    async def forget_job(self, job_id: str) -> None:
+    @writes
+    async def forget_job(self, tx: Tx, job_id: str) -> None:
         """Remove a job's records and let go of its result files."""
+        rows = await tx.dicts("job_any", id=job_id)
+        if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
+            return
+        for file_id in (rows[0]["output_file_id"], rows[0]["error_file_id"]):
+            if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
+                await release_extents(tx, file_id)
+        for name in ("outcomes_forget", "attempts_forget", "job_models_forget", "slices_drop_job", "job_forget"):
+            await tx.all(name, job_id=job_id)
 
-        async def body(tx: Tx) -> None:
-            rows = await tx.dicts("job_any", id=job_id)
-            if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
-                return
-            for file_id in (rows[0]["output_file_id"], rows[0]["error_file_id"]):
-                if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
-                    await release_extents(tx, file_id)
-            for name in ("outcomes_forget", "attempts_forget", "job_models_forget", "slices_drop_job", "job_forget"):
-                await tx.all(name, job_id=job_id)
-
-        await self._driver.write(body)
-
-    async def job_of_item(self, job_part: str) -> str | None:
+    @reads
+    async def job_of_item(self, tx: Tx, job_part: str) -> str | None:
         """The job, open or closed, whose items' ids begin with these letters."""
+        low = f"batch_{job_part}"
+        rows = await tx.all("jobs_by_part", low=low, high=low + "~")
+        return rows[0][0] if len(rows) == 1 else None
 
-        async def body(tx: Tx) -> str | None:
-            low = f"batch_{job_part}"
-            rows = await tx.all("jobs_by_part", low=low, high=low + "~")
-            return rows[0][0] if len(rows) == 1 else None
-
-        return await self._driver.read(body)
-
-    async def explain_inputs(self, job_id: str) -> ExplainInputs | None:
+    @reads
+    async def explain_inputs(self, tx: Tx, job_id: str) -> ExplainInputs | None:
         """How a job stands among the others; None when there is none."""
+        row = await tx.one("job_explain_inputs", job_id=job_id)
+        if row is None:
+            return None
+        reasons = await tx.all("attempts_waiting", job_id=job_id)
+        waiting = tuple((reason[0], reason[1]) for reason in reasons)
+        now, workers, ready, resting, rest_ends_in_ms, leased, ahead = row
+        return ExplainInputs(now, workers, ready, resting, rest_ends_in_ms, leased, ahead, waiting)
 
-        async def body(tx: Tx) -> ExplainInputs | None:
-            row = await tx.one("job_explain_inputs", job_id=job_id)
-            if row is None:
-                return None
-            reasons = await tx.all("attempts_waiting", job_id=job_id)
-            waiting = tuple((reason[0], reason[1]) for reason in reasons)
-            now, workers, ready, resting, rest_ends_in_ms, leased, ahead = row
-            return ExplainInputs(now, workers, ready, resting, rest_ends_in_ms, leased, ahead, waiting)
-
-        return await self._driver.read(body)
-
-    async def state_counts(self) -> dict[str, int]:
-        async def body(tx: Tx) -> dict[str, int]:
-            return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
-
-        return await self._driver.read(body)
+    @reads
+    async def state_counts(self, tx: Tx) -> dict[str, int]:
+        return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
 
 
 def _check_input(purpose: str | None, file_id: str) -> None:

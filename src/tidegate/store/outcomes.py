@@ -13,7 +13,7 @@ from tidegate.store.files import release_extents
 from tidegate.store.flow_accounting import Charges
 from tidegate.store.log_lines import Logs, add_lines
 from tidegate.store.rows import errors_text, job_from
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads, writes
 
 ABANDONED = LineError(
     "abandoned",
@@ -23,8 +23,10 @@ _OUTCOME_COLUMNS = ("job_id", "number", "outcome", "at", "size_bytes")
 
 
 class Outcomes(Table):
+    @writes
     async def record_outcomes(
         self,
+        tx: Tx,
         flushes: list[JobFlush],
         finished_slices: list[tuple[str, int, str]],
         released_slices: list[tuple[str, int, str, int]],
@@ -33,28 +35,26 @@ class Outcomes(Table):
 
         Slices are (job, first, token) and (job, first, token, delay in ms). A replay finds nothing new and changes nothing.
         """
+        logs, charges = Logs(tx), Charges()
+        books = _Books(tx, logs)
+        for flush in sorted(flushes, key=lambda flush: flush.job_id):
+            if books.has(flush.job_id):
+                # What was added to a job says where the next lines of it stand.
+                await books.settle()
+            row = await tx.one("job_lock", id=flush.job_id)
+            await _record_job(tx, logs, charges, books, flush, row)
+        await books.settle()
+        if finished_slices:
+            await tx.many("slice_finish", sorted(finished_slices))
+        for job_id, first, token, delay_ms in sorted(released_slices):
+            await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
+        await charges.settle(tx, await logs.settle())
+        return books.recorded
 
-        async def body(tx: Tx) -> list[Recorded]:
-            logs, charges = Logs(tx), Charges()
-            books = _Books(tx, logs)
-            for flush in sorted(flushes, key=lambda flush: flush.job_id):
-                if books.has(flush.job_id):
-                    # What was added to a job says where the next lines of it stand.
-                    await books.settle()
-                row = await tx.one("job_lock", id=flush.job_id)
-                await _record_job(tx, logs, charges, books, flush, row)
-            await books.settle()
-            if finished_slices:
-                await tx.many("slice_finish", sorted(finished_slices))
-            for job_id, first, token, delay_ms in sorted(released_slices):
-                await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
-            await charges.settle(tx, await logs.settle())
-            return books.recorded
-
-        return await self._driver.write(body)
-
+    @writes
     async def publish_job(
         self,
+        tx: Tx,
         job: Job,
         token: str,
         *,
@@ -64,68 +64,60 @@ class Outcomes(Table):
         expires_after_ms: int | None,
     ) -> None:
         """The end of a job: lines of what never ran, rewritten files if order was asked for, visible files, the end state."""
+        rest_bytes = rest.placed.size_bytes if rest else 0
+        counts = {outcome: len(rest.lines) if rest and rest.outcome is outcome else 0 for outcome in Outcome}
+        published = await tx.one(
+            "job_publish",
+            id=job.id,
+            token=token,
+            failed=counts[Outcome.FAILED],
+            expired=counts[Outcome.EXPIRED],
+            cancelled=counts[Outcome.CANCELLED],
+            output_bytes=output.placed.size_bytes if output else job.output_bytes,
+            error_bytes=errors.placed.size_bytes if errors else job.error_bytes + rest_bytes,
+        )
+        if published is None:
+            rows = await tx.dicts("job_any", id=job.id)
+            if rows and job_from(rows[0]).state in JOB_ENDED:
+                return
+            raise LostRace(f"{job.id} is published by someone else")
+        if rest:
+            await _append_rest(tx, job, rest)
+        for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
+            if rewrite and file_id:
+                await _replace_file(tx, job.id, file_id, rewrite)
+        await _show_files(tx, job, expires_after_ms)
+        await tx.all("slices_drop_job", job_id=job.id)
+        await tx.all("blob_release", id=job.work_blob_id, uses=1)
 
-        async def body(tx: Tx) -> None:
-            rest_bytes = rest.placed.size_bytes if rest else 0
-            counts = {outcome: len(rest.lines) if rest and rest.outcome is outcome else 0 for outcome in Outcome}
-            published = await tx.one(
-                "job_publish",
-                id=job.id,
-                token=token,
-                failed=counts[Outcome.FAILED],
-                expired=counts[Outcome.EXPIRED],
-                cancelled=counts[Outcome.CANCELLED],
-                output_bytes=output.placed.size_bytes if output else job.output_bytes,
-                error_bytes=errors.placed.size_bytes if errors else job.error_bytes + rest_bytes,
-            )
-            if published is None:
-                rows = await tx.dicts("job_any", id=job.id)
-                if rows and job_from(rows[0]).state in JOB_ENDED:
-                    return
-                raise LostRace(f"{job.id} is published by someone else")
-            if rest:
-                await _append_rest(tx, job, rest)
-            for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
-                if rewrite and file_id:
-                    await _replace_file(tx, job.id, file_id, rewrite)
-            await _show_files(tx, job, expires_after_ms)
-            await tx.all("slices_drop_job", job_id=job.id)
-            await tx.all("blob_release", id=job.work_blob_id, uses=1)
-
-        await self._driver.write(body)
-
-    async def abandon_job(self, tenant_id: str, job_id: str, expires_after_ms: int | None) -> Job | None:
+    @writes
+    async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, expires_after_ms: int | None) -> Job | None:
         """End a job that cannot be published, with what was recorded of it; None when there is none. Only `finalizing` can be given up."""
+        rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
+        if not rows:
+            return None
+        job = job_from(rows[0])
+        if any(error.code == ABANDONED.code for error in job.errors):
+            return job
+        if await tx.one("job_abandon", tenant_id=tenant_id, id=job_id, errors=errors_text([ABANDONED])) is None:
+            raise ApiProblem(
+                409,
+                "batch_not_abandonable",
+                f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
+                param="batch_id",
+            )
+        await _show_files(tx, job, expires_after_ms)
+        await tx.all("slices_drop_job", job_id=job_id)
+        await tx.all("blob_release", id=job.work_blob_id, uses=1)
+        return job_from((await tx.dicts("job_any", id=job_id))[0])
 
-        async def body(tx: Tx) -> Job | None:
-            rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
-            if not rows:
-                return None
-            job = job_from(rows[0])
-            if any(error.code == ABANDONED.code for error in job.errors):
-                return job
-            if await tx.one("job_abandon", tenant_id=tenant_id, id=job_id, errors=errors_text([ABANDONED])) is None:
-                raise ApiProblem(
-                    409,
-                    "batch_not_abandonable",
-                    f"This batch is {job.state}; only one that is finalizing can be abandoned. A running one can be cancelled.",
-                    param="batch_id",
-                )
-            await _show_files(tx, job, expires_after_ms)
-            await tx.all("slices_drop_job", job_id=job_id)
-            await tx.all("blob_release", id=job.work_blob_id, uses=1)
-            return job_from((await tx.dicts("job_any", id=job_id))[0])
-
-        return await self._driver.write(body)
-
-    async def outcomes_page(self, job_id: str, from_number: int, count_max: int) -> list[tuple[int, str, int, int]]:
+    @reads
+    async def outcomes_page(
+        self, tx: Tx, job_id: str, from_number: int, count_max: int
+    ) -> list[tuple[int, str, int, int]]:
         """Outcomes in order of number: (number, outcome, at, size in bytes)."""
-
-        async def body(tx: Tx) -> list[tuple[int, str, int, int]]:
-            rows = await tx.all("outcomes_page", job_id=job_id, from_number=from_number, count_max=count_max)
-            return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-        return await self._driver.read(body)
+        rows = await tx.all("outcomes_page", job_id=job_id, from_number=from_number, count_max=count_max)
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
 async def _show_files(tx: Tx, job: Job, expires_after_ms: int | None) -> None:

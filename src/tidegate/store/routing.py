@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import LostRace
 from tidegate.store.driver import Tx
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads, writes
 
 ENTRIES_MAX = 10_000
 DEPLOYMENT = "deployment"
@@ -32,75 +32,54 @@ class RoutingFull(LostRace):
 
 
 class StoredRouting(Table):
-    async def routing_number(self) -> int:
+    @reads
+    async def routing_number(self, tx: Tx) -> int:
         """The number of the last change; 0 while there was none."""
+        row = await tx.one("routing_number")
+        return 0 if row is None else int(row[0])
 
-        async def body(tx: Tx) -> int:
-            row = await tx.one("routing_number")
-            return 0 if row is None else int(row[0])
-
-        return await self._driver.read(body)
-
-    async def routing(self) -> tuple[int, list[RoutingEntry]]:
+    @reads
+    async def routing(self, tx: Tx) -> tuple[int, list[RoutingEntry]]:
         """Every entry, and the number of the last change that they show."""
+        row = await tx.one("routing_number")
+        entries = [RoutingEntry(*found) for found in await tx.all("routing_all")]
+        return (0 if row is None else int(row[0])), entries
 
-        async def body(tx: Tx) -> tuple[int, list[RoutingEntry]]:
-            row = await tx.one("routing_number")
-            entries = [RoutingEntry(*found) for found in await tx.all("routing_all")]
-            return (0 if row is None else int(row[0])), entries
-
-        return await self._driver.read(body)
-
-    async def put_routing(self, kind: str, name: str, document: str, seen: int) -> int:
+    @writes
+    async def put_routing(self, tx: Tx, kind: str, name: str, document: str, seen: int) -> int:
         """Write an entry whose revision is still the one that was seen, 0 for one that was not there. Gives the new one.
 
         What already says the same stays as it is, so a repeat does no harm. Raises LostRace where someone else was first.
         """
-
-        async def body(tx: Tx) -> int | None:
-            number = await tx.one("routing_number_next")
-            assert number is not None
-            row = await tx.one("routing_one", kind=kind, name=name)
-            if row is not None and row[0] == document:
-                return int(row[1])
-            if (0 if row is None else int(row[1])) != seen:
-                return None
-            if row is None:
-                count = await tx.one("routing_count")
-                if count is not None and int(count[0]) >= ENTRIES_MAX:
-                    return 0
-            await tx.all("routing_put", kind=kind, name=name, document=document, revision=number[0])
-            return int(number[0])
-
-        revision = await self._driver.write(body)
-        if revision is None:
+        number = await tx.one("routing_number_next")
+        assert number is not None
+        row = await tx.one("routing_one", kind=kind, name=name)
+        if row is not None and row[0] == document:
+            return int(row[1])
+        if (0 if row is None else int(row[1])) != seen:
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
-        if not revision:
-            raise RoutingFull(f"there are {ENTRIES_MAX:,} deployments, resources and models already; remove some first")
-        return revision
+        if row is None:
+            count = await tx.one("routing_count")
+            if count is not None and int(count[0]) >= ENTRIES_MAX:
+                raise RoutingFull(
+                    f"there are {ENTRIES_MAX:,} deployments, resources and models already; remove some first"
+                )
+        await tx.all("routing_put", kind=kind, name=name, document=document, revision=number[0])
+        return int(number[0])
 
-    async def drop_routing(self, kind: str, name: str, seen: int) -> bool:
+    @writes
+    async def drop_routing(self, tx: Tx, kind: str, name: str, seen: int) -> bool:
         """Remove an entry whose revision is still the one that was seen. False when there is none; LostRace when it is another."""
-
-        async def body(tx: Tx) -> bool | None:
-            await tx.one("routing_number_next")
-            row = await tx.one("routing_one", kind=kind, name=name)
-            if row is None:
-                return False
-            if int(row[1]) != seen:
-                return None
-            await tx.all("routing_drop", kind=kind, name=name)
-            return True
-
-        dropped = await self._driver.write(body)
-        if dropped is None:
+        await tx.one("routing_number_next")
+        row = await tx.one("routing_one", kind=kind, name=name)
+        if row is None:
+            return False
+        if int(row[1]) != seen:
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
-        return dropped
+        await tx.all("routing_drop", kind=kind, name=name)
+        return True
 
-    async def is_wanted(self, model: str) -> bool:
+    @reads
+    async def is_wanted(self, tx: Tx, model: str) -> bool:
         """Whether a batch that has not ended still has items for this model or resource."""
-
-        async def body(tx: Tx) -> bool:
-            return await tx.one("routing_wanted", model=model) is not None
-
-        return await self._driver.read(body)
+        return await tx.one("routing_wanted", model=model) is not None

@@ -9,7 +9,7 @@ from tidegate.core.nouns import Attempts, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import limits_from
-from tidegate.store.table import SLICE_COLUMNS, Table
+from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
 # Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
 SUSPECT_AFTER = 2
@@ -28,8 +28,10 @@ class Slices(Table):
 
         return await self.lease_picks(worker_id, [(Pick(job_id, model, count_max, why), token)])
 
+    @writes
     async def lease_picks(
         self,
+        tx: Tx,
         worker_id: str,
         picks: Sequence[tuple[Pick, str]],
         suspects_max: int = ALL_SUSPECTS,
@@ -39,130 +41,101 @@ class Slices(Table):
         """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
         sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
         with `keeps_rest` it leaves a few others for checks."""
+        # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
+        doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
+        fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
+        taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
+        held: list[LeasedSlice] = []
+        stamps: set[tuple[str, str]] = set()
+        begun: set[str] = set()
+        for pick, token in picks:
+            door = doors.get(token)
+            if door is None or door.is_held:
+                held += await _held(tx, worker_id, pick, token)
+                continue
+            rows = taken.get(token, [])
+            held += [await _leased(tx, pick, door, row) for row in rows]
+            if rows and door.is_old:
+                stamps.add((pick.job_id, pick.model))
+            if rows and not door.has_begun:
+                begun.add(pick.job_id)
+        for job_id in sorted(begun):
+            await tx.all("job_begin", job_id=job_id)
+            await tx.all("job_models_begun", job_id=job_id)
+        for job_id, model in sorted(stamps):
+            await tx.all("job_models_leased", job_id=job_id, model=model)
+        return held
 
-        async def body(tx: Tx) -> list[LeasedSlice]:
-            # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
-            doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
-            fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
-            taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
-            held: list[LeasedSlice] = []
-            stamps: set[tuple[str, str]] = set()
-            begun: set[str] = set()
-            for pick, token in picks:
-                door = doors.get(token)
-                if door is None or door.is_held:
-                    held += await _held(tx, worker_id, pick, token)
-                    continue
-                rows = taken.get(token, [])
-                held += [await _leased(tx, pick, door, row) for row in rows]
-                if rows and door.is_old:
-                    stamps.add((pick.job_id, pick.model))
-                if rows and not door.has_begun:
-                    begun.add(pick.job_id)
-            for job_id in sorted(begun):
-                await tx.all("job_begin", job_id=job_id)
-                await tx.all("job_models_begun", job_id=job_id)
-            for job_id, model in sorted(stamps):
-                await tx.all("job_models_leased", job_id=job_id, model=model)
-            return held
-
-        return await self._driver.write(body)
-
-    async def rest_job(self, job_id: str, model: str, wait_ms: int) -> None:
+    @writes
+    async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
         """Nothing of this job and model is worth a look for so long: its own budgets bear nothing."""
+        await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
-
-        await self._driver.write(body)
-
-    async def release_slice(self, job_id: str, first: int, token: str, delay_ms: int) -> bool:
+    @writes
+    async def release_slice(self, tx: Tx, job_id: str, first: int, token: str, delay_ms: int) -> bool:
         """Give a slice back; what of it is done stays done. False: it was no longer held under this token."""
+        return await tx.one("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms) is not None
-
-        return await self._driver.write(body)
-
-    async def release_tail(self, job_id: str, first: int, token: str, to_item: int) -> bool:
+    @writes
+    async def release_tail(self, tx: Tx, job_id: str, first: int, token: str, to_item: int) -> bool:
         """Give back the items of a slice from this number on, none of which was sent, and keep those before it. False: nothing of
         it was held under this token, or there is no such tail."""
-
-        async def body(tx: Tx) -> bool:
-            old = await tx.one("slice_get", job_id=job_id, first=first)
-            if old is None:
-                return False
-            _, count, model, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
-            if held_by == token and first + count == to_item:
-                return True
-            tail_units = max(1, work_units * (first + count - to_item) // count)
-            shortened = await tx.one(
-                "slice_shorten",
-                job_id=job_id,
-                first=first,
-                token=token,
-                to_item=to_item,
-                work_units=max(1, work_units - tail_units),
-            )
-            if shortened is None:
-                return False
-            tail = (to_item, first + count - to_item, lost_count, read_first, work_at, work_bytes, tail_units)
-            await _put_ready(tx, job_id, model, [tail])
+        old = await tx.one("slice_get", job_id=job_id, first=first)
+        if old is None:
+            return False
+        _, count, model, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
+        if held_by == token and first + count == to_item:
             return True
+        tail_units = max(1, work_units * (first + count - to_item) // count)
+        shortened = await tx.one(
+            "slice_shorten",
+            job_id=job_id,
+            first=first,
+            token=token,
+            to_item=to_item,
+            work_units=max(1, work_units - tail_units),
+        )
+        if shortened is None:
+            return False
+        tail = (to_item, first + count - to_item, lost_count, read_first, work_at, work_bytes, tail_units)
+        await _put_ready(tx, job_id, model, [tail])
+        return True
 
-        return await self._driver.write(body)
-
-    async def reclaim_slices(self, worker_id: str) -> int:
+    @writes
+    async def reclaim_slices(self, tx: Tx, worker_id: str) -> int:
         """Free the slices of a worker that is gone, and charge the loss to what it may have had in flight: the one item that it ran
         alone, or else every open item that it held. Says how many slices were freed."""
+        alone = await tx.one("worker_ran_alone", id=worker_id)
+        freed = [_Freed(*row) for row in await tx.all("slices_reclaim", worker_id=worker_id)]
+        if alone is not None:
+            await _blame_one(tx, freed, *alone)
+        else:
+            await _blame_all(tx, freed)
+        return len(freed)
 
-        async def body(tx: Tx) -> int:
-            alone = await tx.one("worker_ran_alone", id=worker_id)
-            freed = [_Freed(*row) for row in await tx.all("slices_reclaim", worker_id=worker_id)]
-            if alone is not None:
-                await _blame_one(tx, freed, *alone)
-            else:
-                await _blame_all(tx, freed)
-            return len(freed)
-
-        return await self._driver.write(body)
-
-    async def run_alone(self, worker_id: str, item: tuple[str, int] | None, *, is_checked: bool = False) -> bool:
+    @writes
+    async def run_alone(
+        self, tx: Tx, worker_id: str, item: tuple[str, int] | None, *, is_checked: bool = False
+    ) -> bool:
         """Say which item, by job and number, is about to be the only one in flight from this worker; None: several may be. `is_checked`:
         another item was run alone before it and survived. False: the worker is gone."""
         job_id, number = item or (None, None)
+        row = await tx.one("worker_runs_alone", id=worker_id, job_id=job_id, number=number, is_checked=int(is_checked))
+        return row is not None
 
-        async def body(tx: Tx) -> bool:
-            row = await tx.one(
-                "worker_runs_alone", id=worker_id, job_id=job_id, number=number, is_checked=int(is_checked)
-            )
-            return row is not None
-
-        return await self._driver.write(body)
-
-    async def stranded_workers(self, count_max: int) -> list[str]:
+    @reads
+    async def stranded_workers(self, tx: Tx, count_max: int) -> list[str]:
         """Incarnations that are gone and still hold slices."""
+        return [row[0] for row in await tx.all("slices_stranded", count_max=count_max)]
 
-        async def body(tx: Tx) -> list[str]:
-            return [row[0] for row in await tx.all("slices_stranded", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def unfinished_slices(self, job_id: str) -> list[tuple[int, int, int, int, int]]:
+    @reads
+    async def unfinished_slices(self, tx: Tx, job_id: str) -> list[tuple[int, int, int, int, int]]:
         """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
+        return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
 
-        async def body(tx: Tx) -> list[tuple[int, int, int, int, int]]:
-            return [
-                (row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)
-            ]
-
-        return await self._driver.read(body)
-
-    async def slice_counts(self, job_id: str) -> dict[str, int]:
-        async def body(tx: Tx) -> dict[str, int]:
-            return {row[0]: row[1] for row in await tx.all("slices_count", job_id=job_id)}
-
-        return await self._driver.read(body)
+    @reads
+    async def slice_counts(self, tx: Tx, job_id: str) -> dict[str, int]:
+        return {row[0]: row[1] for row in await tx.all("slices_count", job_id=job_id)}
 
 
 @dataclass(frozen=True, slots=True)

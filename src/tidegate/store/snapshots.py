@@ -12,7 +12,7 @@ from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Suspects, Turn, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.slices import KEPT_FOR_CHECKS, SEARCH_LOSSES_MAX, SUSPECT_AFTER
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads
 
 RATE_MINUTES = 15
 OUTLOOK_JOBS_MAX = 10_000
@@ -84,33 +84,24 @@ class _Out:
 
 
 class Snapshots(Table):
-    async def awake_models(self, count_max: int) -> list[str]:
+    @reads
+    async def awake_models(self, tx: Tx, count_max: int) -> list[str]:
         """The models that have anything to do: what a worker finds its room for before it looks closer."""
+        return [row[0] for row in await tx.all("awake_models", count_max=count_max)]
 
-        async def body(tx: Tx) -> list[str]:
-            return [row[0] for row in await tx.all("awake_models", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def unleased_models(self, count_max: int) -> list[str]:
+    @reads
+    async def unleased_models(self, tx: Tx, count_max: int) -> list[str]:
         """Models with work that is due, of which nothing is leased."""
+        row = await tx.one("now")
+        assert row is not None
+        return [one[0] for one in await tx.all("unleased_models", now=row[0], count_max=count_max)]
 
-        async def body(tx: Tx) -> list[str]:
-            row = await tx.one("now")
-            assert row is not None
-            return [one[0] for one in await tx.all("unleased_models", now=row[0], count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def paces(self, models: list[str]) -> dict[str, ModelPace]:
+    @reads
+    async def paces(self, tx: Tx, models: list[str]) -> dict[str, ModelPace]:
         """How each model went in the last minutes, and who shares it."""
-
-        async def body(tx: Tx) -> dict[str, ModelPace]:
-            row = await tx.one("now")
-            now = row[0] if row else 0
-            return {model: await _pace(tx, model, now) for model in models}
-
-        return await self._driver.read(body)
+        row = await tx.one("now")
+        now = row[0] if row else 0
+        return {model: await _pace(tx, model, now) for model in models}
 
     async def snapshot(
         self,
@@ -174,24 +165,21 @@ class Snapshots(Table):
             Suspects(out.others_level, level, suspect_count, is_searching),
         )
 
-    async def outlook(self, job_id: str) -> Outlook | None:
+    @reads
+    async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
         """What an estimate of a job's end can be made from; None when there is no such job."""
-
-        async def body(tx: Tx) -> Outlook | None:
-            rows = await tx.dicts("job_any", id=job_id)
-            row = await tx.one("snapshot_now", search_max=0)
-            if not rows or row is None:
-                return None
-            job = rows[0]
-            parts = [
-                await _model_outlook(tx, part)
-                for part in await tx.all("outlook_job", job_id=job_id, jobs_max=OUTLOOK_JOBS_MAX)
-            ]
-            models = tuple(part for part in parts if part is not None)
-            times = (job["created_at"], job["expires_at"], job["begin_by"], job["begun_at"])
-            return Outlook(row[0], *times, row[1], models)
-
-        return await self._driver.read(body)
+        rows = await tx.dicts("job_any", id=job_id)
+        row = await tx.one("snapshot_now", search_max=0)
+        if not rows or row is None:
+            return None
+        job = rows[0]
+        parts = [
+            await _model_outlook(tx, part)
+            for part in await tx.all("outlook_job", job_id=job_id, jobs_max=OUTLOOK_JOBS_MAX)
+        ]
+        models = tuple(part for part in parts if part is not None)
+        times = (job["created_at"], job["expires_at"], job["begin_by"], job["begun_at"])
+        return Outlook(row[0], *times, row[1], models)
 
 
 async def _look(

@@ -20,6 +20,7 @@ from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
+from tidegate.store.table import reads
 from tidegate.store.usage import UsageBook
 from tidegate.store.workers import Workers
 
@@ -49,15 +50,12 @@ class Store(
         self.dialect = driver.dialect
         self._schema = schema or current_schema()
 
-    async def now_ms(self) -> int:
+    @reads
+    async def now_ms(self, tx: Tx) -> int:
         """The database's clock."""
-
-        async def body(tx: Tx) -> int:
-            row = await tx.one("now")
-            assert row is not None
-            return int(row[0])
-
-        return await self._driver.read(body)
+        row = await tx.one("now")
+        assert row is not None
+        return int(row[0])
 
     async def look_at_clock(self) -> None:
         """Take a step of the store's clock out of its time. A process that works does so every second, and before it sweeps."""

@@ -1,10 +1,16 @@
-"""What every group of verbs stands on: the driver, and the two ways through an Idempotency-Key."""
+"""What every group of verbs stands on: the driver, what makes a method a verb, and the two ways through an Idempotency-Key.
 
-from typing import NoReturn
+A verb is a method whose first argument is the transaction. `@reads`, `@writes` and `@beats` open that transaction, so callers leave
+the argument out. The driver may run a verb several times, so it changes nothing but the database.
+"""
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Idempotency
-from tidegate.store.driver import Driver, Tx
+from tidegate.store.driver import Body, Driver, Tx
 
 SLICE_COLUMNS = (
     "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
@@ -13,11 +19,54 @@ SLICE_COLUMNS = (
 IDEMPOTENCY_KEEP_MS = 24 * 3600 * 1000
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A", bound="Table")
+Verb = Callable[Concatenate[A, Tx, P], Coroutine[Any, Any, T]]
+Call = Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
+
+
 class Table:
     """A group of verbs about one noun."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+
+
+def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
+    """Run the verb on one consistent snapshot."""
+
+    @wraps(verb)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._driver.read(_named(verb, lambda tx: verb(self, tx, *args, **kwargs)))
+
+    return call
+
+
+def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
+    """Run the verb in a transaction and commit it. StoreUnavailable: it may or may not have committed."""
+
+    @wraps(verb)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._driver.write(_named(verb, lambda tx: verb(self, tx, *args, **kwargs)))
+
+    return call
+
+
+def beats(verb: Verb[A, P, T]) -> Call[A, P, T]:
+    """Run the verb like one that writes, on a connection that nothing else can use up."""
+
+    @wraps(verb)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._driver.beat(_named(verb, lambda tx: verb(self, tx, *args, **kwargs)))
+
+    return call
+
+
+def _named(verb: Callable[..., Any], body: Body[T]) -> Body[T]:
+    """Give the body the verb's name, by which the simulation knows what a process asked for."""
+    body.__qualname__ = verb.__qualname__
+    return body
 
 
 async def idempotent_object(tx: Tx, tenant_id: str, route: str, idempotency: Idempotency | None) -> str | None:

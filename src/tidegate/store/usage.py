@@ -8,32 +8,28 @@ from tidegate.core.nouns import Usage
 from tidegate.core.usage.prices import Cost, Spend
 from tidegate.core.usage.spending import SpendEntry
 from tidegate.store.driver import Row, Tx
-from tidegate.store.table import Table
+from tidegate.store.table import Table, reads, writes
 
 DAY_S = 86_400
 ENTRIES_MAX = 1_000_000
 
 
 class UsageBook(Table):
-    async def add_interactive(self, writer: str, number: int, entries: Sequence[SpendEntry]) -> None:
+    @writes
+    async def add_interactive(self, tx: Tx, writer: str, number: int, entries: Sequence[SpendEntry]) -> None:
         """Count what interactive calls used, today. `organization` is the tenant's id here. A writer's flushes are numbered from 1 on, and
         each counts once however often it is said."""
-        rows = sorted(_added(entry) for entry in entries)
+        if await tx.one("usage_writer", writer=writer, number=number) is not None:
+            await tx.many("usage_interactive_add", sorted(_added(entry) for entry in entries))
 
-        async def body(tx: Tx) -> None:
-            if await tx.one("usage_writer", writer=writer, number=number) is not None:
-                await tx.many("usage_interactive_add", rows)
+    @writes
+    async def prune_usage_writers(self, tx: Tx) -> None:
+        await tx.all("usage_writers_prune")
 
-        await self._driver.write(body)
-
-    async def prune_usage_writers(self) -> None:
-        async def body(tx: Tx) -> None:
-            await tx.all("usage_writers_prune")
-
-        await self._driver.write(body)
-
+    @reads
     async def usage(
         self,
+        tx: Tx,
         from_day: int,
         to_day: int,
         *,
@@ -42,13 +38,9 @@ class UsageBook(Table):
         count_max: int = ENTRIES_MAX,
     ) -> list[SpendEntry]:
         """What was spent from one UTC day up to another that is not in it (days since 1970), by anyone or by one tenant."""
-
-        async def body(tx: Tx) -> list[SpendEntry]:
-            wanted = {"from_day": from_day, "to_day": to_day, "tenant_id": tenant_id, "count_max": count_max}
-            rows = await tx.all("usage_by_job", **wanted) if by_job else await tx.all("usage_by_day", **wanted)
-            return [_entry(row) for row in rows]
-
-        return await self._driver.read(body)
+        wanted = {"from_day": from_day, "to_day": to_day, "tenant_id": tenant_id, "count_max": count_max}
+        rows = await tx.all("usage_by_job", **wanted) if by_job else await tx.all("usage_by_day", **wanted)
+        return [_entry(row) for row in rows]
 
 
 def _added(entry: SpendEntry) -> tuple[str | int, ...]:

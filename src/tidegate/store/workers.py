@@ -3,54 +3,39 @@
 from tidegate.core.nouns import Holding
 from tidegate.core.states import JobState
 from tidegate.store.driver import Tx
-from tidegate.store.table import Table
+from tidegate.store.table import Table, beats, reads, writes
 
 
 class Workers(Table):
-    async def enlist_worker(self, worker_id: str, host: str, version: str, lease_ms: int) -> None:
+    @beats
+    async def enlist_worker(self, tx: Tx, worker_id: str, host: str, version: str, lease_ms: int) -> None:
         """A new incarnation introduces itself."""
+        await tx.all("worker_put", id=worker_id, host=host, version=version, lease_ms=lease_ms)
 
-        async def body(tx: Tx) -> None:
-            await tx.all("worker_put", id=worker_id, host=host, version=version, lease_ms=lease_ms)
-
-        await self._driver.beat(body)
-
-    async def beat(self, worker_id: str, lease_ms: int) -> list[Holding] | None:
+    @beats
+    async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:
         """Stay alive, and hear what the store thinks this worker holds. None: it was declared gone and must begin anew."""
+        if await tx.one("worker_beat", id=worker_id, lease_ms=lease_ms) is None:
+            return None
+        rows = await tx.all("worker_leases", id=worker_id)
+        return [
+            Holding(row[0], row[1], row[2], JobState(row[3]), JobState(row[4]) if row[4] else None, row[5])
+            for row in rows
+        ]
 
-        async def body(tx: Tx) -> list[Holding] | None:
-            if await tx.one("worker_beat", id=worker_id, lease_ms=lease_ms) is None:
-                return None
-            rows = await tx.all("worker_leases", id=worker_id)
-            return [
-                Holding(row[0], row[1], row[2], JobState(row[3]), JobState(row[4]) if row[4] else None, row[5])
-                for row in rows
-            ]
+    @reads
+    async def overdue_workers(self, tx: Tx, count_max: int) -> list[str]:
+        return [row[0] for row in await tx.all("workers_overdue", count_max=count_max)]
 
-        return await self._driver.beat(body)
-
-    async def overdue_workers(self, count_max: int) -> list[str]:
-        async def body(tx: Tx) -> list[str]:
-            return [row[0] for row in await tx.all("workers_overdue", count_max=count_max)]
-
-        return await self._driver.read(body)
-
-    async def declare_gone(self, worker_id: str, *, leaving: bool = False) -> bool:
+    @writes
+    async def declare_gone(self, tx: Tx, worker_id: str, *, leaving: bool = False) -> bool:
         """End an incarnation: because its heartbeat ran out, or because it leaves by itself."""
+        return await tx.one("worker_gone", id=worker_id, leaving=int(leaving)) is not None
 
-        async def body(tx: Tx) -> bool:
-            return await tx.one("worker_gone", id=worker_id, leaving=int(leaving)) is not None
+    @writes
+    async def prune_workers(self, tx: Tx, keep_ms: int) -> None:
+        await tx.all("workers_prune", keep_ms=keep_ms)
 
-        return await self._driver.write(body)
-
-    async def prune_workers(self, keep_ms: int) -> None:
-        async def body(tx: Tx) -> None:
-            await tx.all("workers_prune", keep_ms=keep_ms)
-
-        await self._driver.write(body)
-
-    async def list_workers(self, count_max: int) -> list[dict[str, object]]:
-        async def body(tx: Tx) -> list[dict[str, object]]:
-            return await tx.dicts("workers_list", count_max=count_max)
-
-        return await self._driver.read(body)
+    @reads
+    async def list_workers(self, tx: Tx, count_max: int) -> list[dict[str, object]]:
+        return await tx.dicts("workers_list", count_max=count_max)

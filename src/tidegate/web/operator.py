@@ -17,6 +17,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller
 from tidegate.core.ports import Entropy
 from tidegate.core.problems import no_such_batch
+from tidegate.store.keys import KeyRights
 from tidegate.store.store import Store
 from tidegate.web import requests, schemas
 from tidegate.web.auth import CONTROL_HEADER
@@ -155,19 +156,18 @@ async def make_key(store: Store, entropy: Entropy, pepper: bytes, wish: KeyWish)
     made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
     after_ms = wish.expires_after_ms
     await store.put_key(
-        made.public_id,
-        tenant_id,
+        Caller(tenant_id, made.public_id, wish.team, wish.user),
         keys.keyed_hash(pepper, made.text.reveal()),
-        label=wish.label,
-        team=wish.team,
-        user=wish.user,
-        scopes=keys.scopes_text(wish.scopes),
-        models=keys.models_text(wish.models),
-        expires_at=None if after_ms is None else await store.now_ms() + after_ms,
-        resources=keys.models_text(wish.resources),
-        limits=job_limits(wish.limits),
-        parallel_max=wish.parallel_max,
-        addresses=keys.addresses_text(wish.addresses),
+        wish.label,
+        KeyRights(
+            scopes=keys.scopes_text(wish.scopes),
+            models=keys.models_text(wish.models),
+            resources=keys.models_text(wish.resources),
+            limits=job_limits(wish.limits),
+            expires_at=None if after_ms is None else await store.now_ms() + after_ms,
+            parallel_max=wish.parallel_max,
+            addresses=keys.addresses_text(wish.addresses),
+        ),
     )
     return KeyMade(made.public_id, made.text.reveal())
 
@@ -187,8 +187,7 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
     """Change what a key may do; it holds everywhere within seconds, also for what its batches have not sent yet."""
     check_change(change)
     after_ms = change.expires_after_ms
-    return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.change_key(
-        key_id,
+    rights = KeyRights(
         scopes=None if change.scopes is None else keys.scopes_text(change.scopes),
         models=None if change.models is None else keys.models_text(change.models),
         resources=None if change.resources is None else keys.models_text(change.resources),
@@ -197,6 +196,7 @@ async def change_key(store: Store, key_id: str, change: KeyChange) -> bool:
         parallel_max=change.parallel_max,
         addresses=None if change.addresses is None else keys.addresses_text(change.addresses),
     )
+    return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.change_key(key_id, rights)
 
 
 async def delete_keys(store: Store, deletion: KeyDeletion) -> KeysDeleted:

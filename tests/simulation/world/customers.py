@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from tidegate.core.nouns import Caller, JobRequest, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.store.flow_accounting import real_cost
+from tidegate.store.keys import KeyRights
 from tidegate.store.store import Store
 
 ENDPOINT = "/v1/chat/completions"
@@ -84,8 +84,7 @@ class Customers:
             tenant_ids.append(await self._store.put_tenant(self._id("tenant"), f"tenant-{number}"))
             for key in range(_KEY_COUNT):
                 name = f"key-{number}-{key}"
-                none: dict[str, Any] = {"label": name, "team": None, "user": None, "expires_at": None}
-                await self._store.put_key(name, tenant_ids[number], name.encode(), scopes="", models="", **none)
+                await self._store.put_key(Caller(tenant_ids[number], name), name.encode(), name, KeyRights())
         for number in range(self._plan.job_count):
             tenant = number % len(tenant_ids)
             await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
