@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 
@@ -103,3 +105,31 @@ def test_the_page_and_the_list_agree_on_what_is_retired() -> None:
     tables = concepts[: concepts.index("## How they hang together")]
     never = {word.strip() for row in rows(tables) for word in row[2].split(",") if word.strip()}
     assert not never & set(_glossary()) - {"file"}
+
+
+# Rooms whose docstrings and comments are in plain words; the others join when they are.
+PLAIN_ROOMS = ("backends", "core", "guards", "judge", "simulate")
+NOT_PLAIN_YET = ("core/input", "core/policy")
+RIDDLES = re.compile(r"\b(nobody|whoever|said|told|heard|anew)\b", re.IGNORECASE)
+
+
+def _prose(text: str) -> Iterator[str]:
+    """Every docstring and every comment of a module."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def test_docstrings_and_comments_name_their_subject() -> None:
+    riddles = [
+        f"{path}: {one.splitlines()[0]}"
+        for room in PLAIN_ROOMS
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        if not path.relative_to(SOURCE).as_posix().startswith(NOT_PLAIN_YET)
+        for one in _prose(path.read_text(encoding="utf-8"))
+        if RIDDLES.search(one)
+    ]
+    assert riddles == []

@@ -1,1 +1,2 @@
-"""Where bytes lie: one module per blob store, strangers to one another. Only `service.py` names one of them."""
+"""Backends: blobs, shared limits and the system. They do not know each other; only `service.py`
+names one."""

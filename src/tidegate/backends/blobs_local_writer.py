@@ -83,7 +83,7 @@ class LocalWriter:
             await hop(self._threads, self.discard)
 
     def discard(self) -> None:
-        """Remove every name of it, also the final one when nobody was told that it is finished."""
+        """Remove every name of the blob, also the final one while no caller knows it."""
         with self._turn, contextlib.suppress(OSError):
             self._void = True
             self._close()
@@ -216,7 +216,7 @@ class LocalLog:
                     self._sealed_bytes = 0
                 await hop(self._threads, self._file.append, data)
             except BaseException:
-                # Also when cancelled: nobody knows then whether these lines are in.
+                # Also when cancelled: it is unknown then whether these lines are in.
                 self._void = True
                 raise
 

@@ -291,7 +291,7 @@ def _status(failure: BaseError) -> str:
 
 
 def _is_transient(failure: BaseError) -> bool:
-    """Whether the same request may work later: not when the server understood it and said no."""
+    """Return whether the request may work later: not when the server understood and refused it."""
     if not isinstance(failure, GenericError):
         return False
     status = _status(failure)

@@ -1,10 +1,13 @@
-"""The log of an S3 store: lines wait in a durable local spool until enough of them are worth one object.
+"""The log of an S3 store: lines wait in a durable local spool until enough of them are worth one
+object.
 
-The spool file bears the id of the object it will become, so whoever finds it after a crash knows where it belongs. Its
-owner holds a lock on it; the lock ends with the process, which is how `recover` tells a dead owner from a slow one.
+The spool file is named by the id of the object that it will become, so a process that finds it
+after a crash knows where it belongs. Its owner holds a lock on it; the lock ends with the process,
+which is how `recover` tells a dead owner from a slow one.
 
-A sealed file is kept, and stays locked, until the next seal succeeds or the log is closed. Removing it is safe from the moment that
-`seal` returned, because the store then holds a verified object with the same bytes: the spool is only a second copy.
+A sealed file is kept, and stays locked, until the next seal succeeds or the log is closed. Removing
+it is safe from the moment that `seal` returned, because the store then holds a verified object with
+the same bytes: the spool is only a second copy.
 """
 
 import asyncio
@@ -86,7 +89,7 @@ class SpooledLog:
                     self._file = await hop_or_undo(self._threads, lambda: self._begin(blob_id), SpoolFile.close)
                 await hop(self._threads, self._file.append, data)
             except BaseException:
-                # Also when cancelled: nobody knows then whether these lines are in.
+                # Also when cancelled: it is unknown then whether these lines are in.
                 self._void = True
                 raise
 

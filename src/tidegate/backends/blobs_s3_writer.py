@@ -131,7 +131,7 @@ class S3Writer:
             self._upload.cancel()
             await asyncio.wait({self._upload}, timeout=ABORT_WAIT_S)
         if self._sent_whole:
-            # Nobody was told of it; should the store be away just now, the sweep of condemned blobs comes again.
+            # No caller knows of it. If the store is away now, a later sweep removes it.
             with contextlib.suppress(BlobUnavailable):
                 await self._objects.delete(self._key)
 

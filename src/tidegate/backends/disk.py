@@ -50,7 +50,7 @@ async def hop(threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: 
 
 
 async def hop_or_undo(threads: Executor, work: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """The same for work that makes something: when nobody waits for it any more, it is unmade."""
+    """Run work that makes something in a thread; undo it if its caller is cancelled."""
     future = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await asyncio.shield(future)
@@ -143,8 +143,9 @@ def try_write(directory: Path, name: str) -> None:
 class AppendFile:
     """A file that only grows, each append durable before it counts.
 
-    After a failed write or fsync nobody can say what is on the disk (a second fsync would lie), so the file takes
-    nothing more; what lies behind the last durable byte is cut off where the disk still allows it.
+    After a failed write or fsync it is unknown what is on the disk (a second fsync would lie), so
+    the file takes nothing more; what lies behind the last durable byte is cut off where the disk
+    still allows it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,11 +2,12 @@
 
     take from the block in Redis  --none-->  one process borrows a block from the store, takes its own part, puts the rest into Redis
 
-Everything that Redis holds was charged in the store before, so whatever Redis forgets, repeats or loses can only lose budget, never mint
-it. A block lies under the run id of the server that it was given to: after a restart or a fail-over, nobody looks at what an older server
-may still remember. Its life is measured by that server's clock from a moment before the store was asked, so it ends before the store's own
-grant does. What is left of a block goes back to the store with the next one. Without Redis every question goes to the store, and those
-about money always do.
+Everything that Redis holds was charged in the store before, so what Redis forgets, repeats or loses
+can only lose budget, never make any. A block lies under the run id of the server that it was given
+to: after a restart or a fail-over, no process reads what an older server may still remember. Its
+life is measured by that server's clock from a moment before the store was asked, so it ends before
+the store's own grant does. What is left of a block goes back to the store with the next one.
+Without Redis every question goes to the store, and those about money always do.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _BUSY_TRIES_MAX = 5
 _BUSY_S = 0.01
 _LENDER_MS = 100
 _BLOCK_REQUESTS_MAX = 1_000
-# Others may find that the store has room again, so nobody is told to rest for longer without one who looks.
+# The store may have room again earlier, so a process waits no longer than this before one looks.
 _REST_MS_MAX = 250
 _LONG_MS = 10**12
 
@@ -79,7 +80,7 @@ class RedisLimits:
                     server_ms, demand = reply
                     return await self._borrow(ask, each, key, run_id, server_ms, demand)
                 await asyncio.sleep(_BUSY_S)
-            # The block that another process fetches has this part too, and what nobody takes of it comes back soon.
+            # The block of another process has this part too; what is left of it comes back.
             grant = await self._ask_store(ask)
             return grant if grant.wait_ms == NEVER_MS else replace(grant, wait_ms=min(grant.wait_ms, _REST_MS_MAX))
         except RedisAway:
@@ -135,6 +136,6 @@ class RedisLimits:
 
 
 def _digest(budgets: Sequence[Budget]) -> str:
-    """The same for the same set of budgets in any order."""
+    """Return a key that is equal for equal sets of budgets, in any order."""
     text = "\n".join(sorted(f"{budget.id!r} {budget.limits!r}" for budget in budgets))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

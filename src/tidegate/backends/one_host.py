@@ -1,8 +1,9 @@
 """The mark that a directory of blobs belongs to one host.
 
-Local blobs are durable and visible on one machine only. Every process that uses the directory holds a shared lock on the
-mark, and the mark names the host. A different machine id is refused always; a different host name is refused while
-anybody still holds the lock, because a container that is made anew has a new name but the same disk.
+Local blobs are durable and visible on one machine only. Every process that uses the directory holds
+a shared lock on the mark, and the mark names the host. A different machine id is refused always; a
+different host name is refused while a process still holds the lock, because a container that is
+made again has a new name but the same disk.
 """
 
 import contextlib

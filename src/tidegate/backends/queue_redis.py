@@ -1,9 +1,11 @@
-"""A queue in Redis as llm-d's async processor takes it: requests in a sorted set, results in a list.
+"""A queue in Redis as llm-d's async processor takes it: requests in a sorted set, results in a
+list.
 
-Each step is one script, so it happens whole or not at all. Beside the two keys that the processor knows lie ours, named after the list of
-results: `:sent:ID` says who waits for a request and as which laying down, `:kept` holds results until their outcomes are recorded, and
-`:dead` those that are nobody's. Several processes may use one queue, and several installations: nothing here belongs to a process.
-What a message says is not known here.
+Each step is one script, so it happens whole or not at all. Beside the two keys that the processor
+knows lie ours, named after the list of results: `:sent:ID` says who waits for a request and as
+which laying down, `:kept` holds results until their outcomes are recorded, and `:dead` those that
+no process waits for. Several processes may use one queue, and several installations: nothing here
+belongs to a process. What a message says is not known here.
 """
 
 import asyncio

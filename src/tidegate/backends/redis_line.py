@@ -1,9 +1,10 @@
 """One connection to Redis that runs our scripts, owned by one task.
 
-Callers leave their question with the task and wait for its answer. Whoever is cancelled or has waited long enough goes away and touches
-nothing; the task reads that answer too and throws it away, so the next answer belongs to the next question. Whatever goes wrong, the
-connection is dropped and nobody asks for a second. A connection knows which run of which server it leads to, and it never reconnects
-behind a caller's back. What the scripts mean is not known here.
+Callers give their question to the task and wait for its answer. A caller that is cancelled or has
+waited long enough leaves and touches nothing; the task reads that answer too and throws it away, so
+the next answer belongs to the next question. After any error the connection is dropped, and Redis
+is left alone for a second. A connection knows which run of which server it leads to, and it never
+reconnects behind a caller's back. What the scripts mean is not known here.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class RedisAway(Exception):
 
 
 class RedisUnsure(RedisAway):
-    """It was asked, and it is unknown what it did."""
+    """Redis was asked, and it is unknown what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class RedisLine:
 
 
 async def ended(task: asyncio.Task[None]) -> None:
-    """Have a task that talks to Redis end. The client library swallows a cancellation now and then, so it is said until it is heard."""
+    """End a task that talks to Redis. Its library may swallow a cancellation: repeat it."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)

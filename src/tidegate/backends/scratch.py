@@ -20,7 +20,7 @@ def scratch_directory(root: Path) -> Iterator[Path]:
     """This process's own directory under `root`."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     mine = root / f"{PREFIX}{secrets.token_hex(8)}"
-    # One at a time begins here, so that nobody takes a directory for a dead one's before its owner has locked it.
+    # One process at a time begins here: a directory that is not locked yet looks like a dead one's.
     turn = _locked(root, fcntl.LOCK_EX)
     assert turn is not None
     try:

@@ -1,7 +1,9 @@
-"""What processes tell each other through Redis where it is: wake-ups, which deployments want to be left alone, and notices.
+"""Messages between processes through Redis, where there is one: wake-ups, deployments that rest,
+and notices.
 
-All of it may be lost: whoever hears nothing polls, and learns of a rest by being refused once. What this process itself rang or said is
-known here at once, with or without Redis. Redis' own clock measures rests, so no two processes compare their clocks.
+All of it may be lost: a process that gets no message polls, and learns of a rest by being refused
+once. What this process itself sent is known here at once, with or without Redis. Redis' own clock
+measures rests, so no two processes compare their clocks.
 """
 
 import asyncio
@@ -27,7 +29,7 @@ _REST_MS_MAX = 24 * 3600 * 1000
 
 
 class LocalRests:
-    """Who asked to be left alone, as far as this process was told."""
+    """The deployments that rest, as far as this process knows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -156,7 +158,7 @@ class RedisShared:
             # One answer for each channel.
             await connection.read_response()
             await connection.read_response()
-            # What was said before we listened is asked for now.
+            # Messages from before the subscription are asked for now.
             self._wake.notify()
             await self._ask_rests()
             while (message := await connection.read_response(timeout=_QUIET_S)) is not None:

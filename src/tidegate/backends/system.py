@@ -12,7 +12,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_ms() -> int:
-    """How long ago this machine was started, by a clock that nobody can set."""
+    """Return the time since this machine was started, by a clock that cannot be set."""
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
@@ -57,7 +57,7 @@ class LocalListener:
 
 
 class LocalWake:
-    """One ring, heard once by every loop that listens, also by one that was busy."""
+    """Wake every loop that listens once, also one that is busy."""
 
     def __init__(self) -> None:
         self._listeners: list[LocalListener] = []

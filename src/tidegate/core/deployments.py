@@ -87,7 +87,7 @@ class Tls:
             )
 
     def has_files_of(self, other: "Tls") -> bool:
-        """Whether both name the same files, whatever those hold."""
+        """Return whether both name the same files; their content does not matter."""
         return replace(self, stamp="") == replace(other, stamp="")
 
 
@@ -113,7 +113,7 @@ class Estimate(StrEnum):
     BOUND = "bound"
 
 
-# A long recording is answered only when all of it was heard, so silence is no sign of trouble there.
+# A long recording is answered only when all of it was read, so silence is no sign of trouble there.
 AUDIO_PATH = "/v1/audio/"
 AUDIO_TIMEOUT_S = 600.0
 
@@ -143,9 +143,10 @@ _OWN_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What an engine or a router behind us is told about a call; an empty name tells nothing.
+    """Hints about a call for the engine or router behind us; an empty name sends nothing.
 
-    `priority_field` is a field of the body (vLLM and SGLang take `priority`; the lowest goes first there). The others are headers.
+    `priority_field` is a field of the body (vLLM and SGLang take `priority`; the lowest goes first
+    there). The others are headers.
     """
 
     priority_field: str = ""
@@ -180,13 +181,15 @@ class Queue:
 class Deployment:
     """One upstream endpoint. `models` are the public names it serves; none means any model.
 
-    Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it bears is learned from a safe beginning.
-    One of a later `order` gets calls only while none of an earlier one is fit for them; who is merely full is waited for.
-    `batch_fraction` of `max_in_flight` is the most that batch work ever takes. `metrics_names` maps our names of an engine's gauges to
-    its own, where it is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0: nobody knows.
-    With `upstream_model` the server knows the model by that name, and requests are sent with it.
-    So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer than `upstream_min_batch_inputs` are not worth
-    one; how chat items are taken, `chat_batching` says.
+    Without `is_capacity_known` its `max_in_flight` is only a ceiling: how many calls it can take is
+    learned from a safe start. One of a later `order` gets calls only while none of an earlier one
+    is fit for them; a full one is waited for. `batch_fraction` of `max_in_flight` is the most that
+    batch work ever takes. `metrics_names` maps our names of an engine's gauges to its own, where it
+    is neither vLLM nor SGLang. `output_tokens_max` is the most that one answer there can have; 0:
+    unknown. With `upstream_model` the server knows the model by that name, and requests are sent
+    with it. So many embedding items may share a call as `upstream_max_batch_inputs` says, and fewer
+    than `upstream_min_batch_inputs` are not worth one; how chat items are taken, `chat_batching`
+    says.
     """
 
     name: str

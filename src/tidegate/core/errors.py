@@ -10,23 +10,23 @@ TidegateError
 │   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
 │   ├── BlobMissing           there is no such blob
 │   └── BlobVoid              this writer failed once; what it wrote does not count
-├── LimitsUnavailable         nobody can say what the shared budgets still bear: nothing new is sent
+├── LimitsUnavailable         the shared budgets cannot be asked: nothing new is sent
 ├── IngestFailed              an input could not be read through or its work file written: nothing was begun, try again
 │   └── IngestCrashed         the pass itself ended badly or never ended: the same input may do that each time
 ├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
 ├── UpstreamError             sorted once, at the border of `upstream/`
 │   ├── Throttled             429: wait, nothing was billed
-│   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, nobody's health is harmed
+│   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, no health is harmed
 │   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
 │   ├── Refused               4xx: this request will never work
 │   │   ├── Overspent         a budget in money has too little left for it: nothing was sent
-│   │   ├── Untranslatable    it cannot be said to the engine that serves its model: nothing was sent
+│   │   ├── Untranslatable    its body has no translation for the engine of its model: nothing was sent
 │   │   └── Unbounded         nothing says what it can cost, and a budget in money binds it: nothing was sent
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
 │   ├── HandedBack            taken back before its first token, for an interactive call: send it again later
-│   └── PoolExhausted         our own connection ceiling: nobody's health is harmed
+│   └── PoolExhausted         our own connection ceiling: no deployment's health is harmed
 └── SettingsError             a configuration that cannot be used, with what to do about it
 """
 
@@ -92,7 +92,7 @@ class SettingsError(TidegateError):
 
 
 class ApiProblem(TidegateError):
-    """What the wire will say, whatever the front door: each door puts it in its own shape."""
+    """A problem for the caller. Each front door writes it in its own shape."""
 
     def __init__(
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None

@@ -1,11 +1,12 @@
-"""Hooks and guardrails of an operator's own: what they are given, how they say no, and what their words come to.
+"""Hooks and guardrails of an operator's own: what they are given, how they refuse, and what
+follows.
 
     def before(body, about): ...      the request as a dict: return another dict to send that instead, None to leave it as it is
-    def after(body, about): ...       the same for an answer
+    def after(body, about): ...       likewise for an answer
     raise Refuse("why")               the call is refused for good, with these words
     raise Later(30, "why")            not now: a batch item is tried again after so many seconds and loses no attempt
 
-Who runs such code, and how it is kept from holding up others, is not this module's affair.
+Running such code, and keeping it from holding up others, is the duty of `guards`.
 """
 
 from collections.abc import Callable
@@ -89,7 +90,7 @@ Own = Callable[[dict[str, Any], About], Any]
 
 @dataclass(frozen=True, slots=True)
 class RuleBounds:
-    """Whom a rule binds: tenants by name, keys by id, models or resources by name. Where nothing is named, all of them."""
+    """What a rule binds: names of tenants, ids of keys, names of models. An empty list binds all."""
 
     tenants: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
@@ -146,7 +147,7 @@ def changed_request(given: dict[str, Any], body: bytes, returned: Any) -> bytes:
 
 
 def changed_answer(body: bytes, returned: Any) -> bytes:
-    """The answer as a hook wants it. Its usage is the upstream's, whatever became of the rest."""
+    """The answer as a hook returned it, with the usage that the upstream reported."""
     if returned is None:
         return body
     _need_object(returned)

@@ -1,8 +1,9 @@
 """What an API key looks like, and what is kept of it.
 
-`tg_live_` + 8 characters that name the key + 43 that nobody can guess (256 bits) + 6 that check the rest, so that a scanner for
-leaked secrets, and we, can tell a key from noise without asking anyone. The store keeps the name and a keyed hash, never the key.
-Nothing here draws randomness or knows where the pepper lies.
+`tg_live_` + 8 characters that name the key + 43 random ones (256 bits) + 6 that check the rest, so
+that a scanner for leaked secrets, and we, can tell a key from noise without the store. The store
+keeps the name and a keyed hash, never the key. Nothing here draws randomness or knows where the
+pepper lies.
 """
 
 import hmac
@@ -48,7 +49,7 @@ def make(random_bytes: bytes) -> NewKey:
 
 
 def remake(public_id: str, random_bytes: bytes) -> NewKey:
-    """The same key with another secret, from as many random bytes as a new one needs."""
+    """Return the key under its name with another secret, from as many bytes as a new one."""
     if len(random_bytes) != RANDOM_BYTES or not PUBLIC_ID.fullmatch(public_id):
         raise ValueError(f"a key is made anew from its public id and {RANDOM_BYTES} random bytes")
     return _key(public_id, random_bytes[6:])

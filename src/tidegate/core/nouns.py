@@ -308,15 +308,18 @@ class Item:
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0 this is a retry.
+    """One upstream request. `attempt_count` says how many calls of its item counted before: above 0
+    this is a retry.
 
-    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that is being paid for is worth a wait.
-    It may also begin only until `begin_by_ms`, when the lease that covers it may be over: a process that was paused asks again first.
-    `budgets` are those of its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will likely take,
-    where someone has estimated it. `share_owner` is whose it is, for a fair order downstream, and calls of one `prefix_group` begin alike;
-    without a `prefix_salt` nobody asks.
-    `items` is how many items of a job share it; `number` is then that of the first. `parallel` names those who may have only so many
-    calls at once. `models` are those that its key allows, so that no fallback leads to another; none named: any."""
+    It may begin until `deadline_ms`, and what has begun may take `grace_ms` longer: an answer that
+    is being paid for is worth a wait. It may also begin only until `begin_by_ms`, when the lease
+    that covers it may be over: a process that was paused asks again first. `budgets` are those of
+    its tenant, user, key and job; those of the deployment come on the way. `tokens` is what it will
+    likely take, where someone has estimated it. `share_owner` is whose it is, for a fair order
+    downstream, and calls of one `prefix_group` begin alike; without a `prefix_salt` it is not used.
+    `items` is how many items of a job share it; `number` is then that of the first. `parallel`
+    names those who may have only so many calls at once. `models` are those that its key allows, so
+    that no fallback leads to another; none named: any."""
 
     job_id: str
     number: int
@@ -339,7 +342,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prefix_group(self) -> str:
-        """Requests under one salt that begin alike are told by the same word: engines keep what they have read of one for the next."""
+        """Return one word for all requests that begin alike: engines cache prompts' beginnings."""
         if not self.prefix_salt:
             return ""
         return blake2b(self.body[:PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
@@ -432,7 +435,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A result file written anew in input order: where it lies, and each item's new place in it."""
+    """A result file in input order: where it lies, and each item's new place."""
 
     placed: Placed
     places: list[tuple[int, int]]
@@ -440,8 +443,9 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class ModelPace:
-    """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
-    shares it now. It changes slowly: whoever decides often asks for it seldom."""
+    """How a model went lately: work units a second (None while nothing was answered), the tokens
+    that a unit really cost, and what shares it now. It changes slowly, so it is read less often
+    than decisions are made."""
 
     rate: float | None = None
     ratio: float = 1.0

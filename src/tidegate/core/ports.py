@@ -147,16 +147,17 @@ class Upstream(Protocol):
         """Whether any deployment is configured for this model."""
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
-        """What was answered for these items, by job and number, is in the store now: whoever kept an answer until then may let it go."""
+        """Forget the answers of these items, by job and number: the store has them now."""
 
 
 class Limits(Protocol):
-    """Budgets and slots that all processes share. Whoever cannot reach it sends nothing new."""
+    """Budgets and slots that all processes share; without them nothing new is sent."""
 
     async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
-        """Leave to send what is asked, or as much of it as the budgets bear now: one grant per ask, in order.
+        """Grant what is asked for, or as much of it as the budgets allow now: one grant per
+        request, in order.
 
-        Raises LimitsUnavailable when nobody can say."""
+        Raises LimitsUnavailable when the budgets cannot be asked."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace what was reserved by what was used. What was never settled stays reserved until it leaves its window."""
@@ -164,28 +165,30 @@ class Limits(Protocol):
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
     ) -> dict[str, int]:
-        """How many calls this process may have in flight per name of `caps` now; over all processes never above the cap.
+        """How many calls this process may have in flight per name of `caps` now; over all processes
+        never above the cap.
 
-        `in_use` is the most that may be in flight until the answer is heard: what is in flight now, or the last answer where that is
-        more and calls may still begin under it. What was granted before, is no longer wanted and is not in use is given back. An answer
-        below `in_use` means: begin nothing new; what is in use stays held until a later call no longer names it. A process that is gone
-        holds nothing."""
+        `in_use` is the most that may be in flight until the answer comes: what is in flight now, or
+        the last answer where that is more and calls may still begin under it. Slots that were
+        granted, are not wanted any more and are not in use are given back. An answer below `in_use`
+        means: begin nothing new; slots in use stay taken until a later call does not name them. A
+        process that is gone has none."""
 
 
 class DiscoveredLimitsStore(Protocol):
-    """What deployments said of their own limits, kept for a week, so that every process and the next start know it."""
+    """Limits that deployments reported, kept for a week for every process and the next start."""
 
     async def put_discovered(self, deployment: str, limit: Limit) -> None:
-        """This deployment said so just now; it replaces what it said before."""
+        """Replace the limits of this deployment by those that it has just reported."""
 
     async def discovered(self) -> dict[str, Limit]:
         """What is known, by the deployment's name."""
 
 
 class RequestQueue(Protocol):
-    """A queue that others take requests from and lay results down for.
+    """A queue from which a processor takes requests, and to which it returns results.
 
-    Every verb may be repeated, and each raises QueueAway when nobody answers."""
+    Every verb may be repeated, and each raises QueueAway when the queue does not answer."""
 
     async def reach(self) -> None:
         """Return when the queue can be asked now."""
@@ -201,7 +204,7 @@ class RequestQueue(Protocol):
         queue no longer knows."""
 
     async def withdraw(self, request_id: str) -> Withdrawal:
-        """Take a request back that this process waits for, if nobody has taken it; else ask whoever has it to stop."""
+        """Take back a request of this process, or ask the processor that has it to stop."""
 
     async def acknowledge(self, ids: Sequence[str]) -> None:
         """The outcomes of these are recorded: their results may go."""
@@ -210,7 +213,7 @@ class RequestQueue(Protocol):
         """The results of these say that nothing was done: they may go, and the requests may be laid down again."""
 
     async def sweep(self) -> int:
-        """Put away results that nobody can wait for any more; says how many."""
+        """Remove results that no process waits for any more; return how many."""
 
     async def state(self) -> QueueState:
         """How it stands, for those who operate it."""
@@ -220,13 +223,13 @@ class RequestQueue(Protocol):
 
 
 class Rests(Protocol):
-    """Who asked to be left alone, told to every process. Hints only: losing one costs a refused call."""
+    """Deployments that rest, shared by all processes. Losing one costs a refused call."""
 
     def publish(self, deployment: str, rest_ms: int) -> None:
         """This deployment wants nothing for so long; a longer rest always wins over a shorter one."""
 
     def current(self) -> Mapping[str, float]:
-        """The monotonic moment until which each deployment rests, as far as this process has heard."""
+        """The monotonic moment until which each deployment rests, as far as this process knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,19 +246,19 @@ class Present:
 
 
 class FleetReport(NamedTuple):
-    """What another process told of its calls at one deployment, and how long ago."""
+    """The calls of another process at one deployment, and how long ago it reported them."""
 
     present: Present
     age_ms: float
 
 
 class Fleet(Protocol):
-    """What processes tell each other about their calls, so that none takes another's for a stranger's."""
+    """Reports of processes about their calls: what no process reports comes from elsewhere."""
 
     async def report_to_fleet(
         self, worker_id: str, mine: Mapping[str, Present]
     ) -> Mapping[str, Mapping[str, FleetReport]]:
-        """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
+        """Report the calls of this process; return those of others, by deployment and process."""
 
 
 class Notices(Protocol):

@@ -1,7 +1,9 @@
-"""The nouns of asynchronous sending: a queue of requests that others take from, and what comes back.
+"""The nouns of asynchronous sending: a queue of requests that a processor takes from, and what
+comes back.
 
-Whoever takes the requests is a stranger to us: it may take one twice, answer twice, answer late or never. What this module says about
-a request is what the queue itself knows; it opens no connection and reads no message.
+The processor is not ours: it may take a request twice, answer twice, answer late or never. What
+this module says about a request is what the queue itself knows; it opens no connection and reads no
+message.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ class Put(StrEnum):
 
 
 class Withdrawal(StrEnum):
-    """What became of taking a request back: nobody has seen it, someone has, or it is no longer ours to take back."""
+    """What became of a withdrawal: it worked, the request was taken, or it is another's."""
 
     WITHDRAWN = "withdrawn"
     TAKEN = "taken"
@@ -54,7 +56,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """What one look at the results came to: news of our own, and how many were garbage, nobody's, or there already."""
+    """What one look at the results came to: news of our own, and how many were garbage, unexpected,
+    or there already."""
 
     found: tuple[Found, ...] = ()
     garbage: int = 0
@@ -65,8 +68,9 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class QueueRequest:
-    """One request on its way into the queue. `score` orders it among the others, the least first; `token` tells this laying down from
-    any other of the same id; after `keep_ms` nobody waits for it any more."""
+    """One request on its way into the queue. `score` orders it among the others, the least first;
+    `token` tells this laying down from any other of the same id; after `keep_ms` no process waits
+    for it any more."""
 
     id: str
     message: bytes

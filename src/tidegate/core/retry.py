@@ -1,7 +1,8 @@
-"""When a failed call is made again, and when it is given up: one pure decision, read from the error's class.
+"""Decide when a failed call is made again and when it is given up, from the error's class alone.
 
-It counts only calls that may have been billed. Waiting for capacity, a deployment that is away or a rejected key of ours say
-nothing about the item, so they never use up its attempts and end only at the job's deadline.
+It counts only calls that may have been billed. Waiting for capacity, a deployment that is away or a
+rejected key of ours say nothing about the item, so they never use up its attempts and end only at
+the job's deadline.
 """
 
 from dataclasses import dataclass
@@ -67,11 +68,11 @@ def decide(
     if now_ms >= expires_at_ms:
         return GiveUp("batch_expired", "This request could not be executed before the completion window expired.")
     if isinstance(error, RecordedElsewhere):
-        # Long enough that the item goes back with its slice: whoever leases that sees the outcome.
+        # Long enough that the item goes back with its slice: its next lease sees the outcome.
         return RetryAt(min(now_ms + RECORDED_MS, expires_at_ms), counts=False)
     grown_ms = min(policy.backoff_ms_max, policy.backoff_ms * policy.backoff_multiplier ** min(attempts, 30))
     spread_ms = grown_ms if counts else policy.deferral_ms
-    # Retry-After is a floor and the jitter comes on top, so that those who were told the same moment do not all come at once.
+    # Retry-After is a floor; the jitter on top keeps items from coming all at once.
     floor_ms = min(max(error.retry_after_ms or 0, 0), policy.retry_after_ms_max)
     at_ms = now_ms + floor_ms + int(spread_ms * min(max(jitter, 0.0), 1.0))
     return RetryAt(min(at_ms, expires_at_ms), counts)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 # A smaller difference is the network's, or the machine's clock being corrected as it should be: by running a little faster or slower.
 STEP_MS_MIN = 1_000
-# Every second one of the processes notes that it has looked; much older a note is only where a clock stepped, or nobody looked.
+# One process notes every second that it looked. A much older note: a clock step, or no process.
 TICK_MS = 900
 TICK_AGE_MS_MAX = 3_000
 FOLLOW_AFTER_MS = 600_000

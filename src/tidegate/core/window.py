@@ -1,6 +1,7 @@
-"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`, `90m`, `7d`, `1h30m`.
+"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`,
+`90m`, `7d`, `1h30m`.
 
-A bare number is refused, because nobody can know its unit. How long a window may be is the operator's to say, not ours.
+A bare number is refused, because its unit is unknown. Settings bound how long a window may be.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The closer look at a body that is not plain, where it holds nobody up."""
+"""Check a body that is not plain in a thread, so that the event loop goes on."""
 
 import asyncio
 import traceback

@@ -135,7 +135,8 @@ class Guard:
         return self._run(self._after, body, about)
 
     def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
-        """The same for an answer that came as a stream and was held back: rules that let streams pass do not look at it."""
+        """Judge an answer that came as a stream and was held back: rules that let streams pass are
+        left out."""
         return self._run(self._held, body, about)
 
     async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
@@ -167,8 +168,9 @@ class Guard:
 
 
 class Guards:
-    """Every rule of the settings, and which of them bind whom. `reached_by` has every name that a call to a resource may come under: its
-    model and its fallbacks. A rule for one of them binds the call from the start, because a fallback is not judged again."""
+    """Every rule of the settings, and what each of them binds. `reached_by` has every name that a
+    call to a resource may come under: its model and its fallbacks. A rule for one of them binds the
+    call from the start, because a fallback is not judged again."""
 
     def __init__(
         self, rules: Sequence[PolicyRule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None

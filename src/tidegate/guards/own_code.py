@@ -1,8 +1,11 @@
-"""Runs an operator's own code away from the event loop: it may be slow, block or never return, and holds up nobody but its own call.
+"""Run an operator's own code away from the event loop: it may be slow or never return, and holds up
+only its own call.
 
-A plain function runs in a thread of its own, a coroutine in an event loop of its own, both with a time limit. A thread cannot be ended from
-outside, so one that overran is left behind and counted; when too many are, the code is not called again until one comes back. What holds
-the interpreter itself (a C extension that never lets go of it) is beyond this. It knows nothing of bodies or verdicts.
+A plain function runs in a thread of its own, a coroutine in an event loop of its own, both with a
+time limit. A thread cannot be ended from outside, so one that overran is left behind and counted;
+when too many are, the code is not called again until one comes back. What holds the interpreter
+itself (a C extension that never lets go of it) is beyond this. It knows nothing of bodies or
+verdicts.
 """
 
 import asyncio
@@ -126,7 +129,7 @@ class _Thread:
     def run(
         self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], given: tuple[Any, ...], returned: Returned
     ) -> None:
-        """`returned` hears in the loop what came of it."""
+        """Run the code; `returned` is called in the loop with its result."""
 
         def work() -> None:
             value: Any = None
@@ -179,7 +182,7 @@ class _Loop:
 
     def _live(self) -> None:
         self._loop.run_forever()
-        # Calls that came while it was blocked may have begun or not: each is told that it is over, or Python complains of them later.
+        # Calls that came while it was blocked are ended here, or Python complains of them later.
         if left := asyncio.all_tasks(self._loop):
             for task in left:
                 task.cancel()

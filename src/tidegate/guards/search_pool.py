@@ -1,7 +1,8 @@
 """Runs searches through long bodies in threads, a few at a time and fairly between tenants.
 
-RE2 lets other threads run while it searches, so the event loop goes on meanwhile. A search cannot be stopped, but its time is linear in the
-length of its text. Tenants take turns, and none may have all threads, so that one tenant's long texts hold up nobody else's.
+RE2 lets other threads run while it searches, so the event loop goes on meanwhile. A search cannot
+be stopped, but its time is linear in the length of its text. Tenants take turns, and none may have
+all threads, so that one tenant's long texts hold up no other's.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ class SearchPool:
         await self._wait_for_turn(tenant)
         work = self._threads.submit(search, body)
         loop = asyncio.get_running_loop()
-        # Its thread is taken until the search ends, also where nobody waits for it any more.
+        # Its thread is taken until the search ends, also when its caller has gone.
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, tenant))
         return await asyncio.wrap_future(work)
 

@@ -123,7 +123,7 @@ def read_result_line(line: JsonlLine, name: str, number: int) -> ResultLine:
 
 
 def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
-    """What an answer cost, or what was said instead of one."""
+    """Read what an answer cost, or what the upstream sent instead of one."""
     if not isinstance(fields, dict) or "raw" not in fields:
         _read_cost(read, fields)
     elif set(fields) != {"raw"} or not isinstance(fields["raw"], str) or error is None:

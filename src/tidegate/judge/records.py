@@ -158,7 +158,7 @@ def _no_postgres(error: Exception) -> CannotJudge:
 
 @asynccontextmanager
 async def sqlite_records(path: Path) -> AsyncIterator[SqliteRecords]:
-    """Open the embedded store read-only, beside whoever writes to it."""
+    """Open the embedded store read-only, beside the process that writes to it."""
     try:
         connection = apsw.Connection(str(path), apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(_BUSY_TIMEOUT_MS)

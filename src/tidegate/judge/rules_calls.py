@@ -51,7 +51,7 @@ def results_called(case: Case, found: Finding) -> None:
     for number, line in case.by_number().items():
         seen = calls.get(number, [])
         if any(call.shared and 200 <= call.status <= 299 for call in seen):
-            # What it was told there is in the answer that it shared.
+            # What it got there is in the answer that it shared.
             continue
         if line.status == 400 and not seen and line.refusal in OWN_REFUSALS:
             continue

@@ -30,7 +30,7 @@ FREE_REASONS = frozenset(
         "hook_unavailable",
     }
 )
-# What may be said of a request that was never sent, and of an answer that was paid for.
+# Codes of requests that were never sent, and of answers that were paid for.
 JUDGED_CODES = frozenset(
     {
         "guardrail_length",

@@ -23,8 +23,9 @@ _SHARED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One call. `status` 0 means that no answer left; `clean` that a whole good one did, as far as the engine knows. Of a `shared` one the
-    status says nothing of a single item, unless nobody got an answer."""
+    """One call. `status` 0 means that no answer left; `clean` that a whole good one did, as far as
+    the engine knows. Of a `shared` one the status says nothing of a single item, unless no item got
+    an answer."""
 
     line: int
     at_ms: int

@@ -1,1 +1,1 @@
-"""What a model server said: read, judged, and written as result lines or events."""
+"""Answers of model servers: read, judged, and written as result lines or events."""

@@ -54,7 +54,7 @@ def text_bytes(value: Any) -> int:
 
 
 def estimated(reported: Usage | None, request_bytes: int, answer_bytes: int) -> Usage:
-    """Return what was used: what the answer said, and by its text what it did not say."""
+    """Return what was used: what the answer reported, and an estimate by its text for the rest."""
     reported = reported or Usage()
     return Usage(
         reported.input_tokens or prompt_tokens(request_bytes),

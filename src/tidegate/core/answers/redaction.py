@@ -74,7 +74,7 @@ class KeyRedactor:
 
 
 class StreamRedactor:
-    """The same for a body that comes in pieces: a key that two of them share is found too."""
+    """Redact a body that comes in parts: a key that two parts share is found too."""
 
     __slots__ = ("_kept", "_key")
 

@@ -42,7 +42,7 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
 
 
 def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
-    """The same line with what its answer cost, exact, by what it was paid for: whoever adds up lines has what the job cost."""
+    """Add to a line what its answer cost: exact, so that lines add up to the job's cost."""
     costs = (sum(cost_nano), *cost_nano)
     text = b'"cost":"%b","input_cost":"%b","cached_cost":"%b","output_cost":"%b"' % tuple(
         units_text(nano).encode() for nano in costs
@@ -51,7 +51,7 @@ def with_cost(line: bytes, cost_nano: tuple[int, int, int]) -> bytes:
 
 
 def with_raw(line: bytes, raw: bytes) -> bytes:
-    """The same line with what the upstream said instead of an answer, as text: JSON as it came, or the string that what is none became."""
+    """Add to a line what came instead of an answer: JSON as it is, anything else as a string."""
     text = raw.decode("utf-8", "replace")
     if raw.startswith(b'"'):
         with suppress(msgspec.DecodeError):

@@ -12,7 +12,7 @@ from tidegate.core.translate.sse import EventReader, SseEvent, StreamBroken
 
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
-# Said in every chunk, or once; never in parts. What is only there to hide the length of a chunk says nothing.
+# Sent in every chunk or once, never in parts. Padding that hides a chunk's length means nothing.
 _SENT_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
 _NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
 _PADDING = "obfuscation"
@@ -123,7 +123,7 @@ class WholeAnswer:
 
 
 def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
-    """Texts go on where they were, lists by the `index` of their elements, objects field by field; other values are said anew."""
+    """Merge a part: append texts, merge lists by `index` and objects by field, replace the rest."""
     for name, value in more.items():
         before = whole.get(name)
         if value is None:

@@ -14,7 +14,7 @@ EVENT_BYTES_MAX = 1 << 20
 
 _ASKING = b'"stream_options":{"include_usage":true}'
 _NAME = b'"stream_options"'
-# Nobody honest escapes a plain letter, but the name may be hidden so.
+# No ordinary client escapes a plain letter, but the name may be hidden that way.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")

@@ -1,6 +1,8 @@
-"""A whole answer as a stream that says it in one piece: for one that a rule has changed, so that the stream it came in no longer says it.
+"""Write a whole answer as a stream in one part: for an answer that a rule has changed after it came
+as a stream.
 
-Chat completions, completions and Anthropic's messages can be said so; where an answer cannot, the caller hears None. Nothing here judges.
+Chat completions, completions and Anthropic's messages can be written so; for any other the result
+is None.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
-"""What a streamed answer used, heard while it passes: no byte is changed, kept back or written anew.
+"""Read the usage of a streamed answer while it passes: no byte is changed or held back.
 
-OpenAI's chunks say it once near the end, if asked; some engines say it in every chunk; responses say it with the last event; Anthropic's
-events count up. What came after the last word on it, or all of a stream that never says it, is counted by its text.
+OpenAI's chunks report it once near the end, if asked; some engines report it in every chunk;
+responses report it with the last event; Anthropic's events count up. Text after the last report, or
+all text of a stream without one, is counted by its bytes.
 """
 
 import re
@@ -13,7 +14,7 @@ from tidegate.core.answers.answer import ReportedUsage, usage_of
 from tidegate.core.answers.answer_text import text_bytes
 from tidegate.core.nouns import Usage
 
-# A line longer than this is not kept: it counts as text, and nobody says usage there.
+# A line longer than this is not kept: it counts as text, and no server reports usage there.
 LINE_BYTES_MAX = 1 << 20
 KEPT_BYTES_MAX = 1 << 16
 
@@ -56,10 +57,11 @@ _decode_loose = msgspec.json.Decoder(_Loose).decode
 
 
 class UsageReader:
-    """`usage` is None until the stream has said something; `uncounted_bytes` is the text that came since it last told its output.
+    """`usage` is None until the stream reports it; `uncounted_bytes` is the text since it last
+    reported its output.
 
-    Both are right once `end` was called. Until then bytes are only kept, a few of them: of a stream that says its usage at its end, the
-    text need not be looked at.
+    Both are right once `end` was called. Until then only a few bytes are kept: the text of a stream
+    that reports its usage at its end need not be read.
     """
 
     __slots__ = ("_dropped", "_kept", "_kept_bytes", "uncounted_bytes", "usage")
@@ -78,7 +80,7 @@ class UsageReader:
             self._read_kept()
 
     def end(self) -> None:
-        """Hear all that came, and a last line that has no line end."""
+        """Read all that came, with a last line that has no line end."""
         self._kept.append(b"\n")
         self._read_kept()
 
@@ -105,7 +107,7 @@ class UsageReader:
         return line_end.end()
 
     def _read_lines(self, data: bytes, start: int, end: int) -> None:
-        """Hear the lines that say usage, and count the text of those after the last one that told of more output."""
+        """Read the lines that report usage, and count the text after the last report."""
         usage_parts: list[tuple[int, int]] = []
         uncounted = start
         at = start

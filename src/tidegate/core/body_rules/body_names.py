@@ -34,7 +34,7 @@ ENGINE_FIELDS: Mapping[EngineKind, frozenset[str]] = {
     EngineKind.ANTHROPIC: frozenset(),
     EngineKind.GENERIC: _OF_VLLM | _OF_SGLANG | _OF_GATEWAYS,
 }
-# Names of what a provider keeps, wherever they stand. Those of `_IN_OBJECTS` count where their object has an id.
+# Names of what a provider keeps, in any place. Those of `_IN_OBJECTS` count where their object has an id.
 _IN_OBJECTS = frozenset({"audio", "item_reference", "prompt", "voice"})
 PROVIDER_FIELDS = _IN_OBJECTS | {
     "assistant_id", "cached_content", "container", "container_id", "conversation", "conversation_id", "file_id", "file_ids",

@@ -35,7 +35,7 @@ from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
 from tidegate.core.deployments import EngineKind
 
 PATH_CHARS_MAX = 200
-# A body with more names than any request needs is refused, so that nobody keeps a process busy with it.
+# A body with more names than any request needs is refused, so that it cannot keep a process busy.
 NAMES_MAX = 200_000
 # The rules of every name that has none of its own.
 OTHER = ""

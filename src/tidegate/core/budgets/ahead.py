@@ -1,7 +1,8 @@
-"""How long it takes until a number of calls may be sent under limits, from what is counted of each limit now.
+"""How long it takes until a number of calls may be sent under limits, from what is counted of each
+limit now.
 
-The ledgers are played forward: grants are taken as soon as they fit, as if nobody else asked. Limits in tokens and in money are left out,
-because what calls will really use is not known. Pure.
+The ledgers are played forward: grants are taken as soon as they fit, as if no other call asked.
+Limits in tokens and in money are left out, because what calls will really use is not known. Pure.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,11 @@
-"""Budgets: so many requests and tokens per period, or so much money, for whoever they bind.
+"""Budgets: so many requests and tokens per period, or so much money, for what they bind.
 
     minutes and hours slide; days, weeks and months are UTC calendar; lifetime is a total
 
-A budget is named by what it binds (a deployment, a resource, a tenant, a team, a user, a key, a job). What is taken is taken from all of
-a call's budgets or from none. Money is a budget of its own beside the one of requests and tokens, in nano-units, and it is hard: what is
-set aside for a call is the most that it can cost. This module knows arithmetic only: who keeps the numbers is a matter of the Limits port.
+A budget is named by what it binds (a deployment, a resource, a tenant, a team, a user, a key, a
+job). What is taken is taken from all of a call's budgets or from none. Money is a budget of its own
+beside the one of requests and tokens, in nano-units, and it is hard: what is set aside for a call
+is the most that it can cost. This module knows arithmetic only: the Limits port keeps the numbers.
 """
 
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ class Budget:
 
     @property
     def id(self) -> str:
-        # No bound is called like a kind, so nobody's name can be taken for another budget's.
+        # No bound is named like a kind, so no name can be taken for another budget's.
         return f"{self.bound}:{self.name}" if self.kind is BudgetKind.CALLS else f"{self.kind}:{self.bound}:{self.name}"
 
 
@@ -112,13 +113,16 @@ class BudgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Leave to send: `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question was asked.
+    """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms`
+    after the question.
 
-    Fewer than asked for: `wait_ms` is when one more would fit if nobody settled before, NEVER_MS when it never will, and `spent` is the id
-    of the budget; with no `wait_ms` it is worth asking for the rest at once. `id` is what settling refers to.
+    Fewer than asked for: `wait_ms` is when one more would fit if nothing is settled before,
+    NEVER_MS when it never will, and `spent` is the id of the budget; without `wait_ms` it is worth
+    asking for the rest at once. `id` is what settling refers to.
 
-    `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the budgets in money has left if everything in
-    flight turns out to be free, `renews_ms` is when it has more, and `tightest` is its id.
+    `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the
+    budgets in money has left if everything in flight turns out to be free, `renews_ms` is when it
+    has more, and `tightest` is its id.
     """
 
     id: str

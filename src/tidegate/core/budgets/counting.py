@@ -53,7 +53,7 @@ class Window(Protocol):
         """Undo part of what was taken at a moment, as far as it still counts; where it was `owed` in part, also from the debt."""
 
     def wait(self, now: int, limit: int, need: int) -> int:
-        """How long until there is room for this much if nobody takes or settles; `need` is at most the limit."""
+        """Return how long until `need`, at most the limit, fits if nothing else changes."""
 
     def empty_at(self) -> int:
         """From when on nothing here counts any more."""

@@ -1,7 +1,9 @@
-"""How asks are dealt: every budget of an ask gives, or none does, and nobody overtakes on a budget that someone waits for.
+"""Deal grants to requests for budget: all budgets of a request give, or none does, and none is
+overtaken.
 
-Without that last rule a large request would never find room among many small ones. It holds among the asks of one deal; a request that
-will never fit blocks nobody. Pure: ledgers in, grants out, and the ledgers have changed.
+A request waits behind earlier ones for the same budget: otherwise a large one would never fit among
+many small ones. That holds within one deal; a request that will never fit blocks no other. Pure:
+ledgers in, grants out, and the ledgers have changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +84,7 @@ def _wait(
 
 
 def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:
-    """Enter what became of grants. A settlement whose grant cannot be told gives nothing back, but what it used too much is owed."""
+    """Enter what became of grants. For an unknown grant only an excess counts, as a debt."""
     for one in settlements:
         granted_at = int(one.grant_id) if one.grant_id.isdecimal() and len(one.grant_id) < 16 else 0
         unsent, reserved = max(0, one.unsent_requests), max(0, one.reserved_tokens)

@@ -1,7 +1,9 @@
-"""All that is counted of one budget: a pair of windows, requests and tokens, for each of its periods.
+"""All that is counted of one budget: a pair of windows, requests and tokens, for each of its
+periods.
 
-A ledger outlives its limits: a limit that changes is held against what was counted before. It is written as a few kilobytes at most, with
-a version. What cannot be read counts as full for one period, because nobody knows what was granted. Where it is kept is not its business.
+A ledger outlives its limits: a limit that changes is held against what was counted before. It is
+written as a few kilobytes at most, with a version. What cannot be read counts as full for one
+period, because it is unknown what was granted. Where it is kept is not known here.
 """
 
 from typing import Self
@@ -42,7 +44,7 @@ class Ledger:
         return requests
 
     def take(self, limit: Limit, now: int, requests: int, tokens: int) -> None:
-        """Count these; `fits` has said that they may be."""
+        """Count these; call `fits` first."""
         windows = self._rolled(limit, now)
         windows[0].add(now, requests)
         reserved = tokens if limit.tokens is None else min(tokens, windows[1].room(now, limit.tokens))
@@ -50,7 +52,7 @@ class Ledger:
         windows[1].owe(tokens - reserved)
 
     def wait(self, limit: Limit, now: int, each: int) -> int:
-        """How long until one more request with so many tokens fits, if nobody settles before."""
+        """Return how long until one more request with so many tokens fits without a settlement."""
         windows = self._rolled(limit, now)
         wait_ms = 0
         if limit.requests is not None:

@@ -1,9 +1,11 @@
-"""What is counted of one budget in money: what was spent or is set aside in each period, and which part of it is still in flight.
+"""What is counted of one budget in money: what was spent or is set aside in each period, and which
+part of it is still in flight.
 
-It is hard: nothing goes that could pass the limit, and there is no going alone with a debt. A call's leave sets aside the most that it can
-cost; settling replaces that by what it did cost. What was never settled counts as spent for good, and as in flight until its process is
-known to be gone, or for an hour: for so long one who finds no room is told to wait, not that the budget is gone. Amounts are nano-units;
-whose they are, and who is gone, nobody here knows.
+It is hard: no call goes that could pass the limit, and none goes alone with a debt. A call's permit
+sets aside the most that it can cost; settling replaces that by what it did cost. What was never
+settled counts as spent for good, and as in flight until its process is known to be gone, or for an
+hour: meanwhile a call that does not fit waits instead of failing. Amounts are nano-units; which
+currency they are in is not known here.
 """
 
 from collections.abc import Collection

@@ -1,13 +1,15 @@
-"""How slots are shared: max-min fair over those who want them, whole slots, nobody above what they want.
+"""Share slots: max-min fair over the processes that want some, whole slots, none above what it
+wants.
 
-What is left over when the slots do not divide goes round by turns, so that of three who want one slot each has it for a third of the time.
+What is left over when the slots do not divide goes round by turns: of three that want one slot,
+each has it for a third of the time.
 """
 
 from collections.abc import Mapping
 
 
 def fair_shares(cap: int, wants: Mapping[str, int], turn: int) -> dict[str, int]:
-    """So many of `cap` slots for each of those who want some; `turn` says with whom the remainder begins."""
+    """Return how many of `cap` slots each one gets; the remainder begins with number `turn`."""
     shares = dict.fromkeys(wants, 0)
     left = max(0, cap)
     hungry = sorted(name for name, want in wants.items() if want > 0)

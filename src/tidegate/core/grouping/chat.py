@@ -1,8 +1,10 @@
-"""Several chat items as one provider call, where a provider answers each of them with its own usage.
+"""Several chat items as one provider call, where a provider answers each of them with its own
+usage.
 
-Grouping happens after routing: only items that go to the same deployment, by the same way of failing over, with the same everything but
-their messages share a call. Whatever a group could spoil (streams, tools, several choices, large prompts) goes item by item, and the
-reason is named. An item without an exact usage of its own fails: a share of somebody else's number is not a bill. Sending is an
+Grouping happens after routing: only items that go to the same deployment, by the same way of
+failing over, with the same everything but their messages share a call. What a group could spoil
+(streams, tools, several choices, large prompts) goes item by item, and the reason is named. An item
+without an exact usage of its own fails: a share of another item's number is no usage. Sending is an
 adapter's work; this module reads and writes the one shape that adapters speak.
 """
 
@@ -89,7 +91,8 @@ class ChatBatching:
 
     @property
     def ineffective(self) -> str:
-        """Why no items ever share a call here though the operator asks for it; empty where they do, or where nobody asks."""
+        """Return why no items share a call here though the settings ask for it; empty where they
+        do, or do not ask."""
         if self.mode is not ChatMode.SYNC_MICROBATCH or self.groups:
             return ""
         if not self.has_executor:
@@ -295,7 +298,7 @@ def _item_error(raw: bytes) -> UpstreamError:
         return Refused(
             "the provider refused this item without a status", status=400, body=shown, code="invalid_request"
         )
-    # What is said to our own key may quote it.
+    # An answer to our own key may quote it.
     shown = error_to_openai(status, b'{"error":%b}' % raw) if status not in (401, 403) else b""
     message = f"the provider answered this item with status {status}"
     if status == 429:

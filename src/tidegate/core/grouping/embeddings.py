@@ -1,9 +1,10 @@
 """Several embedding items as one upstream call, and its answer taken apart again.
 
-Only what nobody can tell from a call of its own is grouped: one text or one row of token ids each, and every other field of the body the
-same, byte for byte and in the same order. The answer is split by `index`; its vectors and every field that we do not know go on as the
-bytes that the upstream sent. An answer that cannot be split safely is no answer: its items are then sent one by one. Nothing here sends,
-waits or counts time.
+Only items whose answers equal those of single calls are grouped: one text or one row of token ids
+each, and every other field of the body the same, byte for byte and in the same order. The answer is
+split by `index`; its vectors and every field that we do not know go on as the bytes that the
+upstream sent. An answer that cannot be split safely is no answer: its items are then sent one by
+one. Nothing here sends, waits or counts time.
 """
 
 import re
@@ -72,7 +73,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class CannotSplit(ValueError):
-    """The grouped answer does not say, beyond doubt, what belongs to whom; the text says why."""
+    """The grouped answer cannot be split beyond doubt; the text says why."""
 
 
 def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
@@ -104,7 +105,7 @@ def _cut(body: bytes, given: bytes) -> bytes:
         after = body[found.end() + len(given) :].strip(_JSON_SPACE)[:-1].strip(_JSON_SPACE + b",")
         if b"\\" not in before and b"\\" not in after:
             return before + b"," + after if before and after else before or after
-    # The word stands in more than one place, or may: whoever reads the whole knows which is the field.
+    # The word may stand in more than one place: only a decode of the whole tells which is the field.
     fields = _decode_fields(body)
     fields.pop("input", None)
     return b",".join([_encode(name) + b":" + bytes(value) for name, value in fields.items()])
@@ -198,7 +199,7 @@ def _by_index(rows: list[dict[str, msgspec.Raw]]) -> list[dict[str, msgspec.Raw]
 
 
 def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[tuple[msgspec.Raw | None, Usage]]:
-    """Usage for each part, in the upstream's own fields; every number adds up to what the upstream said."""
+    """Split usage into parts, in the upstream's own fields; every number adds up exactly."""
     if reported is None or bytes(reported) == b"null":
         return [(None, Usage())] * len(weights)
     try:
@@ -232,7 +233,7 @@ def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], we
             return [mine + other for mine, other in zip(prompts, apportion(completion, weights), strict=True)]
         return apportion(count, weights)
     if isinstance(value, dict):
-        # Details are parts of the prompt (cached tokens): divided like it, nobody has more of them than of the prompt.
+        # Cached tokens are a part of the prompt: divided alike, no item has more of them than prompt.
         nested: list[dict[str, Any]] = [{} for _ in weights]
         for inner, detail in value.items():
             number = _count(detail)
@@ -259,10 +260,11 @@ class Remedy(StrEnum):
 class GroupSize:
     """How many inputs a deployment's next groups may have, learned from how the last ones went.
 
-    Overload is first waited out; if it comes again the size is halved, down to single calls; good calls double it again, so that it
-    always comes back to what the operator allowed, though later each time: a server that cannot do groups is not asked for one over and
-    over. Many groups are in flight at once: a call remembers the `epoch` in which it was sent, and whatever it tells about an epoch that
-    is over changes nothing, so that one overload is counted once.
+    Overload is first waited out; if it comes again the size is halved, down to single calls; good
+    calls double it again, so that it always comes back to what the operator allowed, though later
+    each time: a server that cannot do groups is not asked for one over and over. Many groups are in
+    flight at once: a call remembers the `epoch` in which it was sent, and what it tells about an
+    epoch that is over changes nothing, so that one overload is counted once.
     """
 
     inputs_max: int

@@ -114,7 +114,7 @@ def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | N
 
 
 def _busy_ms(minute: Minute) -> int:
-    """How long there was work in a minute; the whole minute where nobody counted."""
+    """Return how long there was work in a minute; the whole minute where it was not counted."""
     return max(minute.busy_ms, _BUSY_MS_MIN) if minute.busy_ms else _MINUTE_MS
 
 
@@ -140,7 +140,7 @@ def eta(
 
 
 def not_before(expected: Eta, least: int) -> Eta:
-    """The same forecast, but nothing ends sooner than this."""
+    """Return a forecast in which nothing ends sooner than this."""
     return Eta(max(expected.p50_ms, least), max(expected.p95_ms, least))
 
 

@@ -76,7 +76,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
 
 
 def explain(job: Job, inputs: ExplainInputs) -> list[str]:
-    """What an operator wants to hear, most important first."""
+    """Return the sentences that explain a job to an operator, most important first."""
     if job.state in JOB_ENDED:
         return [_ended(job), *(f"{error.code}: {error.message}" for error in job.errors[:3])]
     sentences = [_left(job, inputs)]

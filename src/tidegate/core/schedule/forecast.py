@@ -1,4 +1,5 @@
-"""How one job fares in a choice: its share, its slack, and what was said of it. It reads a look and a choice and decides nothing."""
+"""The position of one job in a choice: its share, its slack, and why it waits. Nothing is decided
+here."""
 
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class FlowForecast:
-    """One job on one model. `rule` is which rule would take its next slice now; `reason` is why none does. Slack is None where the model's
-    rate was not measured. Whoever knows it adds when the job will end, and notes on the tide and on budgets, as whole sentences."""
+    """One job on one model. `rule` is which rule would take its next slice now; `reason` is why
+    none does. Slack is None where the model's rate was not measured. The caller adds when the job
+    will end, and notes on the tide and on budgets, as whole sentences."""
 
     model: str
     mode: str

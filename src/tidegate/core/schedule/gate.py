@@ -8,7 +8,8 @@ from tidegate.core.schedule.snapshot import ModelView, Skip, Snapshot
 
 
 def pass_gate(snapshot: Snapshot) -> tuple[dict[str, ModelView], list[Skip]]:
-    """The open models, and a skip for each closed one. A model that jobs name and nobody described is closed where all can see it."""
+    """The open models, and a skip for each closed one. A model that jobs name and no view describes
+    is closed with a reason."""
     open_models: dict[str, ModelView] = {}
     skips: list[Skip] = []
     for name, view in snapshot.models.items():

@@ -125,7 +125,7 @@ def _passed_over(deal: Deal) -> list[Skip]:
             left = _left(deal, flow)
             if left is None:
                 continue
-            # A cap comes first: room would not help. Nobody else went first where the worker was full from the start.
+            # A cap comes first: room would not help. A worker that began full let no other job go first.
             if deal.capped(left):
                 reason = Reason.TENANT_IN_FLIGHT_MAX
             elif not ground.dealt:

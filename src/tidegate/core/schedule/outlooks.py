@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What all workers together had answered of one model in one minute of the clock: estimated units, and the tokens charged.
+    """What all workers together had answered of one model in one minute of the clock: estimated
+    units, and the tokens charged.
 
-    `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together; both are 0 where nobody counted."""
+    `busy_ms` is for how long any call was in flight, `call_ms` how long all calls took together;
+    both are 0 where they were not counted."""
 
     minute: int
     units: int

@@ -1,4 +1,5 @@
-"""Why something was not taken: the words of a skip. What closes a model is said by those who know the model, in words from here too."""
+"""The reasons of a skip: why a job, a flow or a model was not taken. Other rooms close models with
+them too."""
 
 from enum import StrEnum
 
@@ -26,8 +27,10 @@ class Reason(StrEnum):
 
 
 def reason_of(choice: Choice, model: str, share_owner: str, job_id: str) -> str | None:
-    """Why nothing of a job was taken, from the closest thing said of it: the job, its flow, its model. None when it was picked, or
-    when there was nothing of it to take."""
+    """Return why nothing of a job was taken: the reason of the job, else of its flow, else of its
+    model.
+
+    None when it was picked, or when it had nothing to take."""
     if any(pick.job_id == job_id and pick.model == model for pick in choice.picks):
         return None
     reasons = {(skip.share_owner, skip.job_id): skip.reason for skip in choice.skips if skip.model == model}

@@ -42,14 +42,14 @@ def due(jobs: Sequence[JobView], now: int, policy: Policy) -> list[JobView]:
     front counts as large too."""
     if not policy.large_interval_ms:
         return []
-    # Without credit for each second nobody is ever lifted, whatever the ceiling.
+    # Without credit for each second no job is ever lifted, at any ceiling.
     reach = min(policy.large_units, policy.age_units_max) if policy.age_units_per_s > 0 else 0
     large = [job for job in jobs if job.total_units > reach]
     return sorted((job for job in large if now - waiting_since(job) >= policy.large_interval_ms), key=waiting_since)
 
 
 def waiting_since(job: JobView) -> int:
-    """Since when a job waits for its next slice: by this, turns need no memory, and nobody is passed over for ever."""
+    """Return since when a job waits for its next slice, so that turns need no memory."""
     return job.created_at if job.leased_at is None else job.leased_at
 
 

@@ -165,7 +165,7 @@ class Tide:
         return Decision(calls, tokens, 0, why, True)
 
     def _quiet(self, signals: Signals, cap: int) -> Decision:
-        """Nobody else is here: the longer so, the more calls and the longer prompts."""
+        """Decide while no user is here: the longer so, the more calls and the longer prompts."""
         quiet_ms = max(0.0, signals.now_ms - self._quiet_from_ms)
         ceiling = self._ceiling(signals)
         swell = min(float(ceiling), math.exp(self._swell))
@@ -174,28 +174,28 @@ class Tide:
         tokens = int(at_once * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = min(tokens, QUIET_TOKENS_MAX)
         if signals.interactive is None:
-            # Whoever comes unseen waits behind all of it: one long prompt, or a few short ones, and more only after some quiet.
+            # A user who comes unseen waits behind all of it: one long prompt or a few short ones.
             beside = int(BESIDE_TOKENS * 2.0 ** min(quiet_ms / UNSEEN_DOUBLING_MS, DOUBLINGS_MAX))
             tokens = min(tokens, UNSEEN_TOKENS_MAX)
             if signals.awaiting:
                 tokens = min(tokens, beside, UNSEEN_TOKENS_MAX // 2)
         tokens = tokens // max(1, signals.workers)
         if quiet_ms >= LONG_QUIET_MS:
-            # Whatever is longer than that goes alone: room is kept for it as for any other.
+            # A longer prompt goes alone: room is kept for it as for any other.
             tokens = max(tokens, signals.held_tokens)
         return Decision(max(1, min(ceiling, cap, calls)), tokens, 0, f"quiet: for {quiet_ms / 1000:.1f} s")
 
     def _blind(self, signals: Signals) -> Decision:
-        """Nobody tells what else runs there: only our own calls' pace and refusals are left."""
+        """Decide without metrics, by the pace and the refusals of our own calls."""
         calls = min(self._learner.calls, self._ceiling(signals))
         if self.policy.yields and self._sampled_at_ms is not None:
-            # It told before, and what else runs there may be users: we do not press it.
+            # It showed metrics before, and what else runs may be users: send only a safe number.
             return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: nobody tells what else runs there")
         return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {calls} calls")
 
 
 def _outside(sample: EngineSample) -> int | None:
-    """How many calls the engine has that are not ours; None where nobody knows which are."""
+    """Return how many calls of the engine are not ours; None where that is unknown."""
     if sample.known is None:
         return None
     return max(0, round((sample.running or 0.0) + (sample.waiting or 0.0)) - sample.known)

@@ -112,7 +112,7 @@ def read(text: bytes, names: MetricNames, at_ms: float, models: Collection[str] 
 
 def sample(before: Reading | None, after: Reading, known: int | None) -> EngineSample:
     """What happened between two readings; `known` as in the sample. Without a first reading, or
-    after the engine started anew, only the gauges say something."""
+    after the engine started again, only the gauges say something."""
     elapsed_ms = after.at_ms - before.at_ms if before else 0.0
     if before is None or elapsed_ms <= 0.0:
         return EngineSample(after.at_ms, known, after.running, after.waiting, after.kv_use)
@@ -189,7 +189,7 @@ def _gauge(value: float | None) -> float | None:
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """By how much a counter grew; None when it fell, because then the engine started anew."""
+    """By how much a counter grew; None when it fell, because then the engine started again."""
     if before is None or after is None or after < before:
         return None
     return after - before

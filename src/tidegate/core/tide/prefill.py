@@ -1,9 +1,10 @@
-"""When a call of ours has its first token, where nobody tells: estimated from what calls took.
+"""Estimate when a call of ours has its first token, where no stream shows it, from what calls took.
 
     latency = fixed + per prompt token * prompt tokens ahead of it and its own + per answer token * answer tokens
 
-A call that is streamed tells its first token, which is a point on the same line without an answer. One that is not tells its
-whole latency and, when it ends, how many tokens it had: that is enough to tell the prompt's part from the answer's.
+A call that is streamed tells its first token, which is a point on the same line without an answer.
+One that is not tells its whole latency and, when it ends, how many tokens it had: that is enough to
+tell the prompt's part from the answer's.
 """
 
 from tidegate.core.tide.fit import LineFit, Three

@@ -1,6 +1,8 @@
-"""What the tide looks at and what it says: the signals of one deployment at one moment, and the decision they lead to.
+"""What the tide looks at and what it says: the signals of one deployment at one moment, and the
+decision they lead to.
 
-Nothing is decided here. A signal that nobody measured is None, never zero: a deployment without metrics is not idle.
+Nothing is decided here. A signal that was not measured is None, never zero: a deployment without
+metrics is not idle.
 """
 
 from dataclasses import dataclass
@@ -14,10 +16,11 @@ Kind = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """What an engine said about itself, between its last two scrapes; None for what it does not say.
+    """Metrics of an engine between its last two scrapes; None for what it does not show.
 
-    `known` are the calls of ours, batch and gateway, of all our processes, that were in flight while it was asked (the larger of
-    before and after): whatever else it runs comes from elsewhere. None where that cannot be told.
+    `known` are the calls of ours, batch and gateway, of all our processes, that were in flight
+    while it was asked (the larger of before and after): every other call comes from elsewhere. None
+    where that is unknown.
     """
 
     at_ms: float

@@ -40,7 +40,7 @@ class Load:
 
 
 class StepCost:
-    """The fitted line of one engine. `load` is added to by whoever knows the calls."""
+    """The fitted line of one engine. The caller adds the `load` of its calls."""
 
     def __init__(self) -> None:
         self.load = Load()

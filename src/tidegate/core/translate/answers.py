@@ -1,6 +1,8 @@
-"""A whole answer in the other shape. What a model said is never dropped: a part that has no home is an ApiProblem (502) with its path.
+"""Translate a whole answer. No output of a model is dropped: a part without a translation is an
+ApiProblem (502).
 
-Labels of the envelope (a fingerprint, a tier) stay behind. The upstream's usage is what is accounted for, not its translation.
+Labels of the envelope (a fingerprint, a tier) stay behind. The upstream's usage is what is
+accounted for, not its translation.
 """
 
 from typing import Any

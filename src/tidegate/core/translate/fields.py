@@ -1,6 +1,8 @@
-"""Objects read field by field, so that no field can be overlooked: what nobody took is refused by its path.
+"""Read objects field by field, so that no field is overlooked: a field that was not taken is
+refused by its path.
 
-It knows nothing of either API: only that a null is as good as an absent field, and how a refusal is worded.
+It knows nothing of either API: only that a null is as good as an absent field, and how a refusal is
+worded.
 """
 
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ class Voice:
         return cls(502, "invalid_upstream_response", "invalid_upstream_response", other_side)
 
     def unsupported(self, path: str, why: str = "") -> ApiProblem:
-        """Well said, but it cannot be said on the other side."""
+        """Return the refusal of a valid field that the other API does not have."""
         message = (
             why or f"`{path}` cannot be said to {self.other_side}: remove it, or name a model that takes it as it is."
         )
@@ -65,7 +67,7 @@ def encode(value: Any) -> bytes:
 
 
 class Fields:
-    """One object on its way through. Whoever made it calls `done` when everything known was taken."""
+    """One object on its way through. Its maker calls `done` when everything known was taken."""
 
     __slots__ = ("_left", "path", "voice")
 
@@ -93,7 +95,7 @@ class Fields:
         return value
 
     def hint(self, *names: str) -> None:
-        """Fields that change no answer: left out, and said so."""
+        """Leave out fields that change no answer, and note their names."""
         for name in names:
             if self._left.pop(name, None) is not None:
                 self.voice.left_out.append(self.at(name))

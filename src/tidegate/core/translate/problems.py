@@ -95,7 +95,7 @@ def status_of(reported: dict[str, Any]) -> int:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """The inner error object, whatever the shape around it; an empty one when there is none."""
+    """Return the inner error object of any known shape; an empty one when there is none."""
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

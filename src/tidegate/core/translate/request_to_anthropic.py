@@ -13,7 +13,8 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.ASCII | re.IGNOR
 
 
 def request_to_anthropic(body: bytes, output_tokens_default: int = OUTPUT_TOKENS_DEFAULT) -> Translated:
-    """Raises ApiProblem (400) with the path of the first field that is malformed or cannot be said.
+    """Translate a request. Raises ApiProblem (400) with the path of the first bad or untranslatable
+    field.
 
     Anthropic wants a limit of the output: without one in the request it is `output_tokens_default`.
     """

@@ -23,7 +23,7 @@ VLLM = OpenAiDialect("max_tokens", takes_top_k=True)
 
 
 def request_to_openai(body: bytes, dialect: OpenAiDialect = OPENAI) -> Translated:
-    """Raises ApiProblem (400) with the path of the first field that is malformed or cannot be said."""
+    """Translate a request; ApiProblem (400) names the first bad or untranslatable field."""
     voice = Voice.request("an OpenAI-style server")
     fields = Fields(decode(body, voice), "", voice)
     out: dict[str, Any] = {"model": fields.need("model", str), "messages": []}
@@ -218,7 +218,7 @@ def _image(block: Fields) -> dict[str, Any]:
 
 
 def _plain(parts: list[dict[str, Any]]) -> Any:
-    """One text is said as a string: every server takes that, and it means the same."""
+    """Write one text as a string: every server takes that, and it means the same."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 

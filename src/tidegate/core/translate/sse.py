@@ -1,4 +1,5 @@
-"""Server-sent events, an event at a time, whatever pieces the bytes come in. What is kept is at most one unfinished event."""
+"""Read server-sent events from bytes that come in any parts. At most one unfinished event is
+kept."""
 
 import re
 

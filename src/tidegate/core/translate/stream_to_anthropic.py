@@ -1,7 +1,9 @@
-"""A stream of chat completion chunks as Anthropic's events: bytes in, bytes out, nothing kept but where it stands.
+"""A stream of chat completion chunks as Anthropic's events: bytes in, bytes out, nothing kept but
+where it stands.
 
-A chunk that cannot be said becomes an `error` event and ends the stream, for its head is already with the client. The usage comes with the
-last `message_delta`, because OpenAI's streams say it last.
+A chunk without a translation becomes an `error` event and ends the stream, for its head is already
+with the client. The usage comes with the last `message_delta`, because OpenAI's streams send it
+last.
 """
 
 from typing import Any

@@ -82,7 +82,7 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
 
 
 def _number(value: Any) -> float:
-    """Return the number that a lenient server takes this for, rounded up; infinity when nobody can say."""
+    """Return the number a lenient server may read, rounded up; infinity when it is unknown."""
     if isinstance(value, str):
         try:
             number = float(Decimal(value.strip())) if len(value) <= NUMBER_CHARS_MAX else math.inf

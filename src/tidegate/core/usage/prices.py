@@ -1,8 +1,9 @@
 """What tokens cost, in whole billionths of the operator's currency: no float ever touches money.
 
-A price is per million tokens; prompt tokens that came from a cache have their own, and batch work a factor. The cost of an item is
-rounded once, and its parts (input, cached, output) and every sum over items, jobs, keys and days add up to it exactly. Which currency it
-is, nobody here knows; where spending is kept is the store's affair.
+A price is per million tokens; prompt tokens that came from a cache have their own, and batch work a
+factor. The cost of an item is rounded once, and its parts (input, cached, output) and every sum
+over items, jobs, keys and days add up to it exactly. The currency is not known here, and the store
+keeps what was spent.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class SpendEntry(msgspec.Struct, frozen=True, gc=False):
-    """What was spent by one who, on one what, on one UTC day (`2026-11-15`). An empty text: nobody, or not told apart."""
+    """What one caller spent on one model on one UTC day; an empty text is none, or not grouped by."""
 
     spend: Spend
     day: str = ""

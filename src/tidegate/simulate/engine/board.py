@@ -47,7 +47,7 @@ class Board:
         return [sum(numbers[place::COUNTER_COUNT]) for place in range(COUNTER_COUNT)]
 
     def faults_version(self) -> int:
-        """A number that changes whenever the fault rates do; 0 while nobody has set any."""
+        """A number that changes whenever the fault rates do; 0 while none was set."""
         return int.from_bytes(self._view[:8], "little")
 
     def faults(self) -> dict[str, float]:

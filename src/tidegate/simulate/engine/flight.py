@@ -1,4 +1,5 @@
-"""One call inside the modelled engine: its sequences, the times they took, and who hears of their tokens."""
+"""One call inside the modelled engine: its sequences, the times they took, and the listeners for
+their tokens."""
 
 from collections.abc import Callable
 from functools import partial

@@ -76,7 +76,7 @@ class EngineHandler:
         self._out.close()
 
     def fail(self, error: BaseException) -> None:
-        """The engine cannot go on: say why, and answer nobody any more."""
+        """Stop the engine with a reason; no call is answered any more."""
         if not self.failure.done():
             self.failure.set_exception(error)
         self.close()

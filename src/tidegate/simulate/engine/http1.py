@@ -37,7 +37,7 @@ class Handler(Protocol):
         """A client is there."""
 
     def closed(self, connection: "SimulatedConnection") -> None:
-        """A client is gone; whatever was under way for it may end."""
+        """A client is gone: what was under way for it may end."""
 
     def handle(self, connection: "SimulatedConnection", request: HttpRequest) -> None:
         """Answer one request, at once or between `begin` and `finish`."""
@@ -117,7 +117,7 @@ class SimulatedConnection(asyncio.Protocol):
             self._advance()
 
     def stop_reading(self) -> None:
-        """Ignore whatever else the client sends."""
+        """Ignore all that the client still sends."""
         self._refused = True
         self._buffer.clear()
 

@@ -1,7 +1,9 @@
-"""A paged KV cache: blocks of 16 tokens, found again by the hash of everything up to and including them.
+"""A paged KV cache: blocks of 16 tokens, found again by the hash of everything up to and including
+them.
 
-A block that nobody refers to keeps its content until its place is needed; the one unused for longest goes first. There are
-no requests here and no time: the scheduler in `model.py` says what is taken and what is given back.
+A block without references keeps its content until its place is needed; the one unused for longest
+goes first. There are no requests here and no time: the scheduler in `model.py` says what is taken
+and what is given back.
 """
 
 from collections import OrderedDict

@@ -134,7 +134,7 @@ class ModelledEngine:
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is; one that is over already stays over."""
+        """Forget a sequence that waits or runs; one that has ended stays so."""
         if sequence.closed:
             return
         sequence.closed = True

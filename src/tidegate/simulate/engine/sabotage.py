@@ -47,7 +47,7 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> SimulatedReply:
-    """The same as a reply."""
+    """Return the fault as a reply."""
     return SimulatedReply(status, error_body(status, message, param, code))
 
 

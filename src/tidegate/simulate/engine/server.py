@@ -26,7 +26,7 @@ CHILD_STOP_S = 5.0
 
 
 class ChildPart(msgspec.Struct):
-    """What a child process is told on its standard input: the options, its place, and where the board lies."""
+    """What a child process reads on stdin: the options, its number, and where the board lies."""
 
     options: EngineOptions
     index: int
@@ -67,7 +67,7 @@ async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
     """An engine for the length of a block."""
     shared = options.processes > 1
     if shared and options.port:
-        # Whoever shares a port shares it with anyone: another engine there would take half of the calls unseen.
+        # Any process may share a shared port: a second engine would take half of the calls.
         _bound(options.host, options.port, shared=False).close()
     with _bound(options.host, options.port, shared=shared) as placeholder:
         host, port = placeholder.getsockname()[:2]
