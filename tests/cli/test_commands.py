@@ -95,8 +95,13 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(tidegate: Command, arguments: l
     assert done.stdout == ""
 
 
-def test_debug_shows_where_an_error_came_from(tidegate: Command) -> None:
-    done = tidegate("config", "--config", "absent.yaml", "--debug")
+@pytest.mark.parametrize(
+    "arguments",
+    [("config", "--config", "absent.yaml", "--debug"), ("--debug", "config", "--config", "absent.yaml")],
+    ids=["behind the command", "before it"],
+)
+def test_debug_shows_where_an_error_came_from(tidegate: Command, arguments: tuple[str, ...]) -> None:
+    done = tidegate(*arguments)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("tidegate: There is no configuration file")

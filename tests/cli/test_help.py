@@ -37,9 +37,9 @@ def test_every_command_has_a_line_and_an_example(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_data_config_and_debug_are_everywhere(path: tuple[str, ...]) -> None:
+def test_data_and_config_are_everywhere(path: tuple[str, ...]) -> None:
     options = {name for parameter in ALL[path].params for name in parameter.opts}
-    assert {"--data", "--config", "--debug"} <= options
+    assert {"--data", "--config"} <= options
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -23,6 +23,7 @@ from tidegate.cli.verify import verify
 from tidegate.core.errors import TidegateError
 
 UNUSABLE = 2
+DEBUG = "--debug"
 
 app = typer.Typer(
     name="tidegate",
@@ -45,6 +46,9 @@ def tidegate_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show where an error came from. It may also stand behind a command.")
+    ] = False,
 ) -> None:
     """Batch inference through the idle capacity of model servers.
 
@@ -64,15 +68,17 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """The console script."""
+    # Taken out here, so that it may stand anywhere and no command has to declare it.
+    debug = DEBUG in sys.argv
     try:
-        app(prog_name="tidegate")
+        app([argument for argument in sys.argv[1:] if argument != DEBUG], prog_name="tidegate")
     except TidegateError as error:
-        if "--debug" in sys.argv:
+        if debug:
             traceback.print_exc()
         terminal.fail(str(error) or type(error).__name__)
         sys.exit(UNUSABLE)
     except OSError as error:
-        if "--debug" in sys.argv:
+        if debug:
             traceback.print_exc()
         place = f"{error.filename}: " if error.filename else ""
         terminal.fail(

@@ -35,7 +35,6 @@ def list_batches(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """List batches, newest first.
 
@@ -61,7 +60,6 @@ def show(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show all that is known of one batch.
 
@@ -83,7 +81,6 @@ def watch(
     data: options.Data = None,
     config: options.Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at every change.")] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Follow one batch until it ends.
 
@@ -105,7 +102,6 @@ def cancel(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Stop a batch; what was answered so far is kept.
 
@@ -127,7 +123,6 @@ def abandon(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Give up a batch that is stuck in finalizing.
 
@@ -158,7 +153,6 @@ def output(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
-    debug: options.Debug = False,
 ) -> None:
     """Print a batch's results, also while it still runs.
 

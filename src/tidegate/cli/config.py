@@ -20,7 +20,6 @@ def config(
     explain: Annotated[
         bool, typer.Option("--explain", help="Also what each setting is for and what it may be.")
     ] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show the settings in force and where each came from.
 

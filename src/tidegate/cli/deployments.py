@@ -46,7 +46,6 @@ def list_deployments(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """List deployments, those of the settings and those added.
 
@@ -84,7 +83,6 @@ def add_deployment(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Add a deployment; every process serves it within seconds.
 
@@ -102,7 +100,6 @@ def change_deployment(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Change a deployment that was added.
 
@@ -123,7 +120,6 @@ def remove_deployment(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Remove a deployment that was added.
 
@@ -140,7 +136,6 @@ def list_resources(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """List resources, those of the settings and those added.
 
@@ -165,7 +160,6 @@ def add_resource(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Add a resource; every process knows it within seconds.
 
@@ -183,7 +177,6 @@ def change_resource(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Change a resource that was added.
 
@@ -203,7 +196,6 @@ def remove_resource(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Remove a resource that was added.
 

@@ -31,7 +31,6 @@ def doctor(
     upstream: options.Upstream = None,
     api_key: options.ApiKey = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Say what is wrong and what to do about it.
 

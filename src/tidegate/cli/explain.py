@@ -40,7 +40,6 @@ def explain(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Say why a batch is or is not running now.
 

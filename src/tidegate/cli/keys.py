@@ -62,7 +62,6 @@ def create(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Make an API key and print it, once.
 
@@ -102,7 +101,6 @@ def list_keys(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """List keys, never the keys themselves.
 
@@ -127,7 +125,6 @@ def show(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show what a key may do, never the key itself.
 
@@ -187,7 +184,6 @@ def change(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Change what a key may do, everywhere, within seconds.
 
@@ -224,7 +220,6 @@ def rotate(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Give a key a new secret and print it, once.
 
@@ -251,7 +246,6 @@ def revoke(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Make a key useless, everywhere, within seconds.
 
@@ -279,7 +273,6 @@ def delete(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Take a key away for good, or all those of an organization.
 

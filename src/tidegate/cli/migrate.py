@@ -10,7 +10,6 @@ def migrate(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Bring the store to this program's version.
 

@@ -28,7 +28,6 @@ def list_models(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """List what holds for models.
 
@@ -63,7 +62,6 @@ def add_model(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Say what holds for a model whose deployments were added.
 
@@ -82,7 +80,6 @@ def change_model(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Change what holds for a model.
 
@@ -100,7 +97,6 @@ def remove_model(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Take back what was said of a model.
 

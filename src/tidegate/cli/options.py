@@ -33,7 +33,6 @@ Data = Annotated[
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings (or TIDEGATE_CONFIG).")
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.", rich_help_panel="Trouble")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Upstream = Annotated[
     str | None,

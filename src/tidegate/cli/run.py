@@ -84,7 +84,6 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, though the same run exists already.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
-    debug: options.Debug = False,
 ) -> None:
     """Turn a file of requests into a file of results.
 

@@ -41,7 +41,6 @@ def show(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show the mode in force and what it counted.
 
@@ -68,7 +67,6 @@ def set_mode(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Switch the mode while everything runs.
 

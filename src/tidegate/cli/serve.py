@@ -29,7 +29,6 @@ def serve(
     port: Port = None,
     upstream: options.Upstream = None,
     api_key: options.ApiKey = None,
-    debug: options.Debug = False,
 ) -> None:
     """Serve the API and run its batches, in one process.
 
@@ -45,7 +44,6 @@ def api(
     config: options.Config = None,
     host: Host = None,
     port: Port = None,
-    debug: options.Debug = False,
 ) -> None:
     """Serve the API only, beside `tidegate worker`.
 
@@ -61,7 +59,6 @@ def worker(
     config: options.Config = None,
     upstream: options.Upstream = None,
     api_key: options.ApiKey = None,
-    debug: options.Debug = False,
 ) -> None:
     """Run batches only, beside `tidegate api`.
 

@@ -67,7 +67,6 @@ def simulate(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Makes faults and answers repeatable.")] = 0,
     data: options.Data = None,
     config: options.Config = None,
-    debug: options.Debug = False,
 ) -> None:
     """Serve a simulated model: any model name, no GPU.
 

@@ -40,7 +40,6 @@ def usage(
     form: Annotated[Format, typer.Option("--format", help="JSON Lines or CSV.")] = Format.JSON,
     data: options.Data = None,
     config: options.Config = None,
-    debug: options.Debug = False,
 ) -> None:
     """Print what was used and what it cost.
 

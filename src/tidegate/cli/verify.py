@@ -24,7 +24,6 @@ def verify(
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check one batch against every promise.
 
