@@ -7,7 +7,7 @@ server is either a modelled engine (steps of a continuous batch) or one that tak
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -68,7 +68,7 @@ class EngineServer:
 
     def __init__(self, limits: EngineLimits | None = None) -> None:
         self._engine = ModelledEngine(limits or EngineLimits())
-        self._ended: dict[int, asyncio.Future[None]] = {}
+        self._ended: dict[Hashable, asyncio.Future[None]] = {}
         self._calls = 0
         self._is_stepping = False
 

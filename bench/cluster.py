@@ -76,7 +76,7 @@ class Cluster:
         self._s3.stop()
         self._postgres.stop()
 
-    def _settings(self, kind: str) -> dict[str, object]:
+    def _settings(self, kind: str) -> dict[str, Any]:
         store = {"store.url": self._postgres.create_database()}
         if kind == DISK:
             return store

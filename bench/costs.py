@@ -86,7 +86,11 @@ class _Items:
 
 def _process_cpu_s(pid: int) -> float:
     spent = psutil.Process(pid).cpu_times()
-    return spent.user + spent.system
+    return float(spent.user + spent.system)
+
+
+def _spent_at(places: dict[Path, Place], spend: Callable[[Place, int], float], count: int, tree: Path) -> float:
+    return spend(places[tree], count)
 
 
 def _call_us(place: Place, count: int, *, stream: bool) -> float:
@@ -159,7 +163,7 @@ class _Costs:
                 spend = functools.partial(_call_us, stream=stream)
                 for place in places.values():
                     spend(place, WARM_CALLS)
-                self.measure(name, lambda tree, places=places, spend=spend: spend(places[tree], count))
+                self.measure(name, functools.partial(_spent_at, places, spend, count))
 
 
 def main(quick: bool = False, against: Path | None = None) -> dict[str, float]:

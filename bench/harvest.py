@@ -59,7 +59,7 @@ class OnRefusals:
     """One more call per round of answers, half as many after a refusal: this engine queues, as real ones do, and never refuses."""
 
     def __init__(self) -> None:
-        self._learner = Learner(FLOOD_CALLS, slower_factor_max=float("inf"))
+        self._learner = Learner(FLOOD_CALLS, by_pace=False)
 
     def observe(self, signals: Signals) -> Decision:
         self._learner.observe(signals.now_ms, signals.in_flight, signals.ended, signals.refusals)

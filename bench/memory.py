@@ -137,7 +137,7 @@ def main(quick: bool = False) -> dict[str, float]:
                 server.terminate()
                 server.wait()
         size_mib = large.stat().st_size / MIB
-    found = {"upload_mib": upload_mib, "run_mib": run_mib, "ingest_mib": child_mib, "create_ms": create_ms}
+    figures = {"upload_mib": upload_mib, "run_mib": run_mib, "ingest_mib": child_mib, "create_ms": create_ms}
     table(
         f"Memory and create, {size_mib:.0f} MiB and {count:,} lines, `tidegate serve`",
         [
@@ -147,7 +147,7 @@ def main(quick: bool = False) -> dict[str, float]:
             ("create answers in", f"{create_ms:.1f} ms", "under 50 ms"),
         ],
     )
-    return found
+    return figures
 
 
 if __name__ == "__main__":

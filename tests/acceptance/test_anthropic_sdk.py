@@ -122,8 +122,9 @@ def test_both_doors_show_one_job(served: Served) -> None:
         ended(client.messages.batches, batch.id)
         seen = other.batches.retrieve(batch.id.removeprefix("msg"))
         assert (seen.status, seen.endpoint) == ("completed", "/v1/messages")
+        assert seen.request_counts is not None
         assert (seen.request_counts.completed, seen.request_counts.failed) == (1, 1)
-        (line,) = other.files.content(seen.output_file_id).text.splitlines()
+        (line,) = other.files.content(str(seen.output_file_id)).text.splitlines()
         (result,) = [one for one in client.messages.batches.results(batch.id) if one.custom_id == "a"]
         assert json.loads(line)["response"]["body"]["id"] == result.result.message.id
 
@@ -137,7 +138,7 @@ def test_pages_and_refusals(served: Served) -> None:
         assert sorted(newer) == sorted(ids[1:])
         with pytest.raises(anthropic.BadRequestError) as refused:
             client.messages.batches.create(requests=[request("a", "m"), request("a", "m")])
-        assert refused.value.body["error"]["type"] == "invalid_request_error"
+        assert refused.value.response.json()["error"]["type"] == "invalid_request_error"
         assert "requests.1.custom_id" in refused.value.message
         with pytest.raises(anthropic.NotFoundError):
             client.messages.batches.results("msgbatch_0000000000000000000000")

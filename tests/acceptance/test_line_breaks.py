@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_every_result_line_is_one_line_to_every_client(
     env = {"TIDEGATE_RETRY_ATTEMPTS_MAX": "1", "PATH": ""}
     done = processes.completed(command, env=env)
     assert done.returncode == 1, done.stderr
-    said = {}
+    said: dict[str, Any] = {}
     for path in (results, errors):
         text = path.read_bytes().decode()
         assert text.splitlines() == text.removesuffix("\n").split("\n")

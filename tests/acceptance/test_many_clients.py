@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from tests.support.engine import Engine

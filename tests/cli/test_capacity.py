@@ -138,7 +138,7 @@ def test_the_mode_is_switched_with_and_without_a_server(desk: Desk) -> None:
 
 
 def test_the_mode_is_switched_over_postgresql(desk: Desk, postgres_url: str) -> None:
-    env = {"TIDEGATE_STORE_URL": postgres_url}
+    env: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
     desk.done("migrate", **env)
     desk.done("scheduler", "set", "slice_v1", **env)
     assert json.loads(desk.done("scheduler", "show", "--json", **env).stdout())["mode"] == "slice_v1"

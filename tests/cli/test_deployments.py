@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Desk, chat
-from tests.cli.test_beside import Serving
+from tests.cli.test_server_client import Serving
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory

@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 from tests.cli.conftest import Desk, chat
-from tests.cli.test_beside import Serving
+from tests.cli.test_server_client import Serving
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until
 from tests.upstream.raw_server import Peer, Request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import TIDEGATE, Desk
-from tests.cli.test_beside import Serving
+from tests.cli.test_server_client import Serving
 from tests.support.processes import free_port
 
 CONFIG = "models: {{fixed: {{deployments: [{{url: '{url}', name: steady}}]}}}}"

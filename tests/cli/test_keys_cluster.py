@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 
@@ -54,7 +55,7 @@ def test_a_revoked_key_cuts_the_streams_of_every_process(desk: Desk, postgres_ur
 
 def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_url: str) -> None:
     """Each data directory has a pepper of its own, unless the settings name one for all."""
-    store = {"TIDEGATE_STORE_URL": postgres_url}
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
     made = json.loads(desk.done("keys", "create", "--org", "acme", "--json", **store).stdout())
     refused = desk.done("keys", "create", "--org", "acme", "--data", "elsewhere", code=2, **store)
     assert "Set auth.pepper" in refused.stderr()

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from tests.cli.conftest import Desk

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.cli.conftest import Desk
 
 
 def test_a_run_and_its_verdict_over_postgresql(desk: Desk, postgres_url: str) -> None:
     password = postgres_url.partition("://")[2].partition("@")[0].partition(":")[2]
-    env = {"TIDEGATE_STORE_URL": postgres_url}
+    env: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
     assert json.loads(desk.done("migrate", "--json", **env).stdout())["ran"]
     assert json.loads(desk.done("migrate", "--json", **env).stdout())["ran"] == []
     desk.write_requests(20)

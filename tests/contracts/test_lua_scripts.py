@@ -69,6 +69,8 @@ class Scripts:
     async def left(self) -> tuple[int, int]:
         """Requests and tokens that the block still has."""
         requests, tokens = await self.server.hmget(self.key, "requests", "tokens")
+        assert requests is not None
+        assert tokens is not None
         return int(requests), int(tokens)
 
 

@@ -89,7 +89,7 @@ async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:
     endpoint = made[0].endpoint
 
     async def page(before: Job | None = None, **more: Any) -> list[Job] | None:
-        return await world.store.list_jobs(caller.tenant_id, before=before and before.id, count_max=2, **more)
+        return await world.store.list_jobs(caller.tenant_id, before=before.id if before else None, count_max=2, **more)
 
     assert await page(newest_first[4]) == newest_first[2:4]
     assert await page(newest_first[1], endpoint=endpoint) == newest_first[:1]
@@ -131,13 +131,13 @@ async def test_a_refused_creation_does_not_use_up_its_key(world: World) -> None:
 async def test_quotas_stop_at_their_limits(world: World) -> None:
     caller, stranger = await world.caller(user="ann"), await world.caller("stranger")
 
-    async def refused(caller_: object = None, **limits: int) -> None:
+    async def refused(caller_: object = None, **limits: Any) -> None:
         with pytest.raises(ApiProblem) as problem:
             await world.job(caller, await world.file(caller, line_count=5, size_bytes=50), quotas=Quotas(**limits))
         assert (problem.value.status, problem.value.code) == (429, "quota_exceeded")
         assert problem.value.retry_after_s
 
-    async def allowed(**limits: int) -> Job:
+    async def allowed(**limits: Any) -> Job:
         return await world.job(caller, await world.file(caller, line_count=5, size_bytes=50), quotas=Quotas(**limits))
 
     job = await allowed(pending_jobs_max=1, queued_items_max=5, jobs_per_hour_max=1, bytes_per_day_max=50)

@@ -246,6 +246,7 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> No
         assert ended is not None
         assert (ended.state, ended.answered_count, ended.failed_count) == (JobState.FAILED, 2, 1)
         assert [error.code for error in ended.errors] == ["abandoned"]
+    assert ended is not None
     for file_id, count in ((ended.output_file_id, 2), (ended.error_file_id, 1)):
         file = await world.store.get_file(job.tenant_id, str(file_id))
         assert file is not None

@@ -237,7 +237,7 @@ async def test_no_descriptor_is_left_behind(place: Place) -> None:
             pass
         stream = blobs.stream(blob_id, 0, 600_000)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await (await blobs.create(new_id())).abort()
         await (await blobs.open_log(fresh_ids()[1])).append(b"dropped, not closed\n")
     gc.collect()

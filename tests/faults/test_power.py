@@ -67,9 +67,11 @@ def look(data: Path, promises: list[Promise], cut: str) -> set[str]:
             assert path.exists(), f"{cut}: the blob {blob_id} is lost"
             assert path.stat().st_size >= size, f"{cut}: bytes of the blob {blob_id} are lost"
         for file_id, sha256 in store.execute("select id, sha256 from files where job_id is null and state = 'ready'"):
-            assert hashlib.sha256(content(store, data, file_id)).hexdigest() == sha256, f"{cut}: an upload is damaged"
+            assert hashlib.sha256(content(store, data, str(file_id))).hexdigest() == sha256, (
+                f"{cut}: an upload is damaged"
+            )
         files = store.execute("select id from files where job_id is not null").fetchall()
-        lines = [line for (file_id,) in files for line in content(store, data, file_id).splitlines()]
+        lines = [line for (file_id,) in files for line in content(store, data, str(file_id)).splitlines()]
         for line in lines:
             json.loads(line)
         outcomes = store.execute("select count(*) from outcomes").get

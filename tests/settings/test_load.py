@@ -1,6 +1,7 @@
 """Settings: four layers, the last one that speaks wins, and every mistake is one clear sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import inspect
@@ -149,7 +150,8 @@ def test_variables_that_kubernetes_makes_for_a_service_of_our_name_are_not_ours(
 
 
 def test_an_unknown_option_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    assert refusal(tmp_path, **{"server.prot": 1}) == "server.prot is not a known setting; did you mean `server.port`?"
+    option: dict[str, Any] = {"server.prot": 1}
+    assert refusal(tmp_path, **option) == "server.prot is not a known setting; did you mean `server.port`?"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -345,7 +345,12 @@ async def test_the_names_of_new_directories_survive_a_power_cut(
 ) -> None:
     synced: set[Path] = set()
     real = disk.sync_directory
-    monkeypatch.setattr(disk, "sync_directory", lambda path: (synced.add(path), real(path)))
+
+    def sync(path: Path) -> None:
+        synced.add(path)
+        real(path)
+
+    monkeypatch.setattr(disk, "sync_directory", sync)
     monkeypatch.setenv("TIDEGATE_STORE_URL", f"sqlite:///{tmp_path}/c/d/store.db")
     async with service.opened(load(None, tmp_path / "a" / "b", {}).settings):
         assert {tmp_path, tmp_path / "a", tmp_path / "c"} <= synced

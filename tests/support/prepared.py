@@ -226,7 +226,7 @@ def _build_what_a_start_builds() -> None:
     command = typer.main.get_command(app)
     with command.make_context("tidegate", ["config"]) as context:
         command.get_command(context, "config").make_context("config", [])  # type: ignore[attr-defined]
-    typer.main.get_command = lambda _: command
+    typer.main.get_command = lambda typer_instance: command
     load(None, REPOSITORY, {}, {})
 
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, overload
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from tests.support.prepared import Forked, fits
 
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def wait_until(
-    predicate: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition", poll_s: float = POLL_S
+    predicate: Callable[[], T | None], timeout_s: float = 30.0, what: str = "the condition", poll_s: float = POLL_S
 ) -> T:
     """Poll until the predicate is true and return what it said; after the deadline fail with `what` was awaited."""
     deadline = time.monotonic() + timeout_s

@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from tests.support.processes import free_port, wait_until
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-import psutil  # type: ignore[import-untyped]
+import psutil
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 

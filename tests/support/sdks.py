@@ -6,7 +6,7 @@ Loading both costs three seconds of CPU, and every worker of a test run imports 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class Sdk:
@@ -24,5 +24,9 @@ class Sdk:
         return getattr(importlib.import_module(self._module), name)
 
 
-anthropic = Sdk("anthropic")
-openai = Sdk("openai")
+if TYPE_CHECKING:
+    import anthropic as anthropic
+    import openai as openai
+else:
+    anthropic = Sdk("anthropic")
+    openai = Sdk("openai")

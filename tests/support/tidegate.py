@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from tests.support.engine import Engine
 from tests.support.processes import Proc, Processes, wait_until

@@ -9,7 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from tests.support.processes import (

@@ -89,7 +89,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def line_to(
-    server: RawServer, limits: HttpLimits | None = None, **more: object
+    server: RawServer, limits: HttpLimits | None = None, **more: Any
 ) -> AsyncIterator[tuple[AiohttpTransport, AiohttpClient, URL]]:
     """A transport of its own, its line to a deployment at this server, and the URL of its chat endpoint."""
     transport = AiohttpTransport(limits or HttpLimits())
@@ -100,8 +100,8 @@ async def line_to(
         await transport.close()
 
 
-def deployment(url: str, name: str = "one", **more: object) -> Deployment:
-    return Deployment(name=name, url=url, **more)  # type: ignore[arg-type]
+def deployment(url: str, name: str = "one", **more: Any) -> Deployment:
+    return Deployment(name=name, url=url, **more)
 
 
 def secret() -> Secret:

@@ -65,6 +65,9 @@ class Bell:
     def notify(self) -> None:
         self.rung += 1
 
+    def listen(self) -> Bell:
+        return self
+
     async def wait(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
 

@@ -174,6 +174,7 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
     with web.client(key) as client:
         path = f"/control/keys/{key_id}/change"
         assert client.post(path, json={"scopes": ["files:read"]}).status_code == 404
+        wish: dict[str, Any]
         for wish in (
             {"scopes": ["everything"]},
             {"scopes": []},
@@ -194,7 +195,10 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
         assert absent.json() == {"id": "00000000", "changed": False}
     row = web.run(web.store.get_key(key_id))
     assert row is not None
-    assert (keys.models_from(row["models"]), keys.models_from(row["resources"])) == ({"small"}, {"r"})
+    assert (keys.models_from(row["models"]), keys.models_from(row["resources"])) == (
+        frozenset({"small"}),
+        frozenset({"r"}),
+    )
 
 
 def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:

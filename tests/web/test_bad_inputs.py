@@ -34,11 +34,11 @@ def names(web: WebServer, client: httpx2.Client) -> dict[str, str]:
 
 def body_of(case: dict[str, Any], names: dict[str, str]) -> bytes:
     if "repeat" in case:
-        return case["repeat"].encode() * case["count"]
+        return str(case["repeat"]).encode() * int(case["count"])
     if "repeat_in" in case:
         return b'{"%s":%s' % (case["repeat_in"].encode(), b"[" * case["count"])
     if "latin1" in case:
-        return case["latin1"].encode("latin-1")
+        return str(case["latin1"]).encode("latin-1")
     text = case["raw"] if "raw" in case else json.dumps(case["body"])
     return spelled(text, names).encode()
 

@@ -121,7 +121,7 @@ def test_from_progress_to_completed(web: WebServer, client: httpx2.Client) -> No
     assert shown["output_file_id"] is None
     hidden = web.job(batch_id).output_file_id
     assert client.get(f"/v1/files/{hidden}").status_code == 404
-    assert hidden not in client.get("/v1/files").text
+    assert str(hidden) not in client.get("/v1/files").text
     stages.publish(web, batch_id)
     shown = batch(client, batch_id)
     assert shown["status"] == "completed"

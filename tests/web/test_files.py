@@ -55,7 +55,7 @@ def test_a_body_may_come_in_any_pieces(web: WebServer, client: httpx2.Client, pi
 
 
 def test_fields_may_follow_the_file(client: httpx2.Client) -> None:
-    parts = {
+    parts: dict[str, tuple[str | None, bytes | str]] = {
         "file": ("in.jsonl", b"{}\n"),
         "purpose": (None, "batch"),
         "expires_after[anchor]": (None, "created_at"),

@@ -52,7 +52,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         made.never.set()
 
 
-def saying(text: str, **more: Any) -> dict[str, Any]:
+def saying(text: Any, **more: Any) -> dict[str, Any]:
     return {**ASK, "messages": [{"role": "user", "content": text}], **more}
 
 

@@ -127,10 +127,10 @@ def test_a_client_that_leaves_a_download_leaves_no_descriptor(start_web: Any) ->
     web: WebServer = start_web()
     with web.client() as client:
         path = f"/v1/files/{upload(client, LARGE)}/content"
-    clients = [stubborn(web, path) for _ in range(3)]
+    sockets = [stubborn(web, path) for _ in range(3)]
     wait_until(lambda: open_blobs(web) == 3, timeout_s=20, what="the downloads to begin")
-    for client in clients:
-        client.close()
+    for each in sockets:
+        each.close()
     wait_until(lambda: open_blobs(web) == 0, timeout_s=20, what="the blobs to be closed")
 
 

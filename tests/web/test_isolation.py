@@ -293,7 +293,8 @@ def test_another_tenants_file_is_no_input(two: Two) -> None:
 
 
 def test_idempotency_keys_are_ones_own(two: Two) -> None:
-    named: Callable[[httpx2.Client], Any] = lambda client: upload(client, **{"Idempotency-Key": "same"})  # noqa: E731
+    same: dict[str, Any] = {"Idempotency-Key": "same"}
+    named: Callable[[httpx2.Client], Any] = lambda client: upload(client, **same)  # noqa: E731
     assert named(two.ours) == named(two.ours)
     assert named(two.theirs) != named(two.ours)
     for client in (two.ours, two.theirs):

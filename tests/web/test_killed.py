@@ -16,7 +16,7 @@ from tests.support.processes import Processes
 from tests.support.shims import Shims, preload_env
 from tests.web.calls import LINES, create, upload
 
-KEY = {"Idempotency-Key": "once"}
+KEY: dict[str, Any] = {"Idempotency-Key": "once"}
 
 
 class Api:

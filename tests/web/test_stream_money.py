@@ -53,7 +53,14 @@ def message_events(*, says: bool) -> Pieces:
     last: dict[str, Any] = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
     if says:
         last["usage"] = {"output_tokens": 5}
-    start = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": first}
+    start: dict[str, Any] = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "usage": first,
+    }
     return (
         event({"type": "message_start", "message": start}, "message_start"),
         event(block, "content_block_start"),
@@ -145,7 +152,8 @@ class Books:
         ledger = MoneyLedger.unpack(bytes(rows[0][0]))
         assert isinstance(ledger, MoneyLedger)
         now = self._world.web.clock.now_ms()
-        in_flight = LIFETIME.nano - ledger._rolled(LIFETIME, now)[1].room(now, LIFETIME.nano)  # type: ignore[operator]
+        assert LIFETIME.nano is not None
+        in_flight = LIFETIME.nano - ledger._rolled(LIFETIME, now)[1].room(now, LIFETIME.nano)
         return in_flight if ledger._rolled(LIFETIME, now)[0].taken() == 0 else -2
 
     def agree(self) -> int:

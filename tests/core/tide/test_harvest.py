@@ -9,10 +9,11 @@ import pytest
 from bench.harvest import FLOOD_CALLS, PLAIN, SEES_ALL, Found, Run, measure
 from bench.harvest_shipped import NOTICE_MS
 from bench.harvest_traces import TRACES, batch
-from bench.harvest_world import CALIBRATED, HAND_BACKS_MAX, Apart, Costs, Sight, World
+from bench.harvest_world import CALIBRATED, Apart, Costs, Sight, World
 from tidegate.core.tide.controller import Tide
 from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.model import ModelledRequest, Sequence
+from tidegate.upstream.tide.tides import HAND_BACKS_MAX
 
 SECONDS = 30.0
 

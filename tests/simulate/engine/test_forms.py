@@ -30,12 +30,12 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "days", "unit", "why", "marks"],
     "additionalProperties": False,
 }
-CHAT_TOOL = {"type": "function", "function": {"name": "tide", "parameters": SCHEMA}}
-RESPONSE_TOOL = {"type": "function", "name": "tide", "parameters": SCHEMA}
-MESSAGE_TOOL = {"name": "tide", "input_schema": SCHEMA}
-CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "tide", "strict": True, "schema": SCHEMA}}
-TEXT_FORMAT = {"format": {"type": "json_schema", "name": "tide", "strict": True, "schema": SCHEMA}}
-JSON_FORMAT = {"type": "json_object"}
+CHAT_TOOL: Any = {"type": "function", "function": {"name": "tide", "parameters": SCHEMA}}
+RESPONSE_TOOL: Any = {"type": "function", "name": "tide", "parameters": SCHEMA}
+MESSAGE_TOOL: Any = {"name": "tide", "input_schema": SCHEMA}
+CHAT_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "tide", "strict": True, "schema": SCHEMA}}
+TEXT_FORMAT: Any = {"format": {"type": "json_schema", "name": "tide", "strict": True, "schema": SCHEMA}}
+JSON_FORMAT: Any = {"type": "json_object"}
 
 CHATS: list[dict[str, Any]] = [
     {},
@@ -210,7 +210,7 @@ def test_a_conversation_with_tool_results_is_read_and_ends_in_words(sdk: openai.
 
 def test_offered_tools_are_called_by_some_prompts_and_not_by_others(sdk: openai.OpenAI) -> None:
     def reason(number: int) -> str:
-        said = [{"role": "user", "content": f"question {number}"}]
+        said: Any = [{"role": "user", "content": f"question {number}"}]
         return sdk.chat.completions.create(model="m", messages=said, tools=[CHAT_TOOL]).choices[0].finish_reason
 
     first = [reason(number) for number in range(12)]

@@ -1,6 +1,7 @@
 """Limits that upstreams tell in headers: every form that is in use, hostile ones, and what the router makes of them."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -200,7 +201,7 @@ class Metered:
         is_over = self.used >= self.limit
         self.refused += is_over
         self.used += not is_over
-        headers = {
+        headers: dict[str, Any] = {
             "x-ratelimit-limit-requests": f"{self.limit}",
             "x-ratelimit-remaining-requests": f"{self.limit - self.used}",
             "x-ratelimit-reset-requests": f"{(self.renews_ms - now_ms) / 1000:g}s",

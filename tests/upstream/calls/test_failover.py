@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -225,7 +226,7 @@ async def test_one_is_ill_and_no_call_is_lost_no_limit_passed_and_it_comes_back(
     assert fullest <= per_minute
 
 
-STANDBYS = {
+STANDBYS: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], tuple[Resource, ...]]] = {
     "beside it": (({"weight": 100.0}, {}), ()),
     "of a later order": (({}, {"order": 2}), ()),
     "of a fallback": (({"models": ("m",)}, {"models": ("other",)}), (Resource("m", "m", fallbacks=("other",)),)),

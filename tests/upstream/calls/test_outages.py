@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -100,7 +101,7 @@ class LateLimits(MemoryLimits):
         super().__post_init__()
         self.asked, self.answer = asyncio.Event(), asyncio.Event()
 
-    async def debit(self, asks: list[BudgetRequest]) -> list[Grant]:  # type: ignore[override]
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
         grants = await super().debit(asks)
         self.asked.set()
         await self.answer.wait()

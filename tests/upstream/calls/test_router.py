@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -416,7 +417,8 @@ async def test_a_deployments_own_time_limits_win(world: World) -> None:
 
     async with RawServer(hang) as server:
         # Long enough to connect and send on a busy machine.
-        for limit in ({"total_timeout_s": 0.5}, {"read_timeout_s": 0.5}):
+        limits: list[dict[str, Any]] = [{"total_timeout_s": 0.5}, {"read_timeout_s": 0.5}]
+        for limit in limits:
             async with world.router(deployment(server.url, **limit)) as router:
                 assert type(await failure(router, world)) is Ambiguous
 

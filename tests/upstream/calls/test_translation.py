@@ -64,7 +64,7 @@ def body_of(**more: Any) -> bytes:
 
 @pytest.mark.parametrize("weighed", [0, 10_000])
 async def test_a_chat_item_is_translated_for_an_anthropic_engine(world: World, weighed: int) -> None:
-    place = {"engine": EngineKind.ANTHROPIC, "tokens_in_flight_max": weighed}
+    place: dict[str, Any] = {"engine": EngineKind.ANTHROPIC, "tokens_in_flight_max": weighed}
     async with RawServer(says(MESSAGE)) as server, world.router(deployment(server.url, **place)) as router:
         answer = await router.send(world.call(body=body_of(stop=["x"])))
     [sent] = server.posts

@@ -75,7 +75,7 @@ async def together(router: Router, calls: Sequence[Call]) -> list[Answer | Upstr
     return found  # type: ignore[return-value]
 
 
-def grouped(url: str, inputs: int = 8, **more: object) -> Any:
+def grouped(url: str, inputs: int = 8, **more: Any) -> Any:
     return deployment(url, upstream_max_batch_inputs=inputs, **more)
 
 

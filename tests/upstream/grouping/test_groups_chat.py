@@ -125,8 +125,8 @@ async def test_whatever_a_group_could_spoil_goes_by_itself(world: World, fields:
 
 
 async def test_more_tokens_than_the_cap_are_not_put_together(world: World) -> None:
-    place = {"chat_batching": batching(max_total_input_tokens=200)}
-    async with RawServer(chat) as server, world.router(deployment(server.url, **place)) as router:
+    batches = batching(max_total_input_tokens=200)
+    async with RawServer(chat) as server, world.router(deployment(server.url, chat_batching=batches)) as router:
         await together(router, [item(world, "x" * 300) for _ in range(4)])
         await together(router, [item(world, "x" * 3_000) for _ in range(2)])
     assert shapes(server) == [("/batch", 2), ("/batch", 2), ("", 1), ("", 1)]

@@ -1,6 +1,7 @@
 """One call over a real socket, against servers that break HTTP in every way they can."""
 
 import asyncio
+import functools
 import gzip
 import resource
 import socket
@@ -382,7 +383,7 @@ async def test_a_cancelled_call_is_seen_by_the_upstream_before_and_after_headers
     for script in (_hang_before_headers, _hang_after_headers):
         async with RawServer(script) as server, line_to(server) as (transport, line, url):
             call = asyncio.create_task(line.post(url, "k", b"{}", 60))
-            await eventually(lambda server=server: server.requests, "the call to arrive")
+            await eventually(functools.partial(getattr, server, "requests"), "the call to arrive")
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import ssl
 import subprocess
+import time
 
 import aiohttp
 import pytest
@@ -374,7 +375,7 @@ async def test_tls_connections_are_reused_and_a_closed_one_is_replaced(server_tl
 async def test_an_idle_connection_is_used_no_longer_than_it_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     async with RawServer() as server, line_to(server, HttpLimits(kept_alive_s=60)) as (_, line, url):
         await line.post(url, "a", b"{}", 10)
-        now = connections.monotonic()
+        now = time.monotonic()
         monkeypatch.setattr(connections, "monotonic", lambda: now + 59)
         await line.post(url, "b", b"{}", 10)
         monkeypatch.setattr(connections, "monotonic", lambda: now + 61)

@@ -85,7 +85,7 @@ async def test_as_long_as_one_server_is_well_the_model_is_not_left_alone(world: 
 
 async def test_a_throttled_model_is_not_ill_and_a_longer_retry_after_wins(world: World) -> None:
     rests = LocalRests(world.clock)
-    async with RawServer(always(429, **{"Retry-After": "900"})) as server:
+    async with RawServer(always(429, Retry_After="900")) as server:
         async with world.router(deployment(server.url, models=("m",)), capacity=Capacity(rests=rests)) as router:
             await failure(router, world)
             assert rests.current().keys() == {"one"}

@@ -21,7 +21,7 @@ def opened(now_ms: float = 0) -> Breaker:
 def test_it_opens_at_the_fifth_failure_in_a_row_and_not_before() -> None:
     breaker = Breaker(BreakerPolicy())
     assert [breaker.failed(0) for _ in range(4)] == [False] * 4
-    assert breaker.state is BreakerState.CLOSED
+    assert not breaker.is_open
     assert breaker.failed(0)
     assert breaker.state is BreakerState.OPEN
     assert not breaker.failed(0)
@@ -84,7 +84,7 @@ def test_a_rejected_key_pauses_with_rarer_probes_until_it_works() -> None:
     assert breaker.ready_at_ms == 120_010
     breaker.end_probe()
     assert breaker.succeeded()
-    assert breaker.state is BreakerState.CLOSED
+    assert not breaker.is_open
 
 
 def test_what_went_well_long_ago_does_not_hide_a_failing_hour() -> None:

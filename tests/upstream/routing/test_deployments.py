@@ -61,7 +61,7 @@ def test_a_password_in_an_address_is_not_repeated() -> None:
         {"api_key": Secret("schlüssel")},
     ],
 )
-def test_impossible_values_are_refused(changes: dict[str, object]) -> None:
+def test_impossible_values_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         dataclasses.replace(Deployment("one", "http://h/v1"), **changes)
 
@@ -73,7 +73,7 @@ def test_impossible_values_are_refused(changes: dict[str, object]) -> None:
         *({"body_rate_grace_s": -1}, {"pool_timeout_s": float("nan")}),
     ],
 )
-def test_impossible_limits_are_refused(changes: dict[str, float]) -> None:
+def test_impossible_limits_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         dataclasses.replace(HttpLimits(), **changes)
 

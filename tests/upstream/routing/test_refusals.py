@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,11 @@ def test_more_waiting_calls_than_are_remembered_are_a_rest_of_them_all() -> None
 
 
 async def test_the_deployment_rests_at_once_when_it_says_that_nothing_is_left(world: World) -> None:
-    said = {"x_ratelimit_limit_requests": "20", "x_ratelimit_remaining_requests": "0", "Retry_After": "9"}
+    said: dict[str, Any] = {
+        "x_ratelimit_limit_requests": "20",
+        "x_ratelimit_remaining_requests": "0",
+        "Retry_After": "9",
+    }
     async with RawServer(Picky("refused", **said)) as server, world.router(deployment(server.url)) as router:
         for _ in range(40):
             await router.send(world.call())

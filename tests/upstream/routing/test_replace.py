@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -175,7 +176,7 @@ async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_li
         seen.append(json.loads(request.body)["model"])
         await peer.answer()
 
-    async with RawServer(always(429, **{"Retry-After": "7"})) as first, RawServer(script) as second:
+    async with RawServer(always(429, Retry_After="7")) as first, RawServer(script) as second:
         places = deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))
         async with world.router(*places, resources=[Resource("chat", "a", fallbacks=("b",))]) as router:
             answer = await router.send(world.call("chat", body=b'{"model":"chat"}'))
@@ -193,7 +194,7 @@ async def test_a_fallback_takes_what_the_first_refused_under_its_own_name_and_li
 
 async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first(world: World) -> None:
     """Also a second deployment of the first's own model counts as its own, and a key without an allowlist may go everywhere."""
-    async with RawServer(always(429, **{"Retry-After": "7"})) as first, RawServer() as second, RawServer() as third:
+    async with RawServer(always(429, Retry_After="7")) as first, RawServer() as second, RawServer() as third:
         places = (
             deployment(first.url, "one", models=("a",)),
             deployment(second.url, "two", models=("b",)),
@@ -213,7 +214,7 @@ async def test_a_key_that_does_not_allow_the_fallbacks_model_waits_for_the_first
 
 
 async def test_a_later_order_of_an_allowed_model_is_no_other_model(world: World) -> None:
-    async with RawServer(always(429, **{"Retry-After": "7"})) as first, RawServer() as later:
+    async with RawServer(always(429, Retry_After="7")) as first, RawServer() as later:
         places = (
             deployment(first.url, "one", models=("a",)),
             deployment(later.url, "later", models=("a",), order=2),
@@ -266,10 +267,10 @@ async def test_deployments_of_a_later_order_are_there_for_when_the_earlier_ones_
             assert (router.free_slots("m"), len(spare.posts)) == (0, 0), "who is merely full is waited for"
             gate.opened.set()
             assert {(await one).deployment for one in flying} == {"first"}
-            first.script = always(429, **{"Retry-After": "100"})
+            first.script = always(429, Retry_After="100")
             assert {(await router.send(world.call())).deployment for _ in range(3)} == {"spare"}
             assert len(first.posts) == 4, "a rest is kept"
-            spare.script = always(429, **{"Retry-After": "100"})
+            spare.script = always(429, Retry_After="100")
             assert (await router.send(world.call())).deployment == "last"
             assert router.rests_until_ms("m") == 0
 
@@ -296,7 +297,7 @@ async def test_fallbacks_of_fallbacks_come_in_order_and_each_once(world: World) 
 
 
 async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: World) -> None:
-    async with RawServer(always(429, **{"Retry-After": "100"})) as first, RawServer() as second:
+    async with RawServer(always(429, Retry_After="100")) as first, RawServer() as second:
         places = deployment(first.url, "one", models=("a",)), deployment(second.url, "two", models=("b",))
         named = [
             Resource("chat", "a", fallbacks=("spare",)),
@@ -311,7 +312,7 @@ async def test_a_fallbacks_own_limit_binds_what_falls_back_to_it(world: World) -
 
 
 async def test_a_policy_of_lanes_holds_for_those_that_come_later(world: World) -> None:
-    async with RawServer(always(429, **{"Retry-After": "3600"})) as server:
+    async with RawServer(always(429, Retry_After="3600")) as server:
         async with world.router(policy=DeploymentPolicy(retry_after_ms_max=5_000)) as router:
             router.replace([deployment(server.url, models=("m",))], ())
             error = await failure(router, world)
@@ -337,7 +338,7 @@ async def test_a_beginning_with_what_cannot_be_used_is_refused(world: World) -> 
     ],
 )
 async def test_a_whole_call_may_take_what_its_route_endpoint_or_deployment_says(
-    world: World, place: dict[str, object], named: float | None, said: str
+    world: World, place: dict[str, Any], named: float | None, said: str
 ) -> None:
     async with RawServer(Gate()) as server:
         resource = [] if named is None else [Resource("chat", "m", total_timeout_s=named)]
