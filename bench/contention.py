@@ -29,7 +29,7 @@ from bench.machinery import cpu_seconds, median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
 from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
-from tidegate.core.schedule import Policy
+from tidegate.core.policies import Policies
 from tidegate.core.states import Outcome
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.store import Store
@@ -70,7 +70,7 @@ class _Hand:
     def __init__(self, store: Store, worker_id: str) -> None:
         self._store, self._me = store, worker_id
         self._blob_id, self._written, self._turn = f"blob_{worker_id}", 0, 0
-        self._chooser = Scheduler(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS)
+        self._chooser = Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS)
 
     async def open(self) -> None:
         await self._store.enlist_worker(self._me, "bench", "0", LEASE_MS)

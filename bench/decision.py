@@ -20,7 +20,7 @@ from bench.backlog import SLICE_ITEMS, Backlog, fill, put_in_flight
 from bench.machinery import median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
-from tidegate.core.schedule import Policy
+from tidegate.core.policies import Policies
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
@@ -81,7 +81,7 @@ async def _decide(chooser: Scheduler, turn: int, times: list[float], cpu: list[f
 
 
 async def measure(small: Store, large: Store, rounds: int) -> Times:
-    choosers = [Scheduler(store, SystemClock(), lambda switch: Policy(), SLICE_ITEMS) for store in (small, large)]
+    choosers = [Scheduler(store, SystemClock(), Policies(), SLICE_ITEMS) for store in (small, large)]
     warm_up: list[float] = []
     # The first ones open files, prepare statements and learn rates.
     for turn in range(WARM_UP):

@@ -18,10 +18,12 @@ from tests.support.postgres import PostgresServer
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, JobRequest
 from tidegate.core.states import JobState
-from tidegate.service import Parts, line_rules, opened
+from tidegate.live_config import LiveConfig
+from tidegate.service import Parts, opened
 from tidegate.settings import load
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.worker.policies import OperatorPolicies
 
 ENDPOINT = "/v1/chat/completions"
 LINE = b'{"custom_id":"%d","body":{"model":"m","messages":[{"role":"user","content":"%s"}]}}\n'
@@ -66,14 +68,9 @@ async def _stage(directory: Path, store_url: str = "") -> AsyncIterator[tuple[Pa
     async with opened(settings) as parts:
         worker_id = ids.make("worker", parts.entropy.token_bytes(16))
         await parts.store.enlist_worker(worker_id, "bench", "0", HOUR_MS)
-        ingest = IngestStage(
-            parts.store,
-            parts.blobs,
-            parts.entropy,
-            parts.scratch,
-            lambda job: line_rules(parts.settings, job),
-            InputPasses(),
-        )
+        live = LiveConfig(parts.store, parts.settings, lambda *served: {})
+        policies = OperatorPolicies(parts.settings, live, lambda deployment: None)
+        ingest = IngestStage(parts.store, parts.blobs, parts.entropy, parts.scratch, policies, InputPasses())
         yield parts, ingest, worker_id
 
 

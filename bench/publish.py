@@ -15,11 +15,13 @@ from tidegate.core import ids
 from tidegate.core.answers import results
 from tidegate.core.nouns import Finished, JobFlush, Placed, Usage
 from tidegate.core.states import JobState, Outcome
-from tidegate.service import Parts, line_rules, opened
+from tidegate.live_config import LiveConfig
+from tidegate.service import Parts, opened
 from tidegate.settings import Settings, load
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.ship import Ship
+from tidegate.worker.policies import OperatorPolicies
 
 FLUSH_LINES = 256
 
@@ -35,10 +37,9 @@ class _Idle:
 
 async def _ingested(parts: Parts, worker_id: str, lines: list[bytes]) -> str:
     job_id = await submit(_Idle(parts, worker_id), lines)  # type: ignore[arg-type]
-    rules = parts.settings
-    ingest = IngestStage(
-        parts.store, parts.blobs, parts.entropy, parts.scratch, lambda job: line_rules(rules, job), InputPasses()
-    )
+    live = LiveConfig(parts.store, parts.settings, lambda *served: {})
+    policies = OperatorPolicies(parts.settings, live, lambda deployment: None)
+    ingest = IngestStage(parts.store, parts.blobs, parts.entropy, parts.scratch, policies, InputPasses())
     await ingest.next(worker_id)
     return job_id
 

@@ -22,11 +22,9 @@ from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy, boot_id, boot_ms
 from tidegate.control import control_file
 from tidegate.core import ids
-from tidegate.core.deployments import Deployment, Secret, reached_names
+from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError
-from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLimits
-from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
@@ -34,10 +32,7 @@ from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
-from tidegate.settings.body_fields import field_rules
-from tidegate.settings.models import model_caps, retry_policies
-from tidegate.settings.policy import call_rules, schedule_policy, switched
-from tidegate.settings.tenants import Tenants
+from tidegate.settings.models import model_caps
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.record import FlushLimits
 from tidegate.stages.tend import clock as clock_tend
@@ -49,7 +44,6 @@ from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router, open_router
-from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
@@ -65,9 +59,10 @@ from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
+from tidegate.worker.policies import OperatorPolicies
 from tidegate.worker.registration import Registration, beat_until
 from tidegate.worker.unleased import Unleased
-from tidegate.worker.worker import Worker
+from tidegate.worker.worker import Worker, WorkerPorts
 
 log = structlog.get_logger()
 
@@ -404,36 +399,17 @@ def deployment_policy(settings: Settings) -> DeploymentPolicy:
 
 def build_worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig) -> Worker:
     """A worker over these parts."""
-
-    async def new_blob(kind: str, worker_id: str) -> str:
-        blob_id = ids.make("blob", parts.entropy.token_bytes(16))
-        await parts.store.begin_blob(blob_id, kind, worker_id)
-        return blob_id
-
     return Worker(
-        parts.store,
-        parts.blobs,
-        router,
-        parts.clock,
-        parts.entropy,
-        parts.wake,
+        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wake),
         me,
-        replace(
-            worker_options(parts.settings, parts.scratch),
-            model_of=roster.model_of,
-            reached_by=roster.reached_by,
-            fields_of=roster.fields_of,
-            retry_of=roster.retry_of,
-            price_of=router.price_of,
-        ),
-        lambda job: line_rules(parts.settings, job),
+        worker_options(parts.settings, parts.scratch),
+        OperatorPolicies(parts.settings, roster, router.price_of),
         InputPasses(),
-        new_blob,
     )
 
 
 def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
-    worker, tenants = settings.worker, Tenants(settings)
+    worker = settings.worker
     return WorkerOptions(
         in_flight_max=worker.in_flight_max,
         slice_count_max=worker.slice_count_max,
@@ -445,43 +421,11 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         flush=FlushLimits(
             worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
         ),
-        retry=settings.retry.policy(),
-        retry_of=retry_policies(settings),
         scratch=scratch,
         result_expires_after_ms=settings.retention.file_s * 1000,
         job_keep_ms=settings.retention.job_s * 1000,
         garbage_safety_ms=settings.retention.orphan_s * 1000,
-        policy_of=functools.partial(switched, schedule_policy(settings)),
-        weight_of=lambda tenant: tenants.of(tenant).weight,
-        in_flight_caps=tenants.in_flight_caps(),
-        model_of={one.name: one.model for one in resources(settings)},
-        reached_by=reached_names(resources(settings)),
-        fields_of=field_rules(settings, deployments(settings), resources(settings)),
-        parallel_of=lambda leased, key_max: tenants.of(leased.tenant).parallel(
-            leased.tenant_id, leased.user, leased.key_id, key_max
-        ),
-        rules=call_rules(settings),
         ingest=IngestLimits(settings.ingest.small_bytes_max, settings.ingest.passes_max),
-        budgets_of=lambda leased: tenants.of(leased.tenant).budgets(
-            leased.tenant_id, leased.user, leased.key_id, leased.job_id, leased.limits, leased.team
-        ),
-    )
-
-
-def line_rules(settings: Settings, job: Job) -> LineRules:
-    """What this job's input is held to."""
-    limits = settings.limits
-    return LineRules(
-        endpoint=job.endpoint,
-        single_model=settings.ingest.single_model,
-        invalid_lines=job.invalid_lines,
-        prefix_order=job.prefix_order,
-        line_bytes_max=limits.line_bytes_max,
-        item_count_max=limits.message_batch_items_max if job.endpoint == MESSAGES else limits.items_max,
-        depth_max=settings.limits.json_depth_max,
-        slice_count_max=settings.ingest.slice_count_max,
-        slice_bytes_max=settings.ingest.slice_bytes_max,
-        slice_units_max=settings.ingest.slice_units_max,
     )
 
 

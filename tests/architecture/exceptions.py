@@ -9,10 +9,6 @@ WIDE_FUNCTIONS = {
     "cli/serve.py _be",
     "simulate/engine/handler.py EngineHandler._misbehave",
     "simulate/engine/outbox.py Outbox.record",
-    "stages/perform.py _after_failure",
-    "stages/perform.py perform",
-    "stages/record.py Recorder.answered",
-    "stages/record.py Recorder.failed",
     "store/files.py StoredFiles.create_file",
     "store/ingests.py Ingests.start_job",
     "store/log_lines.py add_lines",
@@ -36,10 +32,7 @@ WIDE_FUNCTIONS = {
 
 # Constructors with more than 7 collaborators.
 WIDE_CONSTRUCTORS = {
-    "stages/ingest/ingest.py IngestStage",
     "upstream/calls/router.py Router",
-    "worker/leaser.py Leaser",
-    "worker/worker.py Worker",
 }
 
 # Objects that call back into the object that made them.
@@ -61,10 +54,6 @@ CALLBACKS = {
     "upstream/calls/router.py Router -> SlotQueue(_choose)",
     "web/health.py Health -> HealthCheck(_ask_blobs)",
     "web/health.py Health -> HealthCheck(_ask_store)",
-    "worker/worker.py Worker -> LeasedWork(lambda)",
-    "worker/worker.py Worker -> Leaser(_settle)",
-    "worker/worker.py Worker -> Leaser(lambda)",
-    "worker/worker.py Worker -> Recorder(_recorded)",
 }
 
 # Attributes that are set by another module than that of their class.
@@ -101,10 +90,6 @@ OUTSIDE_SETS = {
     "web/auth.py .open_call",
     "web/proxy_response.py .on_cut",
     "web/routes.py .tenant_id",
-    "worker/leaser.py .budgets",
-    "worker/worker.py .budgets",
-    "worker/worker.py .key_limits",
-    "worker/worker.py .left",
 }
 
 # Rooms (and single modules) with a retired word in a name.
@@ -118,7 +103,6 @@ RETIRED_WORDS = {
     "live_config.py said",
     "service.py roster",
     "settings said",
-    "stages said",
     "store presence",
     "store told",
     "upstream bill",
@@ -134,9 +118,4 @@ RETIRED_WORDS = {
     "web roster",
     "web said",
     "web told",
-    "worker anew",
-    "worker chooser",
-    "worker ear",
-    "worker told",
-    "worker went",
 }

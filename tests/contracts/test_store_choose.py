@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
-from tidegate.core.schedule import Choice, Policy, Reason
+from tidegate.core.policies import Policies
+from tidegate.core.schedule import Choice, Reason
 from tidegate.worker.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +30,7 @@ class Decider:
 
     def __init__(self, world: World) -> None:
         self.clock = Still()
-        self.chooser = Scheduler(world.store, self.clock, lambda switch: Policy(), 64)
+        self.chooser = Scheduler(world.store, self.clock, Policies(), 64)
         self.closed: set[str] = set()
         self.asked: list[str] = []
 

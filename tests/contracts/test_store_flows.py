@@ -6,6 +6,7 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
+from tidegate.core.policies import Policies
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import FlowView, Why
 from tidegate.core.states import Outcome
@@ -148,7 +149,11 @@ async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: World) -> 
 
 
 async def test_the_clock_of_the_model_outlives_the_last_flow(world: World) -> None:
-    alone, next_one, sweep = await world.caller("alone"), await world.caller("next"), FlowUpkeep(world.store)
+    alone, next_one, sweep = (
+        await world.caller("alone"),
+        await world.caller("next"),
+        FlowUpkeep(world.store, Policies()),
+    )
     job = await world.running(alone, 2)
     await charge(world, job, 0, 700)
     await charge(world, job, 1, 100)
@@ -163,7 +168,11 @@ async def test_the_clock_of_the_model_outlives_the_last_flow(world: World) -> No
 
 
 async def test_a_flow_keeps_what_it_was_served_beyond_the_others(world: World) -> None:
-    greedy, modest, sweep = await world.caller("greedy"), await world.caller("modest"), FlowUpkeep(world.store)
+    greedy, modest, sweep = (
+        await world.caller("greedy"),
+        await world.caller("modest"),
+        FlowUpkeep(world.store, Policies()),
+    )
     first, second = await world.running(greedy, 1), await world.running(modest, 9)
     await charge(world, first, 0, 9_000)
     await charge(world, second, 0, 10)
@@ -187,7 +196,7 @@ async def test_a_job_that_closes_leaves_its_flow_to_sleep(world: World, end: str
     else:
         await world.record(await answered(world, job, 0, 1, usage=Usage(1)))
     assert await flows(world) == {}
-    await FlowUpkeep(world.store).tend()
+    await FlowUpkeep(world.store, Policies()).tend()
     assert await awake(world) == {}
 
 
@@ -196,12 +205,12 @@ async def test_a_model_that_is_done_is_left_while_the_job_goes_on(world: World) 
     plan = IngestPlan(2, None, [*plan_of(1).slices, plan_of(1, 1, model="other").slices[1]], 200, 0, 0)
     job = await world.ingested(await world.job(caller), plan)
     [held] = await world.store.lease_slices(worker, job.id, "other", 1, "t")
-    await FlowUpkeep(world.store).tend()
+    await FlowUpkeep(world.store, Policies()).tend()
     assert await world.store.awake_models(10) == [MODEL, "other"], "what is out is not done"
     await world.store.record_outcomes(
         [await answered(world, job, 1, usage=Usage(5))], [(job.id, held.first, held.token)], []
     )
-    await FlowUpkeep(world.store).tend()
+    await FlowUpkeep(world.store, Policies()).tend()
     assert await world.store.awake_models(10) == [MODEL]
     assert set(await flows(world, "other")) == set()
 
@@ -210,7 +219,7 @@ async def test_a_flow_that_rests_saves_nothing_up(world: World) -> None:
     resting, busy, worker = await world.caller("resting"), await world.caller("busy"), await world.worker()
     rests, goes = await world.running(resting, 1), await world.running(busy, 9)
     [held] = await world.lease(worker, rests)
-    sweep = FlowUpkeep(world.store)
+    sweep = FlowUpkeep(world.store, Policies())
     await sweep.tend()
     assert len(await awake(world)) == 2, "what is out keeps a flow awake"
     await world.store.release_slice(rests.id, 0, held.token, 60_000)
@@ -237,11 +246,16 @@ async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: World)
     assert set(await flows(world)) == set(await awake(world)) == {share_owner}
 
 
+class Golden(Policies):
+    def weight(self, tenant: str) -> float:
+        return 3.5 if tenant == "gold" else 1.0
+
+
 async def test_the_sweep_brings_weights_up_to_date(world: World) -> None:
     caller, other = await world.caller("gold"), await world.caller("plain")
     for one in (caller, other):
         await world.running(one, 1)
-    await FlowUpkeep(world.store, lambda tenant: 3.5 if tenant == "gold" else 1.0).tend()
+    await FlowUpkeep(world.store, Golden()).tend()
     weights = {flow.tenant: flow.weight_milli for flow in (await awake(world)).values()}
     assert weights == {"gold": 3_500, "plain": 1_000}
 
@@ -251,7 +265,7 @@ async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: Worl
     for caller in callers:
         job = await world.running(caller, 1)
         await world.store.cancel_job(caller.tenant_id, job.id)
-    sweep = FlowUpkeep(world.store, pass_max=2)
+    sweep = FlowUpkeep(world.store, Policies(), pass_max=2)
     for left in (3, 1, 0):
         await sweep.tend()
         assert len(await awake(world)) == left
@@ -262,7 +276,7 @@ async def test_long_idle_flows_and_old_rates_are_forgotten(world: World) -> None
     caller = await world.caller()
     job = await world.running(caller, 1)
     await charge(world, job, 0, 100)
-    await FlowUpkeep(world.store).tend()
+    await FlowUpkeep(world.store, Policies()).tend()
     await world.clock.advance(2 * HOUR_MS)
     await world.store.prune_flows(HOUR_MS)
     assert (await world.store.paces([MODEL]))[MODEL].rate is None

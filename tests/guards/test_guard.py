@@ -235,9 +235,9 @@ async def test_a_request_that_is_refused_is_not_sent(live: World, entry: dict[st
 async def test_a_refused_answer_was_paid_for(live: World, entry: dict[str, Any], code: str) -> None:
     script = Script(live, "m")
     saying(script, "this is forbidden")
-    price_of = {"here": Price.of("2", "1", "4", "0.5")}.get
+    prices = {"here": Price.of("2", "1", "4", "0.5")}
     caller = await key(live)
-    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, price_of=price_of)
+    job = await run(live, script, lines("a", "b"), rules(guardrails={"house": entry}), caller=caller, prices=prices)
     assert (job.answered_count, job.failed_count, len(script.calls)) == (0, 2, 2)
     assert {one for one, _ in (await errors(live, job)).values()} == {code}
     assert (job.usage.input_tokens, job.usage.output_tokens) == (14, 6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Limit, LimitBound, Period
 from tidegate.core.store_clock import FOLLOW_AFTER_MS, Steady, going_on_from
-from tidegate.stages.tend import lost_workers
+from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.postgres import PostgresDriver
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.sqlite_clock import EmbeddedClock
@@ -148,7 +148,7 @@ async def test_no_lease_ends_by_a_step_and_each_ends_in_its_time(machine: Machin
     await machine.let_pass(3 * SECOND)
     await store.enlist_worker("w", "host", "1", LEASE_MS)
     await machine.set_clock(step_ms)
-    await lost_workers.tend(store, None)  # type: ignore[arg-type]
+    await LostWorkers(store, None).tend()  # type: ignore[arg-type]
     assert await store.beat("w", LEASE_MS) == []
     await machine.let_pass(LEASE_MS - 2 * SECOND)
     assert await store.overdue_workers(10) == []

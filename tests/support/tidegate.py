@@ -30,8 +30,8 @@ from tidegate.core.ids import job_part
 from tidegate.judge import Allowance, Report, judge, postgres_records, sqlite_records
 from tidegate.service import opened
 from tidegate.settings import Settings, load, local_path
-from tidegate.stages.tend import lost_workers
 from tidegate.stages.tend.garbage import Garbage
+from tidegate.stages.tend.lost_workers import LostWorkers
 
 LEASE_MS = 2_400
 IN_FLIGHT = 4
@@ -371,7 +371,7 @@ class Site:
             async with opened(self.settings) as parts:
                 garbage = Garbage(parts.store, parts.blobs, parts.clock, safety_ms=-1)
                 for _ in range(4):
-                    await lost_workers.tend(parts.store, parts.blobs)
+                    await LostWorkers(parts.store, parts.blobs).tend()
                     await garbage.tend()
 
         asyncio.run(collect())

@@ -17,7 +17,7 @@ from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
 from tidegate.core import keys
 from tidegate.core.errors import ApiProblem, SettingsError
-from tidegate.service import line_rules
+from tidegate.core.policies import Policies
 from tidegate.settings.capacity import ModelDeployment, ModelSettings
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
@@ -448,9 +448,7 @@ def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: P
         allowed = create(client, upload(client, LINES.replace(b'"m"', b'"small"')))
         refused = create(client, upload(client, LINES))
         lenient = create(client, upload(client, LINES), invalid_lines="error_file")
-        ingest = IngestStage(
-            web.store, web.blobs, Entropy(), tmp_path, lambda job: line_rules(web.settings, job), InputPasses()
-        )
+        ingest = IngestStage(web.store, web.blobs, Entropy(), tmp_path, Policies(), InputPasses())
         while web.run(ingest.next(web.worker_id)):
             pass
         assert client.get(f"/v1/batches/{allowed['id']}").json()["status"] == "in_progress"

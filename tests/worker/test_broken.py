@@ -15,7 +15,7 @@ from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.states import JobState
-from tidegate.stages import lease
+from tidegate.stages.lease import LeaseStage
 from tidegate.worker import kept_worker
 from tidegate.worker.kept_worker import KeptWorker
 from tidegate.worker.registration import Registration
@@ -46,7 +46,7 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
 
     script.answers = slow
     job = await live.started(chat_lines(12))
-    take = lease.take
+    take = LeaseStage.take
 
     async def taken_and_lost(*arguments: Any) -> Any:
         await take(*arguments)
@@ -55,15 +55,15 @@ async def test_a_broken_worker_finishes_its_calls_hands_back_the_rest_and_ends(
     async def breaks() -> None:
         async with working(live, script, in_flight_max=2) as bench:
             await until(lambda: _is(script.in_flight == 2), "two calls")
-            monkeypatch.setattr(lease, "take", taken_and_lost)
+            monkeypatch.setattr(LeaseStage, "take", taken_and_lost)
             await live.started(chat_lines(4, "n"))
             await until(lambda: _is(bench.worker.broken is not None), "the bug")
-            assert bench.worker.trouble() == "ends after an internal error: ValueError in _lease_loop"
+            assert bench.worker.trouble() == "ends after an internal error: ValueError in leasing"
             assert gauge() == 1
             resume_timeout.set()
             await bench.over()
 
-    with pytest.raises(WorkerBroken, match="ValueError in _lease_loop"):
+    with pytest.raises(WorkerBroken, match="ValueError in leasing"):
         await breaks()
     assert (await live.look(job)).answered_count == 2, "what was in flight was finished and recorded"
     rows = await live.rows("select distinct state, lost_count from slices where state <> 'done'")
@@ -91,7 +91,7 @@ async def test_what_record_had_taken_is_put_back_when_it_meets_a_bug(
         async with working(live, script) as bench:
             await bench.over()
 
-    with pytest.raises(WorkerBroken, match="ValueError in run"):
+    with pytest.raises(WorkerBroken, match="ValueError in record"):
         await breaks()
     assert len(script.calls) == (await live.look(job)).answered_count > 0
     monkeypatch.undo()

@@ -66,7 +66,7 @@ async def test_how_often_it_came_back_is_kept_over_a_release_and_the_next_lease(
 
     script.answers = answers
     job = await live.started(chat_lines(4), slice_items=1)
-    async with working(live, script, retry=slow):
+    async with working(live, script, retries=slow):
         await until(noted, "the reason on record")
     assert (came_back, await live.rows(ATTEMPTS, job.id)) == (1, [(0, 0, "handed_back", 1)])
     await live.rows("update attempts set not_before = 0")

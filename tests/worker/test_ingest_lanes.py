@@ -15,6 +15,7 @@ from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.nouns import Caller, IngestPlan, Job
+from tidegate.core.policies import Policies
 from tidegate.core.states import JobState
 from tidegate.stages.ingest.ingest import SMALL_AT_ONCE, IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import InputPasses
@@ -40,15 +41,7 @@ class Gate:
 
 
 def lanes(world: World, run_pass: RunPass) -> IngestStage:
-    return IngestStage(
-        world.store,
-        world.blobs,
-        world.entropy,
-        world.scratch,
-        lambda job: LineRules(job.endpoint),
-        run_pass,
-        limits=LIMITS,
-    )
+    return IngestStage(world.store, world.blobs, world.entropy, world.scratch, Policies(), run_pass, LIMITS)
 
 
 async def tenant(world: World, name: str) -> Caller:

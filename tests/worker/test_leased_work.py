@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Upstream
+from tidegate.stages.record import Recorder
 from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
+from tidegate.worker.supervisor import Supervisor
 
 
 class Clock:
@@ -31,7 +34,8 @@ class Open:
 
 
 def hand_of(clock: Clock) -> LeasedWork:
-    leased_work = LeasedWork(cast(Upstream, cast(Any, Open())), clock, lambda: True)
+    upstream, recorder = cast(Upstream, cast(Any, Open())), cast(Recorder, SimpleNamespace(full=False))
+    leased_work = LeasedWork(upstream, clock, recorder, Supervisor())
     leased_work.extend_lease(float("inf"))
     return leased_work
 

@@ -11,7 +11,7 @@ from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job
-from tidegate.stages.tend import lost_workers
+from tidegate.stages.tend.lost_workers import ADOPT_FOR_MS, LostWorkers
 
 pytestmark = pytest.mark.anyio
 
@@ -71,9 +71,9 @@ async def test_a_log_in_another_hosts_spool_is_left_alone_for_one_sweep(world: W
     await victim.dies()
     world.clock.passed_ms += LEASE_MS + 1
     blobs: Any = OfAnotherHost(world, victim.blob_id)
-    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
     assert await world.store.slice_counts(victim.job.id) == {"leased": 1}
-    assert await lost_workers.tend(world.store, world.blobs, SWEEP_MS) == 1, "the host that has it waits for nothing"
+    assert await LostWorkers(world.store, world.blobs).tend(SWEEP_MS) == 1, "the host that has it waits for nothing"
     assert (await world.look(victim.job)).answered_count == 1
 
 
@@ -82,9 +82,9 @@ async def test_a_log_that_nobody_delivers_is_given_up_after_one_sweep(world: Wor
     await victim.dies()
     blobs: Any = OfAnotherHost(world, victim.blob_id)
     world.clock.passed_ms += LEASE_MS + 1
-    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 0
+    assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 0
     world.clock.passed_ms += SWEEP_MS
-    assert await lost_workers.tend(world.store, blobs, SWEEP_MS) == 1
+    assert await LostWorkers(world.store, blobs).tend(SWEEP_MS) == 1
     assert await world.store.slice_counts(victim.job.id) == {"ready": 1}
 
 
@@ -105,9 +105,9 @@ async def test_a_spool_is_delivered_while_its_worker_still_counts_as_alive_and_a
                 return await self._inner.recover(blob_id)
 
         blobs: Any = Spool(world, victim.blob_id)
-        assert await lost_workers.deliver_spool(world.store, blobs) == 1
+        assert await LostWorkers(world.store, blobs).deliver_spool() == 1
         assert (await world.look(victim.job)).answered_count == 1
-        assert await lost_workers.deliver_spool(world.store, blobs) == 0, "what has an outcome keeps it"
+        assert await LostWorkers(world.store, blobs).deliver_spool() == 0, "what has an outcome keeps it"
         assert (await world.look(victim.job)).unused_count == 0
 
 
@@ -119,13 +119,13 @@ async def test_one_bad_log_does_not_keep_other_workers_slices_and_not_its_own_fo
     await good.dies()
     world.clock.passed_ms += LEASE_MS + 1
     blobs: Any = Unreadable(world, bad.blob_id)
-    assert await lost_workers.tend(world.store, blobs) == 1
+    assert await LostWorkers(world.store, blobs).tend() == 1
     assert (await world.look(good.job)).answered_count == 1
     assert await world.store.slice_counts(good.job.id) == {"ready": 1}
     assert await world.store.slice_counts(bad.job.id) == {"leased": 1}, "its answers may still be read"
-    assert await lost_workers.tend(world.store, blobs) == 0
-    world.clock.passed_ms += lost_workers.ADOPT_FOR_MS
-    assert await lost_workers.tend(world.store, blobs) == 1
+    assert await LostWorkers(world.store, blobs).tend() == 0
+    world.clock.passed_ms += ADOPT_FOR_MS
+    assert await LostWorkers(world.store, blobs).tend() == 1
     assert await world.store.slice_counts(bad.job.id) == {"ready": 1}
     assert await world.store.abandoned_blobs(10) == []
 
@@ -146,7 +146,7 @@ async def test_more_bad_logs_than_one_pass_holds_do_not_hide_a_good_one(world: W
 
     blobs: Any = AllButOne(world, "")
     while await world.store.overdue_workers(1):
-        await lost_workers.tend(world.store, blobs)
+        await LostWorkers(world.store, blobs).tend()
     assert (await world.look(jobs[-1])).answered_count == 1
     assert await world.store.slice_counts(jobs[-1].id) == {"ready": 1}
 
@@ -156,8 +156,8 @@ async def test_a_log_that_becomes_readable_is_adopted_and_its_item_is_not_run_ag
     await victim.dies()
     world.clock.passed_ms += LEASE_MS + 1
     blobs: Any = Unreadable(world, victim.blob_id)
-    assert await lost_workers.tend(world.store, blobs) == 0
-    assert await lost_workers.tend(world.store, world.blobs) == 1
+    assert await LostWorkers(world.store, blobs).tend() == 0
+    assert await LostWorkers(world.store, world.blobs).tend() == 1
     heir = await world.worker()
     [leased] = await world.store.lease_slices(heir, victim.job.id, "m", 1, "t")
     assert leased.done == {0}

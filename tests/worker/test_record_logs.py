@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from zlib import crc32
 
 import pytest
 
+from tests.worker.workshop import Script
 from tests.worker.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Job, Placed, Recorded, Usage
+from tidegate.core.nouns import Finished, ItemVerdict, Job, Placed
 from tidegate.core.ports import LogIds
+from tidegate.core.states import Outcome
 from tidegate.stages.record import FlushLimits, Recorder
 
 pytestmark = pytest.mark.anyio
 
 
-def answer(job: Job, number: int, size_bytes: int = 0) -> bytes:
+def verdict(job: Job, number: int, size_bytes: int = 0) -> ItemVerdict:
     body = b'{"choices":[{}],"x":"%b"}' % (b"x" * size_bytes)
-    return results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
+    line = results.response_line(item_id(job.id, number), b'"c%d"' % number, 200, body)
+    finished = Finished(number, Outcome.ANSWERED, len(line), 0, "t", crc32=crc32(line))
+    return ItemVerdict(job.id, number, line, finished)
 
 
 @asynccontextmanager
-async def recording(world: World, blobs: Any, on_recorded: Callable[[Recorded], None]) -> AsyncIterator[Recorder]:
+async def recording(world: World, blobs: Any) -> AsyncIterator[Recorder]:
     worker = await world.worker()
 
     async def new_blob(kind: str) -> str:
@@ -35,7 +40,8 @@ async def recording(world: World, blobs: Any, on_recorded: Callable[[Recorded], 
         await world.store.begin_blob(blob_id, kind, worker)
         return blob_id
 
-    recorder = Recorder(world.store, blobs, FlushLimits(5, 1, 1 << 20, 64 << 20), new_blob, on_recorded)
+    limits = FlushLimits(5, 1, 1 << 20, 64 << 20)
+    recorder = Recorder(world.store, blobs, Script(world), limits, new_blob, asyncio.Event())
     running = asyncio.create_task(recorder.run())
     yield recorder
     running.cancel()
@@ -52,12 +58,11 @@ async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world
     """Rolled logs stayed `writing` while their process lived: their bytes could not go, and its death meant to adopt them all."""
     blobs = LocalBlobs(tmp_path / "small-logs", log_bytes_max=1)
     job = await world.started(chat_lines(8))
-    seen: list[Recorded] = []
-    async with recording(world, blobs, seen.append) as recorder:
+    async with recording(world, blobs) as recorder:
         for number in range(7):
-            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            recorder.record(verdict(job, number))
             await recorder.drain()
-    assert sum(recorded.new_count for recorded in seen) == 7
+    assert (await world.look(job)).answered_count == 7
     assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(7,)]
     assert await writing(world) == 1
     await blobs.close()
@@ -90,10 +95,10 @@ async def test_logs_given_up_on_a_full_disk_are_settled_once_their_lines_are_com
 ) -> None:
     monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
     job = await world.started(chat_lines(4))
-    async with recording(world, Torn(world.blobs, 5), lambda recorded: None) as recorder:
+    async with recording(world, Torn(world.blobs, 5)) as recorder:
         recorder._retry_s = 0.001
         for number in range(2):
-            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            recorder.record(verdict(job, number))
             await recorder.drain()
     assert (await world.look(job)).answered_count == 2
     assert await world.rows("select count(*) from blobs where kind = 'answers'") == [(6,)]
@@ -138,11 +143,11 @@ class Spooling:
 async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) -> None:
     """A large part behind a small unsealed one was refused, taken to a fresh log behind the same small one, and refused for ever."""
     job = await world.started(chat_lines(4))
-    async with recording(world, Spooling(), lambda recorded: None) as recorder:
-        recorder.answered(job.id, 0, answer(job, 0), Usage(), 0, "t")
+    async with recording(world, Spooling()) as recorder:
+        recorder.record(verdict(job, 0))
         while not recorder._appended:  # noqa: ASYNC110 - the recorder says nothing when it waits for more
             await asyncio.sleep(0.001)
-        recorder.answered(job.id, 1, answer(job, 1, 40_000), Usage(), 0, "t")
+        recorder.record(verdict(job, 1, 40_000))
         async with asyncio.timeout(10):
             await recorder.drain()
     assert (await world.look(job)).answered_count == 2
@@ -151,14 +156,14 @@ async def test_more_lines_than_a_spool_bears_are_sealed_in_turn(world: World) ->
 
 async def test_draining_waits_for_no_larger_object_however_the_last_lines_come(world: World) -> None:
     job = await world.started(chat_lines(8))
-    async with recording(world, Spooling(), lambda recorded: None) as recorder:
+    async with recording(world, Spooling()) as recorder:
         for number in range(3):
-            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            recorder.record(verdict(job, number))
             await asyncio.sleep(0)
         draining = asyncio.create_task(recorder.drain())
         for number in range(3, 6):
             await asyncio.sleep(0)
-            recorder.answered(job.id, number, answer(job, number), Usage(), 0, "t")
+            recorder.record(verdict(job, number))
         async with asyncio.timeout(10):
             await draining
             await recorder.drain()

@@ -29,7 +29,7 @@ def state(lost_count: int = 2, count: int = 4) -> Any:
 
 def trial() -> Trial:
     nothing: Any = SimpleNamespace(shut=lambda: None)
-    return Trial(nothing, nothing, nothing, nothing, lambda: None)
+    return Trial(nothing, nothing, nothing, nothing, nothing)
 
 
 def hashable(*slices: Any) -> Any:

@@ -23,7 +23,7 @@ async def test_every_answer_is_paid_for_once_by_its_deployments_price(live: Worl
 
     script.answers = answer
     job = await live.started(chat_lines(10), slice_items=3, caller=await key(live, team="red"))
-    async with working(live, script, price_of={"dear": Price.of("2", "1", "4", "0.5")}.get):
+    async with working(live, script, prices={"dear": Price.of("2", "1", "4", "0.5")}):
         await ended(live, job)
     today = live.clock.now_ms() // DAY_MS
     entries = await live.store.usage(today - 1, today + 1, by_job=True)

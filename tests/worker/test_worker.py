@@ -63,7 +63,7 @@ async def test_any_number_of_jobs_for_a_closed_model_hides_no_open_one(live: Wor
         await live.started([*chat_lines(1, "shut"), *chat_lines(1, "closed", 1)])
     job = await live.started(chat_lines(2, "open"))
     bad = await live.started([*chat_lines(1, "open"), b"not json"], invalid_lines="error_file")
-    async with working(live, script, policy_of=lambda override: one_by_one):
+    async with working(live, script, scheduling=one_by_one):
         await until(ended(live, job), "the job of the open model")
         await until(ended(live, bad), "the job with a bad line")
 
@@ -166,7 +166,7 @@ async def test_a_lease_under_way_at_a_stop_is_handed_back_and_blames_nobody(live
         async with asyncio.timeout(10):
             await reading.wait()
         leaving = asyncio.create_task(bench.leave())
-        while not bench.worker._stopping:  # noqa: ASYNC110 - a few turns of the loop
+        while bench.worker._supervisor.is_working:  # noqa: ASYNC110 - a few turns of the loop
             await asyncio.sleep(0)
         resume_timeout.set()
         await leaving
@@ -274,7 +274,7 @@ async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_bears_somet
     script.answers = spent
     limited = await live.started(chat_lines(8, "m"))
     script.spent_until = live.clock.monotonic_ms() + 3_600_000
-    async with working(live, script, budgets_of=lambda leased: (budget,) if leased.job_id == limited.id else ()):
+    async with working(live, script, job_budgets={limited.id: (budget,)}):
         await until(lambda: rests(live, limited), "the job at rest")
         free = await live.started(chat_lines(8, "m"))
         await until(ended(live, free), "the job without a budget")

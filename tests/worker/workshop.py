@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tests.worker.world import World, here
 from tidegate.backends.system import LocalWake
+from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Unavailable
-from tidegate.core.input.lines import LineRules
-from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.core.hooks import PolicyRule
+from tidegate.core.nouns import Answer, Call, LeasedSlice, Usage
+from tidegate.core.policies import Policies
 from tidegate.core.retry import RetryPolicy
-from tidegate.core.schedule import Reason
+from tidegate.core.schedule import Policy, Reason
+from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.usage.prices import Price
 from tidegate.stages.record import FlushLimits
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
-from tidegate.worker.worker import Worker
+from tidegate.worker.worker import Worker, WorkerPorts
 
 BODY = b'{"choices":[{}]}'
 DEADLINE_S = 20.0
+QUICK = RetryPolicy(backoff_ms=1, backoff_ms_max=1, deferral_ms=1)
 
 
 class Script:
@@ -85,13 +90,41 @@ def options(world: World, **changes: Any) -> WorkerOptions:
         sweep_ms=100,
         grace_ms=2_000,
         flush=FlushLimits(5, 256, 1 << 20, 64 << 20),
-        retry=RetryPolicy(backoff_ms=1, backoff_ms_max=1, deferral_ms=1),
         scratch=world.scratch,
         result_expires_after_ms=None,
         job_keep_ms=86_400_000,
         garbage_safety_ms=86_400_000,
     )
     return replace(usual, **changes)
+
+
+@dataclass(frozen=True)
+class Decisions(Policies):
+    """What a test decides in the operator's place; everything else binds nothing."""
+
+    model_of: Mapping[str, str] = field(default_factory=dict)
+    reached_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fields_of: Mapping[str, FieldRules] = field(default_factory=dict)
+    rules: tuple[PolicyRule, ...] = ()
+    retries: RetryPolicy = QUICK
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    scheduling: Policy = field(default_factory=Policy)
+    job_budgets: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
+
+    def schedule_policy(self, override: ModeOverride) -> Policy:
+        return self.scheduling
+
+    def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
+        return self.job_budgets.get(leased.job_id, ())
+
+    def price(self, deployment: str) -> Price | None:
+        return self.prices.get(deployment)
+
+    def retry(self, model: str) -> RetryPolicy:
+        return self.retries
+
+
+DECIDED = {one.name for one in fields(Decisions)}
 
 
 class Bench:
@@ -117,27 +150,13 @@ class Bench:
 
 @asynccontextmanager
 async def working(world: World, script: Script, blobs: Any = None, **changes: Any) -> AsyncIterator[Bench]:
+    """A worker at work. `changes` are of its options, or what `Decisions` has."""
     me = Registration(world.store, world.clock, world.entropy, host="here", version="0", lease_ms=30_000)
     await me.begin()
 
-    async def new_blob(kind: str, worker_id: str) -> str:
-        blob_id = world.id("blob")
-        await world.store.begin_blob(blob_id, kind, worker_id)
-        return blob_id
-
-    worker = Worker(
-        world.store,
-        blobs or world.blobs,
-        script,
-        world.clock,
-        world.entropy,
-        LocalWake(),
-        me,
-        options(world, **changes),
-        lambda job: LineRules(job.endpoint),
-        here,
-        new_blob,
-    )
+    policies = Decisions(**{name: changes.pop(name) for name in DECIDED & changes.keys()})
+    ports = WorkerPorts(world.store, blobs or world.blobs, script, world.clock, world.entropy, LocalWake())
+    worker = Worker(ports, me, options(world, **changes), policies, here)
     bench = Bench(worker, me)
     bench.running = asyncio.create_task(worker.run(bench.stop))
     try:

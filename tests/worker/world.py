@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tidegate.core import ids
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest
+from tidegate.core.policies import Policies
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.store.sqlite import SqliteDriver
@@ -63,6 +64,14 @@ async def here(input_path: Path, work_path: Path, rules: LineRules, lane: Ingest
     return ingest_file(input_path, work_path, rules)
 
 
+class SmallSlices(Policies):
+    def __init__(self, slice_items: int) -> None:
+        self._slice_items = slice_items
+
+    def line_rules(self, job: Job) -> LineRules:
+        return replace(super().line_rules(job), slice_count_max=self._slice_items)
+
+
 class World:
     def __init__(self, directory: Path, clock: Any = None) -> None:
         self.clock = clock or Clock()
@@ -104,18 +113,16 @@ class World:
         request = JobRequest("/v1/chat/completions", file.id, window_ms, "1h", **ask)
         return await self.store.create_job(caller, self.id("batch"), request)
 
-    def ingest(self, run_pass: RunPass = here, rules: Callable[[Job], LineRules] | None = None) -> IngestStage:
-        return IngestStage(
-            self.store, self.blobs, self.entropy, self.scratch, rules or (lambda job: LineRules(job.endpoint)), run_pass
-        )
+    def ingest(self, run_pass: RunPass = here, policies: Policies | None = None) -> IngestStage:
+        return IngestStage(self.store, self.blobs, self.entropy, self.scratch, policies or Policies(), run_pass)
 
     async def started(self, lines: list[bytes], *, slice_items: int = 64, **ask: Any) -> Job:
         """A job that was ingested."""
         job = await self.job(lines, **ask)
         worker = await self.worker()
-        rules = LineRules(job.endpoint, invalid_lines=job.invalid_lines, slice_count_max=slice_items)
+        policies = SmallSlices(slice_items)
         while (await self.look(job)).state == "validating":
-            assert await self.ingest(rules=lambda job: rules).next(worker)
+            assert await self.ingest(policies=policies).next(worker)
         return await self.look(job)
 
     async def look(self, job: Job) -> Job:

@@ -306,6 +306,11 @@ class Item:
     hand_backs: int = 0
     alone_losses: int = 0
 
+    def count_attempts(self, attempt_count: int, hand_backs: int) -> None:
+        """Note how many attempts are used up by now, and how often a call was taken back for an interactive one."""
+        self.attempt_count = attempt_count
+        self.hand_backs = hand_backs
+
 
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One upstream request. `attempt_count` says how many calls of its item counted before: above 0
@@ -377,6 +382,15 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     cost_nano: tuple[int, int, int] = (0, 0, 0)
     crc32: int | None = None
     took_ms: int = 0
+
+
+class ItemVerdict(msgspec.Struct, frozen=True, gc=False):
+    """What became of an item: its line for a result file, and what the store must know of it."""
+
+    job_id: str
+    number: int
+    line: bytes
+    finished: Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 
 from tidegate import metrics
 from tidegate.core import schedule
-from tidegate.core.errors import BlobMissing
-from tidegate.core.nouns import Item, LeasedSlice
-from tidegate.core.ports import Blobs, Clock
+from tidegate.core.errors import BlobError, BlobMissing
+from tidegate.core.nouns import Holding, Item, LeasedSlice, LineError
+from tidegate.core.ports import Blobs, Clock, Entropy
 from tidegate.failpoints import hit
 from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+READ_AGAIN_MS = 5_000
 
 
 class _WorkLine(msgspec.Struct):
@@ -33,26 +38,65 @@ class SuspectBounds:
     keeps_rest: bool = False
 
 
-async def take(
-    store: Store, clock: Clock, worker_id: str, picks: Sequence[tuple[schedule.Pick, str]], bounds: SuspectBounds
-) -> list[tuple[LeasedSlice, float]]:
-    """Lease the slices of these picks, each under its token, and say until when each is ours.
+class LeaseStage:
+    """`pending` has the tokens of slices that were asked for and are not here yet: a heartbeat must not hand these back."""
 
-    The deadline is counted from before the question, so it never lies late.
-    """
-    asked_ms = clock.monotonic_ms()
-    slices = await store.lease_picks(worker_id, picks, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
-    metrics.work_lease_seconds.observe((clock.monotonic_ms() - asked_ms) / 1000)
-    taken = Counter(leased.token for leased in slices)
-    for pick, token in picks:
-        metrics.work_leases.of(pick.why).inc(taken[token])
-        metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
-    await hit("lease_committed")
-    return [(leased, asked_ms + leased.expires_in_ms) for leased in slices]
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, entropy: Entropy) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._entropy = entropy
+        self.pending: set[str] = set()
+
+    async def take(
+        self, worker_id: str, picks: Sequence[schedule.Pick], bounds: SuspectBounds
+    ) -> list[tuple[LeasedSlice, float]]:
+        """Lease the slices of these picks, each pick under a token of its own, and say by when the calls of each must have begun.
+
+        The deadline is counted from before the question, so it never lies late.
+        """
+        marked = [(pick, self._entropy.token_bytes(16).hex()) for pick in picks]
+        tokens = {token for _, token in marked}
+        self.pending |= tokens
+        try:
+            asked_ms = self._clock.monotonic_ms()
+            slices = await self._store.lease_picks(worker_id, marked, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
+            metrics.work_lease_seconds.observe((self._clock.monotonic_ms() - asked_ms) / 1000)
+            taken = Counter(leased.token for leased in slices)
+            for pick, token in marked:
+                metrics.work_leases.of(pick.why).inc(taken[token])
+                metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
+            await hit("lease_committed")
+        finally:
+            # The caller goes on without a pause, so no heartbeat comes between this and its own note of what it holds.
+            self.pending -= tokens
+        return [(leased, asked_ms + leased.expires_in_ms) for leased in slices]
+
+    async def read(self, leased: LeasedSlice) -> list[Item] | None:
+        """Return the items of a slice that have no outcome yet; None when they cannot be had: then the slice was handed back."""
+        try:
+            return await read_items(self._blobs, leased)
+        except BlobMissing as error:
+            log.error("work_file_gone", job=leased.job_id, error=str(error))
+            gone = LineError("work_file_gone", "The batch's stored requests are gone.")
+            await self._store.fail_job(leased.job_id, gone)
+            await self._store.release_slice(leased.job_id, leased.first, leased.token, 0)
+        except BlobError as error:
+            log.warning("work_file_read_failed", job=leased.job_id, error=str(error))
+            await self._store.release_slice(leased.job_id, leased.first, leased.token, READ_AGAIN_MS)
+        return None
+
+    async def release(self, holding: Holding) -> None:
+        """Hand back a slice that the store counts as ours."""
+        await self._store.release_slice(holding.job_id, holding.first, holding.token, 0)
+
+    async def release_tail(self, leased: LeasedSlice, from_number: int) -> bool:
+        """Hand back the items of a slice from this number on; False when the slice is not ours."""
+        return await self._store.release_tail(leased.job_id, leased.first, leased.token, from_number)
 
 
 async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
-    """The items of a slice that have no outcome yet, with one ranged read."""
+    """Return the items of a slice that have no outcome yet, with one ranged read."""
     data = await blobs.read(leased.work_blob_id, leased.work_at, leased.work_bytes)
     lines = data.split(b"\n")
     offset = leased.first - leased.read_first

@@ -1,9 +1,10 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
 import traceback
-from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Protocol
+from zlib import crc32
 
 import msgspec
 import structlog
@@ -11,36 +12,65 @@ import structlog
 from tidegate import failpoints, metrics
 from tidegate.core import retry
 from tidegate.core.answers import results
-from tidegate.core.body_rules.caller_fields import STRICT, FieldFault, FieldRules
+from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules
 from tidegate.core.body_rules.plain_body import read_plain
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Ambiguous, BrokenAnswer, HandedBack, Overspent, Refused, UpstreamError
 from tidegate.core.hooks import About, Stop
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Answer, Call, Item, LeasedSlice, Usage
+from tidegate.core.nouns import Answer, Call, Finished, Item, ItemVerdict, LeasedSlice, Usage
 from tidegate.core.policy.policy_rules import Denied
 from tidegate.core.ports import Clock, Entropy, Upstream
+from tidegate.core.states import Outcome
+from tidegate.core.usage.prices import Price, cost
 from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guard
 
 log = structlog.get_logger()
 
 BAD_REQUEST = 400
+_NO_COST = (0, 0, 0)
 
 
-class Answered(msgspec.Struct, frozen=True, gc=False):
-    line: bytes
-    usage: Usage
-    deployment: str = ""
+class HeldSlice(Protocol):
+    """The slice of an item as its worker holds it: until when its calls may begin, and what they may spend."""
+
+    @property
+    def slice(self) -> LeasedSlice: ...
+
+    @property
+    def deadline_ms(self) -> float: ...
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]: ...
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
-    """`usage` is what was paid for an answer that policy did not let pass."""
+class CallRules(Protocol):
+    """What binds calls of a slice at this moment."""
 
-    line: bytes
-    reason: str
-    usage: Usage = Usage()
-    deployment: str = ""
+    def denial(self, leased: LeasedSlice) -> Denied | None:
+        """Return why an item may not be sent now; None when it may."""
+
+    def begin_by_ms(self, leased: LeasedSlice) -> float:
+        """Return the monotonic moment by which a call must have begun, or be judged again."""
+
+    def fields(self, leased: LeasedSlice) -> FieldRules:
+        """Return what the author of a request may not ask for."""
+
+    def guard(self, leased: LeasedSlice) -> Guard | None:
+        """Return what judges requests and answers; None where nothing does."""
+
+    def parallel(self, leased: LeasedSlice) -> tuple[tuple[str, int], ...]:
+        """Return how many calls may go at once, by the name that is counted."""
+
+    def models(self, leased: LeasedSlice) -> frozenset[str]:
+        """Return the models that the key allows; none named: any."""
+
+    def retry(self, leased: LeasedSlice) -> retry.RetryPolicy:
+        """Return how a failed item is tried again."""
+
+    def price(self, deployment: str) -> Price | None:
+        """Return what a deployment's tokens cost; None where they cost nothing."""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +81,15 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     count: int
     reason: str
     hand_backs: int = 0
+
+
+class _Ended(msgspec.Struct, frozen=True, gc=False):
+    """How an item ended. `usage` of a failure is what was paid for an answer that policy did not let pass."""
+
+    outcome: Outcome
+    line: bytes
+    usage: Usage = Usage()
+    deployment: str = ""
 
 
 class _InvalidLine(msgspec.Struct):
@@ -67,130 +106,168 @@ class _InvalidLine(msgspec.Struct):
 _invalid = msgspec.json.Decoder(_InvalidLine)
 
 
-async def perform(
-    upstream: Upstream,
-    clock: Clock,
-    entropy: Entropy,
-    policy: retry.RetryPolicy,
-    leased: LeasedSlice,
-    deadline_ms: float,
-    item: Item,
-    grace_ms: int,
-    begin_by_ms: Callable[[LeasedSlice], float],
-    budgets: tuple[Budget, ...] = (),
-    denial: Callable[[LeasedSlice], Denied | None] = lambda leased: None,
-    guard: Guard | None = None,
-    parallel: tuple[tuple[str, int], ...] = (),
-    models: frozenset[str] = frozenset(),
-    fields: FieldRules = STRICT,
-) -> Answered | Failed | Again:
-    """Run one item. Cancelling this aborts the call; one that began before the deadline may take the grace longer, and none begins
-    when the lease may be over. `denial` says whether its key still allows it, `fields` what its author may not ask for (what a hook adds
-    afterwards is the operator's own), and `guard` judges what is sent and what came back."""
-    if (unsent := _never_sent(upstream, clock, leased, deadline_ms, item, denial)) is not None:
-        return unsent
-    job_id, number, body = leased.job_id, item.number, item.body
-    name = item_id(job_id, number)
-    key = f"{name}-{blake2b(body, digest_size=8).hexdigest()}"
-    if read_plain(body) is None and (fault := await look_closely(body, fields)) is not None:
-        return _refused(job_id, item, fault)
-    if guard is not None:
-        said = await guard.before(body, lambda: _about(leased, item))
-        if isinstance(said, Stop):
-            return _stopped(clock, leased, deadline_ms, item, said)
-        body = said
-        # A hook may have taken its time, and a key's state is not believed for long.
-        if (denied := denial(leased)) is not None:
-            return _stopped(clock, leased, deadline_ms, item, denied)
-    if failpoints.ARMED:
-        await failpoints.hit("before_send", item.custom_id)
-    try:
-        answer = await upstream.send(
-            Call(
-                job_id,
-                number,
-                leased.endpoint,
-                leased.model,
-                body,
-                key,
-                deadline_ms,
-                item.attempt_count,
-                grace_ms,
-                begin_by_ms(leased),
-                budgets,
-                share_owner=leased.share_owner,
-                prefix_salt=_salt(leased.share_owner),
-                hand_backs=item.hand_backs,
-                parallel=parallel,
-                models=models,
+class Performer:
+    def __init__(self, upstream: Upstream, clock: Clock, entropy: Entropy, rules: CallRules, grace_ms: int) -> None:
+        """`grace_ms` is how much longer than the deadline a call may take that began before it."""
+        self._upstream = upstream
+        self._clock = clock
+        self._entropy = entropy
+        self._rules = rules
+        self._grace_ms = grace_ms
+
+    async def perform(self, held: HeldSlice, item: Item) -> ItemVerdict | Again:
+        """Run one item. Cancelling this aborts the call."""
+        begun_ms = self._clock.monotonic_ms()
+        ended = await self._end(held, item)
+        if isinstance(ended, Again):
+            return ended
+        return self._verdict(held.slice, item.number, ended, int(self._clock.monotonic_ms() - begun_ms))
+
+    async def _end(self, held: HeldSlice, item: Item) -> _Ended | Again:
+        """Judge the request, send it, and judge what came back. A hook's own changes are the operator's: no field rule binds them."""
+        leased, rules = held.slice, self._rules
+        if (unsent := self._never_sent(held, item)) is not None:
+            return unsent
+        body = item.body
+        name = item_id(leased.job_id, item.number)
+        key = f"{name}-{blake2b(body, digest_size=8).hexdigest()}"
+        if read_plain(body) is None and (fault := await look_closely(body, rules.fields(leased))) is not None:
+            return _refused(name, item, fault)
+        guard = rules.guard(leased)
+        if guard is not None:
+            judged = await guard.before(body, lambda: _about(leased, item))
+            if isinstance(judged, Stop):
+                return self._stopped(held, item, judged)
+            body = judged
+            # A hook may have taken its time, and a key's state is not believed for long.
+            if (denied := rules.denial(leased)) is not None:
+                return self._stopped(held, item, denied)
+        if failpoints.ARMED:
+            await failpoints.hit("before_send", item.custom_id)
+        try:
+            answer = await self._upstream.send(self._call(held, item, body, key))
+        except UpstreamError as error:
+            return self._after_failure(error, held, item)
+        except Exception as error:
+            return self._after_failure(_unforeseen(error, leased.job_id, item.number), held, item)
+        if failpoints.ARMED:
+            await failpoints.hit("after_answer")
+        kept: bytes | Stop = answer.body
+        if guard is not None:
+            kept = await guard.after(answer.body, lambda: _about(leased, item))
+        if isinstance(kept, Stop):
+            return self._stopped(held, item, kept, answer)
+        line = results.response_line(name, item.custom_id, answer.status, kept)
+        return _Ended(Outcome.ANSWERED, line, answer.usage, answer.deployment)
+
+    def _call(self, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
+        leased, rules = held.slice, self._rules
+        return Call(
+            leased.job_id,
+            item.number,
+            leased.endpoint,
+            leased.model,
+            body,
+            key,
+            held.deadline_ms,
+            item.attempt_count,
+            self._grace_ms,
+            rules.begin_by_ms(leased),
+            held.budgets,
+            share_owner=leased.share_owner,
+            prefix_salt=_salt(leased.share_owner),
+            hand_backs=item.hand_backs,
+            parallel=rules.parallel(leased),
+            models=rules.models(leased),
+        )
+
+    def _never_sent(self, held: HeldSlice, item: Item) -> _Ended | Again | None:
+        """Return why this item is not sent, as far as that can be known without asking anyone."""
+        leased = held.slice
+        if not leased.model:
+            return _invalid_line(leased.job_id, item)
+        if item.alone_losses >= retry.ALONE_LOSSES_MAX:
+            message = (
+                f"{item.alone_losses} workers were lost while each ran only this request, and other requests that were run in the "
+                "same way survived, so it was given up."
             )
-        )
-    except UpstreamError as error:
-        return _after_failure(error, clock, entropy, policy, leased, deadline_ms, item)
-    except Exception as error:
-        return _after_failure(_unforeseen(error, job_id, number), clock, entropy, policy, leased, deadline_ms, item)
-    if failpoints.ARMED:
-        await failpoints.hit("after_answer")
-    kept: bytes | Stop = answer.body
-    if guard is not None:
-        kept = await guard.after(answer.body, lambda: _about(leased, item))
-    if isinstance(kept, Stop):
-        return _stopped(clock, leased, deadline_ms, item, kept, answer)
-    return Answered(results.response_line(name, item.custom_id, answer.status, kept), answer.usage, answer.deployment)
+            return _failed(leased, item, "worker_lost", message)
+        if (denied := self._rules.denial(leased)) is not None:
+            return self._stopped(held, item, denied)
+        if not self._upstream.knows(leased.model):
+            message = (
+                f"No deployment serves the model {leased.model!r} to batches here. Check its name against GET /v1/models; a model may "
+                "be served to interactive calls only."
+            )
+            return _failed(leased, item, "model_not_found", message)
+        return None
+
+    def _stopped(self, held: HeldSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> _Ended | Again:
+        """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
+        if why.retryable:
+            metrics.policy_waits.of(why.code).inc()
+            left_ms = max(0, int(held.deadline_ms - self._clock.monotonic_ms()))
+            return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
+        metrics.policy_refusals.of(why.code).inc()
+        return _failed(held.slice, item, why.code, why.message, paid)
+
+    def _after_failure(self, error: UpstreamError, held: HeldSlice, item: Item) -> _Ended | Again:
+        leased, deadline_ms = held.slice, int(held.deadline_ms)
+        now_ms = int(self._clock.monotonic_ms())
+        policy, chance = self._rules.retry(leased), self._entropy.uniform(0.0, 1.0)
+        verdict = retry.decide(error, item.attempt_count, now_ms, deadline_ms, policy, chance)
+        hand_backs = item.hand_backs + isinstance(error, HandedBack)
+        if isinstance(verdict, retry.RetryAt):
+            return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
+        if verdict.code == "batch_expired":
+            return Again(max(0, deadline_ms - now_ms), item.attempt_count, error.reason, hand_backs)
+        if isinstance(error, Overspent):
+            metrics.policy_refusals.of(error.code).inc()
+            return _failed(leased, item, error.code, _sentence(error.message))
+        if isinstance(error, Refused) or error.status >= 400:
+            body = results.http_error_body(error.status, error.body, error.message, error.code)
+            name = item_id(leased.job_id, item.number)
+            return _Ended(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
+        line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
+        if isinstance(error, BrokenAnswer) and error.body:
+            line = results.with_raw(line, error.body)
+        return _Ended(Outcome.FAILED, line)
+
+    def _verdict(self, leased: LeasedSlice, number: int, ended: _Ended, took_ms: int) -> ItemVerdict:
+        line, paid_nano = ended.line, _NO_COST
+        price = self._rules.price(ended.deployment) if ended.deployment else None
+        if price is not None:
+            paid = cost(ended.usage, price, batch=True)
+            paid_nano = (paid.input_nano, paid.cached_nano, paid.output_nano)
+            line = results.with_cost(line, paid_nano)
+        finished = Finished(
+            number, ended.outcome, len(line), leased.first, leased.token, ended.usage, 0, leased.model, leased.item_units,
+            ended.deployment, paid_nano, crc32(line), took_ms,
+        )  # fmt: skip
+        return ItemVerdict(leased.job_id, number, line, finished)
 
 
-def _never_sent(
-    upstream: Upstream,
-    clock: Clock,
-    leased: LeasedSlice,
-    deadline_ms: float,
-    item: Item,
-    denial: Callable[[LeasedSlice], Denied | None],
-) -> Failed | Again | None:
-    """Why this item is not sent, as far as that can be known without asking anyone."""
-    job_id, number = leased.job_id, item.number
-    if not leased.model:
-        wrong = _invalid.decode(item.body)
-        message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
-        if wrong.status is None:
-            return Failed(results.error_line(job_id, number, custom_id, wrong.code, message), wrong.code)
-        body = results.refused_body(message, wrong.code, wrong.param)
-        return Failed(results.response_line(item_id(job_id, number), custom_id, wrong.status, body), wrong.code)
-    if item.alone_losses >= retry.ALONE_LOSSES_MAX:
-        message = (
-            f"{item.alone_losses} workers were lost while each ran only this request, and other requests that were run in the same "
-            "way survived, so it was given up."
-        )
-        return Failed(results.error_line(job_id, number, item.custom_id, "worker_lost", message), "worker_lost")
-    if (denied := denial(leased)) is not None:
-        return _stopped(clock, leased, deadline_ms, item, denied)
-    if not upstream.knows(leased.model):
-        message = (
-            f"No deployment serves the model {leased.model!r} to batches here. Check its name against GET /v1/models; a model may be "
-            "served to interactive calls only."
-        )
-        return Failed(results.error_line(job_id, number, item.custom_id, "model_not_found", message), "model_not_found")
-    return None
+def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _Ended:
+    line = results.error_line(leased.job_id, item.number, item.custom_id, code, message)
+    return _Ended(Outcome.FAILED, line, paid.usage, paid.deployment) if paid else _Ended(Outcome.FAILED, line)
 
 
-def _refused(job_id: str, item: Item, fault: FieldFault) -> Failed:
-    """The request is one that we refuse in the model server's place, as an answer to this item alone."""
+def _invalid_line(job_id: str, item: Item) -> _Ended:
+    """Say of a line that cannot be run what ingest found wrong with it."""
+    wrong = _invalid.decode(item.body)
+    message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
+    if wrong.status is None:
+        return _Ended(Outcome.FAILED, results.error_line(job_id, item.number, custom_id, wrong.code, message))
+    body = results.refused_body(message, wrong.code, wrong.param)
+    name = item_id(job_id, item.number)
+    return _Ended(Outcome.FAILED, results.response_line(name, custom_id, wrong.status, body))
+
+
+def _refused(name: str, item: Item, fault: FieldFault) -> _Ended:
+    """Refuse a request in the model server's place, as an answer to this item alone."""
     param = f"body.{fault.param}" if fault.param else "body"
     body = results.refused_body(fault.message, fault.code, param)
-    return Failed(results.response_line(item_id(job_id, item.number), item.custom_id, BAD_REQUEST, body), fault.code)
-
-
-def _stopped(
-    clock: Clock, leased: LeasedSlice, deadline_ms: float, item: Item, why: Denied | Stop, paid: Answer | None = None
-) -> Failed | Again:
-    """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
-    if why.retryable:
-        metrics.policy_waits.of(why.code).inc()
-        left_ms = max(0, int(deadline_ms - clock.monotonic_ms()))
-        return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
-    metrics.policy_refusals.of(why.code).inc()
-    line = results.error_line(leased.job_id, item.number, item.custom_id, why.code, why.message)
-    return Failed(line, why.code, paid.usage, paid.deployment) if paid else Failed(line, why.code)
+    return _Ended(Outcome.FAILED, results.response_line(name, item.custom_id, BAD_REQUEST, body))
 
 
 def _about(leased: LeasedSlice, item: Item) -> About:
@@ -220,36 +297,6 @@ def _unforeseen(error: Exception, job_id: str, number: int) -> UpstreamError:
     return Ambiguous(
         f"The call broke off inside the gateway ({kind}); the operator's log has more.", code="internal_error"
     )
-
-
-def _after_failure(
-    error: UpstreamError,
-    clock: Clock,
-    entropy: Entropy,
-    policy: retry.RetryPolicy,
-    leased: LeasedSlice,
-    deadline_ms: float,
-    item: Item,
-) -> Failed | Again:
-    now_ms = int(clock.monotonic_ms())
-    verdict = retry.decide(error, item.attempt_count, now_ms, int(deadline_ms), policy, entropy.uniform(0.0, 1.0))
-    hand_backs = item.hand_backs + isinstance(error, HandedBack)
-    if isinstance(verdict, retry.RetryAt):
-        return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
-    if verdict.code == "batch_expired":
-        return Again(max(0, int(deadline_ms) - now_ms), item.attempt_count, error.reason, hand_backs)
-    if isinstance(error, Overspent):
-        metrics.policy_refusals.of(error.code).inc()
-        line = results.error_line(leased.job_id, item.number, item.custom_id, error.code, _sentence(error.message))
-    elif isinstance(error, Refused) or error.status >= 400:
-        body = results.http_error_body(error.status, error.body, error.message, error.code)
-        name = item_id(leased.job_id, item.number)
-        line = results.response_line(name, item.custom_id, error.status, body)
-    else:
-        line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
-        if isinstance(error, BrokenAnswer) and error.body:
-            line = results.with_raw(line, error.body)
-    return Failed(line, error.reason)
 
 
 def _sentence(text: str) -> str:

@@ -5,18 +5,17 @@ fresh one. What the store refuses because the job closed is counted as paid but 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
-from zlib import crc32
 
 import structlog
 
 from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
-from tidegate.core.nouns import Attempts, Finished, JobFlush, Placed, Recorded, Usage
-from tidegate.core.ports import Blobs, ResultLog
+from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Placed, Recorded
+from tidegate.core.ports import Blobs, ResultLog, Upstream
 from tidegate.core.states import Outcome
 from tidegate.failpoints import hit
 from tidegate.store.store import Store
@@ -28,16 +27,15 @@ _RETRY_S_MAX = 5.0
 _KINDS = ("answers", "errors")
 
 
-# A finished line: its job, its item's number, its bytes, and what the store must know of it.
-_Line = tuple[str, int, bytes, Finished]
-_PLACE = itemgetter(0, 1)
+_JOB = attrgetter("job_id")
+_PLACE = attrgetter("job_id", "number")
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
     """What was finished between two flushes; lines are kept until they are committed."""
 
-    lines: dict[str, list[_Line]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
+    lines: dict[str, list[ItemVerdict]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
     attempts: list[tuple[str, str, Attempts]] = field(default_factory=list)
     finished_slices: list[tuple[str, int, str]] = field(default_factory=list)
     released_slices: list[tuple[str, int, str, int]] = field(default_factory=list)
@@ -64,18 +62,18 @@ class Recorder:
         self,
         store: Store,
         blobs: Blobs,
+        upstream: Upstream,
         limits: FlushLimits,
         new_blob: Callable[[str], Coroutine[Any, Any, str]],
-        on_recorded: Callable[[Recorded], None],
-        on_committed: Callable[[Iterable[tuple[str, int]]], None] = lambda items: None,
+        publish_due: asyncio.Event,
     ) -> None:
-        """`on_committed` hears of every item of which something was committed, also when the store refused it as late or twice."""
+        """`new_blob` begins a blob of this kind for a log. `publish_due` is set when a job has its last outcome."""
         self._store = store
         self._blobs = blobs
+        self._upstream = upstream
         self._limits = limits
         self._new_blob = new_blob
-        self._on_recorded = on_recorded
-        self._on_committed = on_committed
+        self._publish_due = publish_due
         self._part = _Part()
         self._appended: list[_Part] = []
         self._logs: dict[str, ResultLog] = {}
@@ -99,53 +97,13 @@ class Recorder:
         """Too much waits for a store or a disk that is away: nothing new should be sent."""
         return self.failing or self._held_bytes > self._limits.held_bytes_max
 
-    def answered(
-        self,
-        job_id: str,
-        number: int,
-        line: bytes,
-        usage: Usage,
-        slice_first: int,
-        token: str,
-        model: str | None = None,
-        units: int = 0,
-        deployment: str = "",
-        cost_nano: tuple[int, int, int] = (0, 0, 0),
-        took_ms: int = 0,
-    ) -> None:
-        finished = Finished(
-            number, Outcome.ANSWERED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
-            crc32(line), took_ms,
-        )  # fmt: skip
-        self._add("answers", job_id, line, finished)
-
-    def failed(
-        self,
-        job_id: str,
-        number: int,
-        line: bytes,
-        usage: Usage,
-        slice_first: int,
-        token: str,
-        model: str | None = None,
-        units: int = 0,
-        deployment: str = "",
-        cost_nano: tuple[int, int, int] = (0, 0, 0),
-        took_ms: int = 0,
-    ) -> None:
-        """`usage` is what was paid for an answer that was not let through."""
-        finished = Finished(
-            number, Outcome.FAILED, len(line), slice_first, token, usage, 0, model, units, deployment, cost_nano,
-            crc32(line), took_ms,
-        )  # fmt: skip
-        self._add("errors", job_id, line, finished)
-
-    def _add(self, kind: str, job_id: str, line: bytes, finished: Finished) -> None:
-        part = self._part
-        part.lines[kind].append((job_id, finished.number, line, finished))
-        part.size_bytes += len(line)
+    def record(self, verdict: ItemVerdict) -> None:
+        """Take over an item's finished line: it is made durable and committed with the next flush."""
+        part, size_bytes = self._part, len(verdict.line)
+        part.lines["answers" if verdict.finished.outcome is Outcome.ANSWERED else "errors"].append(verdict)
+        part.size_bytes += size_bytes
         part.line_count += 1
-        self._held_bytes += len(line)
+        self._held_bytes += size_bytes
         if part.line_count >= self._limits.line_count_max or part.size_bytes >= self._limits.size_bytes_max:
             self._due.set()
         if part.line_count == 1:
@@ -301,7 +259,7 @@ class Recorder:
             lines.sort(key=_PLACE)
             ready = await self._log(kind)
             if part.logs.get(kind) is not ready:
-                await ready.append(b"".join([line[2] for line in lines]))
+                await ready.append(b"".join([one.line for one in lines]))
                 part.logs[kind] = ready
         await hit("record_durable")
 
@@ -346,9 +304,10 @@ class Recorder:
         flushes = _flushes(parts, placed)
         finished = [key for part in parts for key in part.finished_slices]
         released = [key for part in parts for key in part.released_slices]
-        for recorded in await self._commit(flushes, finished, released):
-            self._on_recorded(recorded)
-        self._on_committed(_items(parts))
+        if any(recorded.complete for recorded in await self._commit(flushes, finished, released)):
+            self._publish_due.set()
+        # Also what the store refused as late or twice: no answer to it is needed any more.
+        self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
         self._appended = []
@@ -405,9 +364,9 @@ def _flushes(parts: list[_Part], placed: dict[str, Placed | None]) -> list[JobFl
         jobs: dict[str, JobFlush] = {}
         for kind in _KINDS:
             place = placed.get(kind)
-            for job_id, group in groupby(part.lines[kind], key=itemgetter(0)):
+            for job_id, group in groupby(part.lines[kind], key=_JOB):
                 assert place is not None
-                entries = [line[3] for line in group]
+                entries = [one.finished for one in group]
                 size_bytes = sum(entry.size_bytes for entry in entries)
                 where = Placed(place.blob_id, at[kind], size_bytes)
                 at[kind] += size_bytes

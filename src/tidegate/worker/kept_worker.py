@@ -95,13 +95,3 @@ class KeptWorker:
                 error=str(error),
                 advice="the store misses this process when the lease runs out",
             )
-
-
-async def until_any(*events: asyncio.Event) -> None:
-    """Wait until one of these is set."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waits:
-            task.cancel()

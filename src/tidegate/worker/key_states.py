@@ -5,6 +5,7 @@ key that nobody could ask about for too long nothing new is sent. Jobs without a
 are the core's.
 """
 
+import asyncio
 import math
 from collections.abc import Mapping
 
@@ -15,6 +16,8 @@ from tidegate.core.policy.policy_rules import UNKNOWN, Denied, KeyState, judge
 from tidegate.core.ports import Clock
 from tidegate.store.keys import KeyRow
 from tidegate.store.store import Store
+from tidegate.worker.leased_work import LeasedWork
+from tidegate.worker.registration import Registration
 
 BELIEVED_MS = 2_000
 ASKED_EVERY_MS = 1_000
@@ -69,6 +72,22 @@ class KeyStates:
         if state is None or now_ms >= self._asked_ms + BELIEVED_MS:
             return UNKNOWN
         return judge(state, self._model_of.get(leased.model, leased.model), leased.model, int(now_ms))
+
+
+class KeyWatch:
+    """Asks how keys stand, for as long as slices are held that came under one."""
+
+    def __init__(self, keys: KeyStates, leased_work: LeasedWork, me: Registration) -> None:
+        self._keys = keys
+        self._leased_work = leased_work
+        self._me = me
+
+    async def run(self) -> None:
+        """Ask every second, for ever."""
+        while True:
+            if self._leased_work.has_keys():
+                await self._keys.ask(self._me.id)
+            await asyncio.sleep(ASKED_EVERY_MS / 1000)
 
 
 def _state(row: KeyRow, asked_ms: float) -> KeyState:

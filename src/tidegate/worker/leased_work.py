@@ -7,12 +7,14 @@ lease surely alive, is the job still open, and does the model have a free slot.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.ports import Clock, Upstream
+from tidegate.stages.record import Recorder
+from tidegate.worker.supervisor import Supervisor
 
 # What waits no longer than this stays with the worker; the rest goes back to the store.
 SHORT_WAIT_MS = 5_000
@@ -29,7 +31,7 @@ class LeasedSliceState:
     slice: LeasedSlice
     deadline_ms: float
     budgets: tuple[Budget, ...] = ()
-    key_limits: tuple[Limit, ...] = ()
+    key_limits: tuple[Limit, ...] | None = None
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
@@ -42,6 +44,15 @@ class LeasedSliceState:
     settled: bool = False
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def bind(self, key_limits: tuple[Limit, ...], budgets: tuple[Budget, ...]) -> None:
+        """Let these budgets bind calls of this slice, which hold with these limits of its key."""
+        self.key_limits = key_limits
+        self.budgets = budgets
+
+    def release_tail(self, item_count: int) -> None:
+        """So many items at its end went back to the store."""
+        self.left -= item_count
 
     def end_item(self, number: int, *, was_answered: bool) -> None:
         """An item has its outcome; `was_answered` when a model server said it."""
@@ -59,36 +70,37 @@ class LeasedSliceState:
 class _Stock:
     """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
 
-    __slots__ = ("_since_ms", "in_flight", "queue", "sent", "went_before")
+    __slots__ = ("_since_ms", "in_flight", "queue", "sent", "sent_before")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[LeasedSliceState, Item]] = deque()
         self.in_flight = 0
         self._since_ms = -math.inf
-        self.sent = self.went_before = 0
+        self.sent = self.sent_before = 0
 
     def goes(self, now_ms: float) -> None:
         """One more item goes out."""
         self.in_flight += 1
         if now_ms - self._since_ms >= AHEAD_MS:
-            self.went_before = self.sent if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+            self.sent_before = self.sent if now_ms - self._since_ms < 2 * AHEAD_MS else 0
             self.sent = 0
             self._since_ms = now_ms
         self.sent += 1
 
     def ahead(self, now_ms: float) -> int:
         """How many went out in so much time, of late."""
-        return max(self.sent, self.went_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
+        return max(self.sent, self.sent_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
     def is_unused(self, now_ms: float) -> bool:
         return not self.queue and not self.in_flight and now_ms - self._since_ms >= 2 * AHEAD_MS
 
 
 class LeasedWork:
-    def __init__(self, upstream: Upstream, clock: Clock, may_send: Callable[[], bool]) -> None:
+    def __init__(self, upstream: Upstream, clock: Clock, recorder: Recorder, supervisor: Supervisor) -> None:
         self._upstream = upstream
         self._clock = clock
-        self._may_send_at_all = may_send
+        self._recorder = recorder
+        self._supervisor = supervisor
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
@@ -97,6 +109,16 @@ class LeasedWork:
         self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything new may be taken and sent: not when the worker ends, nor when record cannot take more results."""
+        return self._supervisor.is_working and not self._recorder.full
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a slice is on its way into this worker's hands."""
+        return any(state.reading for state in self._states.values())
 
     @property
     def slice_count(self) -> int:
@@ -123,7 +145,7 @@ class LeasedWork:
         if stock is None:
             return True
         unsent = 2 * len(stock.queue)
-        return unsent <= self.in_flight or unsent <= stock.sent or unsent <= stock.went_before
+        return unsent <= self.in_flight or unsent <= stock.sent or unsent <= stock.sent_before
 
     def models(self) -> list[str]:
         """Models of which slices are held."""
@@ -177,7 +199,7 @@ class LeasedWork:
     def take(self) -> tuple[LeasedSliceState, Item] | None:
         """The next item that may be sent now."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self.lease_until_ms or not self._may_send_at_all():
+        if now_ms >= self.lease_until_ms or not self.is_open:
             return None
         if self._is_shut:
             return self._take_admitted(now_ms)

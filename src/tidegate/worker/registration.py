@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class Registration:
-    """One life of a process. Declared gone, it begins another one under another id."""
+    """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself."""
 
     def __init__(self, store: Store, clock: Clock, entropy: Entropy, *, host: str, version: str, lease_ms: int) -> None:
         self._store = store
@@ -25,6 +25,7 @@ class Registration:
         self._lease_ms = lease_ms
         self.id = ""
         self.safe_until_ms = 0.0
+        self.has_left = False
 
     async def begin(self) -> None:
         """Enlist under a fresh id."""
@@ -32,6 +33,7 @@ class Registration:
         fresh = ids.make("worker", self._entropy.token_bytes(16))
         await self._store.enlist_worker(fresh, self._host, self._version, self._lease_ms)
         self.id = fresh
+        self.has_left = False
         self.safe_until_ms = self._safe_from(asked_ms)
 
     async def beat(self) -> list[Holding] | None:
@@ -45,8 +47,19 @@ class Registration:
         self.safe_until_ms = self._safe_from(asked_ms)
         return holdings
 
+    def is_safe(self) -> bool:
+        """Whether the store surely counts this incarnation as alive: what is leased now is ours."""
+        return self._clock.monotonic_ms() < self.safe_until_ms
+
+    async def begin_blob(self, kind: str) -> str:
+        """Begin a blob that dies with this incarnation unless it is settled. Return its id."""
+        blob_id = ids.make("blob", self._entropy.token_bytes(16))
+        await self._store.begin_blob(blob_id, kind, self.id)
+        return blob_id
+
     async def leave(self) -> None:
         """End this life by ourselves."""
+        self.has_left = True
         self.safe_until_ms = 0.0
         await self._store.declare_gone(self.id, leaving=True)
 

@@ -1,8 +1,9 @@
 """What a worker with room should lease next: look at the store, let the pure scheduler decide, and say what it decided.
 
-It takes nothing. What it remembers between two decisions (whose turn was last, how fast models went) may be forgotten at any time.
+It takes nothing. What it remembers between two decisions (whose turn was last, how fast models were) may be forgotten at any time.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import structlog
 from tidegate import metrics
 from tidegate.core import schedule
 from tidegate.core.nouns import ModelPace
+from tidegate.core.policies import Policies
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import deadline, fair
 from tidegate.core.schedule.mode_override import ModeOverride
@@ -31,6 +33,7 @@ _WAKE_EVERY_MS = 500
 _WAKE_MAX = 100
 _TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
+_FOLLOW_MS = 2_000
 
 # How many more items of a model this worker could hold, and why none where it could not.
 Room = Callable[[str], tuple[int, str | None]]
@@ -76,23 +79,19 @@ def _tell_gaps(snapshot: schedule.Snapshot) -> None:
 
 
 class Scheduler:
-    """`policy_of` gives the policy for the mode as an operator switched it at run time; `caps` are those of tenants by name."""
+    """Chooses by the operator's policy, in the mode that an operator may have switched to at run time."""
 
     def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        policy_of: Callable[[ModeOverride], schedule.Policy],
-        slice_items: int,
-        caps: Mapping[str, int] | None = None,
+        self, store: Store, clock: Clock, policies: Policies, slice_items: int, follow_ms: int = _FOLLOW_MS
     ) -> None:
+        """`slice_items` is how many items a slice has at most, `follow_ms` how often the operator's switch is looked at."""
         self._store = store
         self._clock = clock
-        self._policy_of = policy_of
-        self._policy = policy_of(ModeOverride())
+        self._policies = policies
+        self._policy = policies.schedule_policy(ModeOverride())
         self._override = ModeOverride()
         self._slice_items = slice_items
-        self._caps = caps or {}
+        self._follow_ms = follow_ms
         self._caps_at_ms = 0.0
         self._turns: dict[str, schedule.Turn] = {}
         self._paces: dict[str, ModelPace] = {}
@@ -102,20 +101,27 @@ class Scheduler:
         # Those that were awake at the last look; asked for anew where none of them has room.
         self._models: Sequence[str] = ()
 
+    async def run(self) -> None:
+        """Follow the operator's switch, for ever."""
+        while True:
+            await self.follow()
+            await asyncio.sleep(self._follow_ms / 1000)
+
     async def follow(self) -> None:
         """Take over the mode that an operator has switched to, if any."""
         override = await self._store.mode_override()
         if override != self._override:
             self._override = override
-            self._policy = self._policy_of(override)
+            self._policy = self._policies.schedule_policy(override)
             self._caps_at_ms = 0.0
             log.info("scheduler_switched", mode=self._policy.mode, shadow_mode=self._policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()
-        if self._caps and now_ms >= self._caps_at_ms:
+        caps = self._policies.in_flight_caps
+        if caps and now_ms >= self._caps_at_ms:
             # A tenant that the settings name may come into being later.
             self._caps_at_ms = now_ms + _CAPS_KEEP_MS
-            ids = await self._store.tenant_ids(self._caps)
-            by_id = {tenant_id: self._caps[name] for name, tenant_id in ids.items()}
+            ids = await self._store.tenant_ids(caps)
+            by_id = {tenant_id: caps[name] for name, tenant_id in ids.items()}
             self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
 
     async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
@@ -188,10 +194,10 @@ class Scheduler:
             some = max(_PACES_MIN, len(models) // _PACES_PARTS)
             due = sorted(old, key=self._paced_at_ms.__getitem__)[:some]
         if due:
-            told = await self._store.paces(due)
+            found = await self._store.paces(due)
             # Callers choose the names of models: what is not needed any more must not pile up.
-            self._paces = {model: pace for model, pace in (self._paces | told).items() if model in models}
-            paced_at = self._paced_at_ms | dict.fromkeys(told, now_ms)
+            self._paces = {model: pace for model, pace in (self._paces | found).items() if model in models}
+            paced_at = self._paced_at_ms | dict.fromkeys(found, now_ms)
             self._paced_at_ms = {model: paced_at[model] for model in self._paces}
 
     def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:

@@ -20,8 +20,10 @@ import structlog
 
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Item
+from tidegate.core.ports import Listener
 from tidegate.core.retry import ALONE_LOSSES_MAX
 from tidegate.core.schedule.snapshot import Suspects
+from tidegate.stages.lease import SuspectBounds
 from tidegate.stages.record import Recorder
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS, SUSPECT_AFTER
 from tidegate.store.store import Store
@@ -52,14 +54,14 @@ class Trial:
         leased_work: LeasedWork,
         recorder: Recorder,
         me: Registration,
-        look_again: Callable[[], None],
+        lease_wake: Listener,
     ) -> None:
-        """`look_again` has the worker lease what it can now."""
+        """`lease_wake` has the worker lease what it can now."""
         self._store = store
         self._leased_work = leased_work
         self._recorder = recorder
         self._me = me
-        self._look_again = look_again
+        self._lease_wake = lease_wake
         self._stage = _Stage.HALF
         self._level = 0
         self._group: set[LeasedSliceState] = set()
@@ -69,7 +71,7 @@ class Trial:
         self._takes_suspect = False
         self._alone_wanted = asyncio.Event()
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """A new incarnation has survived nothing yet."""
         self._stage, self._level, self._has_sent = _Stage.HALF, 0, False
         self._group.clear()
@@ -89,14 +91,18 @@ class Trial:
             return 0
         if not seen.count:
             if not self._group:
-                self.begin_anew()
+                self.begin_again()
             return ALL_SUSPECTS
         if seen.level > self._level:
-            self.begin_anew()
+            self.begin_again()
             self._level = seen.level
         elif self._stage is _Stage.REST and seen.level < self._level:
             self._stage = _Stage.ALL
         return self._bound(seen)
+
+    def bounds(self, seen: Suspects) -> SuspectBounds:
+        """Say how many suspects may be leased now, and whether slices that never lost an owner wait while a culprit is searched for."""
+        return SuspectBounds(self.suspects_max(seen), keeps_rest=seen.is_searching and not self.wants_check)
 
     def _bound(self, seen: Suspects) -> int:
         kept = max(0, seen.count - KEPT_FOR_CHECKS)
@@ -141,9 +147,7 @@ class Trial:
                 self._leased_work.reopen()
 
     async def _run_alone(self, state: LeasedSliceState) -> None:
-        await _until(
-            lambda: not self._leased_work.in_flight and not any(one.reading for one in self._leased_work.state())
-        )
+        await _until(lambda: not self._leased_work.in_flight and not self._leased_work.is_reading)
         entry = next((entry for entry in self._leased_work.queued() if entry[0] is state), None)
         if entry is None:
             return
@@ -175,7 +179,7 @@ class Trial:
                 if others or suspect.dropped or waited_s >= _CHECK_WAIT_S:
                     return others
                 self.wants_check, self._takes_suspect = True, waited_s >= _INNOCENT_WAIT_S
-                self._look_again()
+                self._lease_wake.notify()
                 await asyncio.sleep(_POLL_S)
         finally:
             self.wants_check = self._takes_suspect = False

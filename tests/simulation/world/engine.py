@@ -1,7 +1,6 @@
 """What `service.py` does for a real process, for a simulated one: a worker over its ports. Ingest runs in the process itself."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tests.simulation.world.disk import Disk, ProcessBlobs
@@ -11,12 +10,15 @@ from tests.simulation.world.provider import ProcessTransport, Provider
 from tests.simulation.world.redis_server import url_of
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.system import LocalWake
-from tidegate.core import ids
+from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import IngestFailed
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
-from tidegate.core.nouns import IngestPlan, Job
+from tidegate.core.nouns import IngestPlan, Job, LeasedSlice
+from tidegate.core.policies import Policies
 from tidegate.core.retry import RetryPolicy
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.settings.policy import switched
 from tidegate.settings.tenants import TenantPolicy
 from tidegate.stages.ingest.ingest_file import ingest_file
@@ -30,7 +32,7 @@ from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
-from tidegate.worker.worker import Worker
+from tidegate.worker.worker import Worker, WorkerPorts
 
 HELD_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0
@@ -79,11 +81,6 @@ def build_road(process: Process, store: Store, me: Registration, plan: Plan, pro
 def build_worker(
     process: Process, store: Store, me: Registration, plan: Plan, scratch: Path, disk: Disk, router: Router
 ) -> Worker:
-    async def new_blob(kind: str, worker_id: str) -> str:
-        blob_id = ids.make("blob", process.token_bytes(16))
-        await store.begin_blob(blob_id, kind, worker_id)
-        return blob_id
-
     async def run_pass(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
         fails = process.weather.strikes("ingest")
         await process.ask(lambda: None, process.weather.dice.uniform(0, INGEST_S_MAX))
@@ -91,22 +88,9 @@ def build_worker(
             raise IngestFailed("the ingest process was killed")
         return ingest_file(input_path, work_path, rules)
 
-    def rules_for(job: Job) -> LineRules:
-        return LineRules(job.endpoint, invalid_lines=job.invalid_lines, slice_count_max=plan.slice_items)
-
-    return Worker(
-        store,
-        ProcessBlobs(process, disk),
-        router,
-        process,
-        process,
-        LocalWake(),
-        me,
-        _options(plan, scratch),
-        rules_for,
-        run_pass,
-        new_blob,
-    )
+    blobs = ProcessBlobs(process, disk)
+    ports = WorkerPorts(store, blobs, router, process, process, LocalWake())
+    return Worker(ports, me, _options(plan, scratch), PlannedPolicies(plan), run_pass)
 
 
 def _options(plan: Plan, scratch: Path) -> WorkerOptions:
@@ -119,17 +103,35 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
         sweep_ms=plan.sweep_ms,
         grace_ms=plan.grace_ms,
         flush=FlushLimits(plan.flush_ms, plan.flush_lines, HELD_BYTES_MAX, held_bytes_max=HELD_BYTES_MAX),
-        retry=RetryPolicy(backoff_ms=200, backoff_ms_max=3_000, deferral_ms=500),
         scratch=scratch,
         result_expires_after_ms=None,
         job_keep_ms=86_400_000,
         garbage_safety_ms=plan.garbage_safety_ms,
-        policy_of=partial(switched, plan.estate.policy),
-        weight_of=lambda tenant: _tenant(plan, tenant).weight,
-        budgets_of=lambda piece: _tenant(plan, piece.tenant).budgets(
-            piece.tenant_id, user=piece.user, key_id=piece.key_id, job_id=piece.job_id, job_limits=piece.limits
-        ),
     )
+
+
+class PlannedPolicies(Policies):
+    """What a plan says of tenants, slices and retries."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def schedule_policy(self, override: ModeOverride) -> Policy:
+        return switched(self._plan.estate.policy, override)
+
+    def line_rules(self, job: Job) -> LineRules:
+        return LineRules(job.endpoint, invalid_lines=job.invalid_lines, slice_count_max=self._plan.slice_items)
+
+    def weight(self, tenant: str) -> float:
+        return _tenant(self._plan, tenant).weight
+
+    def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
+        return _tenant(self._plan, leased.tenant).budgets(
+            leased.tenant_id, user=leased.user, key_id=leased.key_id, job_id=leased.job_id, job_limits=leased.limits
+        )
+
+    def retry(self, model: str) -> RetryPolicy:
+        return RetryPolicy(backoff_ms=200, backoff_ms_max=3_000, deferral_ms=500)
 
 
 def _tenant(plan: Plan, name: str) -> TenantPolicy:

@@ -17,11 +17,11 @@ from tidegate.core import retry
 from tidegate.core.errors import StoreUnavailable, Throttled
 from tidegate.stages import lease, record
 from tidegate.stages.stage_leases import StageLeases
-from tidegate.stages.tend import lost_workers
+from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store import slices
 from tidegate.worker import leased_work
 from tidegate.worker.key_states import KeyStates
-from tidegate.worker.leaser import Leaser
+from tidegate.worker.leasing import SliceReader
 
 _TOKEN = "and lease_token = :token"
 _OPEN = "and state in ('in_progress', 'cancelling')"
@@ -45,13 +45,13 @@ async def _lease_and_forget(self: Any, worker_id: str, picks: Any, *bounds: Any,
     return taken
 
 
-async def _reclaim_first(store: Any, blobs: Any, spool_wait_ms: int) -> int:
-    for worker_id in await store.overdue_workers(20):
-        await store.declare_gone(worker_id)
+async def _reclaim_first(self: LostWorkers, spool_wait_ms: int) -> int:
+    for worker_id in await self._store.overdue_workers(20):
+        await self._store.declare_gone(worker_id)
     freed = 0
-    for worker_id in await store.stranded_workers(20):
-        freed += await store.reclaim_slices(worker_id)
-    await lost_workers.adopt_logs(store, blobs, spool_wait_ms)
+    for worker_id in await self._store.stranded_workers(20):
+        freed += await self._store.reclaim_slices(worker_id)
+    await self.adopt_logs(spool_wait_ms)
     return freed
 
 
@@ -61,7 +61,7 @@ def _lose_tails(self: Disk) -> None:
 
 
 _extend_lease = leased_work.LeasedWork.extend_lease
-_take = lease.take
+_take = lease.LeaseStage.take
 _decide = retry.decide
 _read_items = lease.read_items
 
@@ -86,11 +86,11 @@ async def _read_without_waits(blobs: Any, piece: Any) -> Any:
     return items
 
 
-async def _begin_whatever_happened(self: Leaser, held: Any) -> bool:
+async def _begin_whatever_happened(self: SliceReader, held: Any) -> bool:
     self._leased_work.forget(held)
-    items = await lease.read_items(self._blobs, held.slice)
-    self._leased_work.add(held, items)
-    self._settle(held)
+    items = await self._stage.read(held.slice)
+    self._leased_work.add(held, items or ())
+    self._settler.settle(held)
     return True
 
 
@@ -152,7 +152,7 @@ MUTANTS: dict[str, Mutant] = {
         sql("slice_blame", "lost_count = :lost_count", "lost_count = 0 * :lost_count"),
     ),
     "reclaim_before_adopt": Mutant(
-        "deaths", "slices are freed before logs are adopted", patch(lost_workers, "tend", _reclaim_first)
+        "deaths", "slices are freed before logs are adopted", patch(LostWorkers, "tend", _reclaim_first)
     ),
     "heartbeat_ignored": Mutant(
         "late_beats",
@@ -171,13 +171,13 @@ MUTANTS: dict[str, Mutant] = {
         "quiet", "blobs in use are collected", sql("blobs_condemn_unused", "and uses = 0", "")
     ),
     "deadline_ignored": Mutant(
-        "closings", "calls go on after the window", patch(lease, "take", _take_without_deadline)
+        "closings", "calls go on after the window", patch(lease.LeaseStage, "take", _take_without_deadline)
     ),
     "throttling_counts": Mutant("throttled", "a 429 uses up an attempt", patch(retry, "decide", _decide_harshly)),
     "lost_while_read": Mutant(
         "late_beats",
         "what is lost or closed while it is read is sent anyway",
-        patch(Leaser, "_begin_slice", _begin_whatever_happened),
+        patch(SliceReader, "_begin_slice", _begin_whatever_happened),
     ),
     "steps_left_behind": Mutant(
         "lost_answers",

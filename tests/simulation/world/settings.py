@@ -9,19 +9,21 @@ import structlog
 from tidegate.core.budgets import counting
 from tidegate.core.budgets.budget import Period
 from tidegate.core.budgets.counting import Span
+from tidegate.stages import lease
 from tidegate.stages.tend import compact_extents
 from tidegate.upstream.routing import slots
-from tidegate.worker import leased_work, leaser, worker
+from tidegate.worker import lease_room, leased_work, runners, upkeep
 
 PIECES_MAX = 4
 # A minute and an hour of this world.
 SPANS = {Period.MINUTE: Span(5_000, 250), Period.HOUR: Span(20_000, 1_000)}
 _TINY = (
     (leased_work, "SHORT_WAIT_MS", 1_500),
-    (worker, "SHORT_WAIT_MS", 1_500),
-    (leaser, "SHORT_WAIT_MS", 1_500),
+    (lease_room, "SHORT_WAIT_MS", 1_500),
+    (runners, "SHORT_WAIT_MS", 1_500),
+    (lease, "READ_AGAIN_MS", 1_500),
     (counting, "_SPANS", SPANS),
-    (worker, "_UPKEEP_EVERY", 3),
+    (upkeep, "_UPKEEP_EVERY", 3),
     (slots, "PERIOD_S", 0.8),
     (compact_extents, "PIECES_MAX", PIECES_MAX),
 )

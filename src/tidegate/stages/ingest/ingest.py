@@ -10,11 +10,10 @@ ends the job.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 import structlog
@@ -25,6 +24,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.keys import models_from
 from tidegate.core.nouns import IngestPlan, IngestSource, Job, JobStart, LineError
+from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.failpoints import hit
@@ -63,20 +63,16 @@ class IngestStage:
         blobs: Blobs,
         entropy: Entropy,
         scratch: Path,
-        rules_for: Callable[[Job], LineRules],
+        policies: Policies,
         run_pass: RunPass,
-        weight_of: Callable[[str], float] = lambda tenant: 1.0,
-        model_of: Mapping[str, str] = MappingProxyType({}),
         limits: IngestLimits | None = None,
     ) -> None:
         self._store = store
         self._blobs = blobs
         self._entropy = entropy
         self._scratch = scratch
-        self._rules_for = rules_for
+        self._policies = policies
         self._run_pass = run_pass
-        self._weight_of = weight_of
-        self._model_of = model_of
         self._limits = limits or IngestLimits()
         self._crashes: OrderedDict[str, int] = OrderedDict()
         # Tokens of steps that are over here, though the store may not know it.
@@ -182,11 +178,11 @@ class IngestStage:
 
     def _rules(self, source: IngestSource) -> LineRules:
         """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
-        rules = replace(self._rules_for(source.job), input_sha256=source.sha256)
+        rules = replace(self._policies.line_rules(source.job), input_sha256=source.sha256)
         if source.key_names is None:
             return rules
         models, resources = map(models_from, source.key_names)
-        return replace(rules, models=names_allowed(models, resources, self._model_of))
+        return replace(rules, models=names_allowed(models, resources, self._policies.model_of))
 
     async def _adopt(self, step: _Step, plan: IngestPlan, blob_id: str) -> JobStart | None:
         """Make the work file durable; None when that must be tried again."""
@@ -203,7 +199,7 @@ class IngestStage:
             blob_id,
             output_file_id=ids.make("file", self._entropy.token_bytes(16)),
             error_file_id=ids.make("file", self._entropy.token_bytes(16)),
-            weight_milli=max(1, round(1000 * self._weight_of(step.source.tenant))),
+            weight_milli=max(1, round(1000 * self._policies.weight(step.source.tenant))),
         )
 
     async def _start(self, starts: Sequence[JobStart]) -> None:

@@ -3,11 +3,10 @@
 Each pass looks at so many awake flows and goes on where it stopped. It may run in every process: the store decides under the flow's row.
 """
 
-from collections.abc import Callable
-
 import structlog
 
 from tidegate.core.nouns import AwakeFlow
+from tidegate.core.policies import Policies
 from tidegate.store.store import Store
 
 log = structlog.get_logger()
@@ -17,13 +16,9 @@ _FLOW_KEEP_MS = 7 * 24 * 3600 * 1000
 
 
 class FlowUpkeep:
-    """`weight_of` says the weight of a tenant by its name."""
-
-    def __init__(
-        self, store: Store, weight_of: Callable[[str], float] = lambda tenant: 1.0, pass_max: int = _PASS_MAX
-    ) -> None:
+    def __init__(self, store: Store, policies: Policies, pass_max: int = _PASS_MAX) -> None:
         self._store = store
-        self._weight_of = weight_of
+        self._policies = policies
         self._pass_max = pass_max
         self._after: AwakeFlow | None = None
 
@@ -41,7 +36,7 @@ class FlowUpkeep:
         await self._store.prune_flows(_FLOW_KEEP_MS)
 
     async def _tend_one(self, flow: AwakeFlow) -> None:
-        weight_milli = max(1, round(1000 * self._weight_of(flow.tenant)))
+        weight_milli = max(1, round(1000 * self._policies.weight(flow.tenant)))
         if weight_milli != flow.weight_milli:
             log.info("flow_weight_changed", model=flow.model, share_owner=flow.share_owner, weight_milli=weight_milli)
             await self._store.set_weight(flow.model, flow.share_owner, weight_milli)

@@ -49,90 +49,98 @@ class _LogLine(msgspec.Struct):
 _line = msgspec.json.Decoder(_LogLine)
 
 
-async def tend(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> int:
-    """Declare overdue workers gone, adopt what they left, free what they held. Says how many slices were freed. For `spool_wait_ms` after
-    its lease a log is left to those who can read its end."""
-    for worker_id in await store.overdue_workers(_PASS_MAX):
-        if await store.declare_gone(worker_id):
-            log.warning("worker_lost", worker=worker_id)
-    # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
-    stranded = await store.stranded_workers(_STRANDED_MAX)
-    unread = await adopt_logs(store, blobs, spool_wait_ms)
-    freed = 0
-    for worker_id in stranded:
-        if worker_id not in unread:
-            freed += await store.reclaim_slices(worker_id)
-    return freed
+class LostWorkers:
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
 
+    async def tend(self, spool_wait_ms: int = 0) -> int:
+        """Declare overdue workers gone, adopt what they left, and free what they held. Return how many slices were freed.
 
-async def deliver_spool(store: Store, blobs: Blobs) -> int:
-    """Record the answers that dead processes left in this host's spool, also when others have given them up: what has no outcome yet gets
-    this one. Says how many were new."""
-    delivered = 0
-    for blob_id in await blobs.left_logs():
-        recorded_to = await store.answers_recorded_to(blob_id)
-        if recorded_to is None:
-            continue
-        try:
-            delivered += await _adopt(store, blobs, blob_id, recorded_to)
-            await store.settle_blob(blob_id)
-        except LostRace as error:
-            log.info("log_already_collected", blob=blob_id, error=str(error))
-    return delivered
+        For `spool_wait_ms` after its lease a log is left to the processes that can read its end.
+        """
+        for worker_id in await self._store.overdue_workers(_PASS_MAX):
+            if await self._store.declare_gone(worker_id):
+                log.warning("worker_lost", worker=worker_id)
+        # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
+        stranded = await self._store.stranded_workers(_STRANDED_MAX)
+        unread = await self.adopt_logs(spool_wait_ms)
+        freed = 0
+        for worker_id in stranded:
+            if worker_id not in unread:
+                freed += await self._store.reclaim_slices(worker_id)
+        return freed
 
+    async def is_waiting(self) -> bool:
+        """Whether slices of a lost worker are not free yet."""
+        return bool(await self._store.stranded_workers(1))
 
-async def adopt_logs(store: Store, blobs: Blobs, spool_wait_ms: int = 0) -> set[str]:
-    """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
-
-    Says which workers' logs could not be read and are to be tried again."""
-    unread: dict[str, str] = {}
-    while True:
-        count_max = _PASS_MAX + len(unread)
-        abandoned = await store.abandoned_blobs(count_max)
-        for blob in abandoned:
-            if blob.id in unread:
+    async def deliver_spool(self) -> int:
+        """Record the answers that dead processes left in this host's spool, also when others have given them up: an item that has no
+        outcome yet gets this one. Return how many were new."""
+        delivered = 0
+        for blob_id in await self._blobs.left_logs():
+            recorded_to = await self._store.answers_recorded_to(blob_id)
+            if recorded_to is None:
                 continue
-            if blob.kind == "answers" and not await _adopt_or_wait(store, blobs, blob, spool_wait_ms):
-                unread[blob.id] = blob.worker_id
-            elif blob.kind in ("answers", "errors"):
-                await store.settle_blob(blob.id)
+            try:
+                delivered += await self._adopt(blob_id, recorded_to)
+                await self._store.settle_blob(blob_id)
+            except LostRace as error:
+                log.info("log_already_collected", blob=blob_id, error=str(error))
+        return delivered
+
+    async def adopt_logs(self, spool_wait_ms: int = 0) -> set[str]:
+        """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
+
+        Return the workers whose logs could not be read and are to be tried again.
+        """
+        unread: dict[str, str] = {}
+        while True:
+            count_max = _PASS_MAX + len(unread)
+            abandoned = await self._store.abandoned_blobs(count_max)
+            for blob in abandoned:
+                if blob.id in unread:
+                    continue
+                if blob.kind == "answers" and not await self._adopt_or_wait(blob, spool_wait_ms):
+                    unread[blob.id] = blob.worker_id
+                elif blob.kind in ("answers", "errors"):
+                    await self._store.settle_blob(blob.id)
+                else:
+                    await self._store.give_up_blob(blob.id)
+            if len(abandoned) < count_max:
+                return set(unread.values())
+
+    async def _adopt_or_wait(self, blob: AbandonedBlob, spool_wait_ms: int) -> bool:
+        """Adopt a log. False: its lines cannot be had now, and they are worth waiting for."""
+        try:
+            if blob.gone_for_ms < spool_wait_ms and not await self._blobs.holds_end(blob.id):
+                return False
+            await self._adopt(blob.id, blob.recorded_to)
+        except BlobError as error:
+            waits = blob.gone_for_ms < ADOPT_FOR_MS and not isinstance(error, BlobMissing)
+            log.warning("log_unreadable", blob=blob.id, worker=blob.worker_id, given_up=not waits, error=str(error))
+            return not waits
+        except LostRace as error:
+            log.info("log_already_collected", blob=blob.id, error=str(error))
+        return True
+
+    async def _adopt(self, blob_id: str, recorded_to: int) -> int:
+        size_bytes = await self._blobs.recover(blob_id)
+        adopted, at, read_bytes = 0, recorded_to, _READ_BYTES
+        while size_bytes is not None and at < size_bytes:
+            data = await self._blobs.read(blob_id, at, min(read_bytes, size_bytes - at))
+            whole = data.rfind(b"\n") + 1
+            if whole:
+                adopted += await _record_lines(self._store, blob_id, at, data[:whole])
+                at += whole
+            elif len(data) == read_bytes:
+                read_bytes *= 2
             else:
-                await store.give_up_blob(blob.id)
-        if len(abandoned) < count_max:
-            return set(unread.values())
-
-
-async def _adopt_or_wait(store: Store, blobs: Blobs, blob: AbandonedBlob, spool_wait_ms: int) -> bool:
-    """False: what lies in the log cannot be had now, and it is worth waiting for."""
-    try:
-        if blob.gone_for_ms < spool_wait_ms and not await blobs.holds_end(blob.id):
-            return False
-        await _adopt(store, blobs, blob.id, blob.recorded_to)
-    except BlobError as error:
-        waits = blob.gone_for_ms < ADOPT_FOR_MS and not isinstance(error, BlobMissing)
-        log.warning("log_unreadable", blob=blob.id, worker=blob.worker_id, given_up=not waits, error=str(error))
-        return not waits
-    except LostRace as error:
-        log.info("log_already_collected", blob=blob.id, error=str(error))
-    return True
-
-
-async def _adopt(store: Store, blobs: Blobs, blob_id: str, recorded_to: int) -> int:
-    size_bytes = await blobs.recover(blob_id)
-    adopted, at, read_bytes = 0, recorded_to, _READ_BYTES
-    while size_bytes is not None and at < size_bytes:
-        data = await blobs.read(blob_id, at, min(read_bytes, size_bytes - at))
-        whole = data.rfind(b"\n") + 1
-        if whole:
-            adopted += await _record_lines(store, blob_id, at, data[:whole])
-            at += whole
-        elif len(data) == read_bytes:
-            read_bytes *= 2
-        else:
-            break
-    if adopted:
-        log.info("answers_adopted", blob=blob_id, answers=adopted)
-    return adopted
+                break
+        if adopted:
+            log.info("answers_adopted", blob=blob_id, answers=adopted)
+        return adopted
 
 
 async def _record_lines(store: Store, blob_id: str, at: int, data: bytes) -> int:

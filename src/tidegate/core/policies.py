@@ -1,0 +1,56 @@
+"""What the operator decides about tenants, models, slices and jobs, as one object that the stages and the worker ask.
+
+This one binds nothing: every answer is the most permissive. `worker/policies.py` has the one that speaks for the settings.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tidegate.core.body_rules.caller_fields import FieldRules
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.hooks import PolicyRule
+from tidegate.core.input.lines import LineRules
+from tidegate.core.nouns import Job, LeasedSlice
+from tidegate.core.retry import RetryPolicy
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.usage.prices import Price
+
+
+class Policies:
+    """`model_of` is the model behind each resource, `reached_by` every name that a call to a resource may come under, `fields_of` what
+    callers of a name may not say; `rules` are the hooks and guardrails, and `in_flight_caps` the work units in flight by tenant."""
+
+    model_of: Mapping[str, str] = MappingProxyType({})
+    reached_by: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    fields_of: Mapping[str, FieldRules] = MappingProxyType({})
+    rules: tuple[PolicyRule, ...] = ()
+    in_flight_caps: Mapping[str, int] = MappingProxyType({})
+
+    def schedule_policy(self, override: ModeOverride) -> Policy:
+        """Return how slices are chosen, given the mode that an operator switched to at run time."""
+        return Policy()
+
+    def line_rules(self, job: Job) -> LineRules:
+        """Return what a job's input is held to."""
+        return LineRules(job.endpoint, invalid_lines=job.invalid_lines, prefix_order=job.prefix_order)
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight in fair shares, by the tenant's name."""
+        return 1.0
+
+    def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
+        """Return the budgets that bind calls of a slice, without those of its key."""
+        return ()
+
+    def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
+        """Return how many calls of a slice's tenant, user and key may go at once; `key_max` is the key's own bound, 0 for none."""
+        return ()
+
+    def price(self, deployment: str) -> Price | None:
+        """Return what a deployment's tokens cost; None where they cost nothing."""
+        return None
+
+    def retry(self, model: str) -> RetryPolicy:
+        """Return how failed items of a model are tried again."""
+        return RetryPolicy()

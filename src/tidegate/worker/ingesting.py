@@ -1,0 +1,34 @@
+"""Ingest accepted inputs, one turn after another."""
+
+from collections.abc import Awaitable, Callable
+
+from tidegate.core.ports import Wake
+from tidegate.worker.registration import Registration
+from tidegate.worker.supervisor import Supervisor
+
+
+class Ingesting:
+    """The service. `ingest_next` takes one turn for an incarnation; False when no input waits."""
+
+    def __init__(
+        self,
+        ingest_next: Callable[[str], Awaitable[bool]],
+        me: Registration,
+        wake: Wake,
+        supervisor: Supervisor,
+        poll_ms: int,
+    ) -> None:
+        self._ingest_next = ingest_next
+        self._me = me
+        self._wake = wake
+        self._supervisor = supervisor
+        self._poll_ms = poll_ms
+
+    async def run(self) -> None:
+        """Take turns for ever. Several tasks may run this at once."""
+        listener = self._wake.listen()
+        while True:
+            if self._supervisor.is_working and await self._ingest_next(self._me.id):
+                self._wake.notify()
+            else:
+                await listener.wait(self._poll_ms / 1000)

@@ -1,0 +1,70 @@
+"""What the operator decides, as the settings and the live configuration say it now."""
+
+from collections.abc import Callable
+
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.input.lines import LineRules
+from tidegate.core.nouns import Job, LeasedSlice
+from tidegate.core.policies import Policies
+from tidegate.core.retry import RetryPolicy
+from tidegate.core.schedule import Policy
+from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.core.usage.prices import Price
+from tidegate.live_config import LiveConfig
+from tidegate.settings import Settings
+from tidegate.settings.policy import call_rules, schedule_policy, switched
+from tidegate.settings.tenants import Tenants
+from tidegate.upstream.calls.translation import MESSAGES
+
+
+class OperatorPolicies(Policies):
+    """`price_of` knows what the deployments of now cost."""
+
+    def __init__(self, settings: Settings, live: LiveConfig, price_of: Callable[[str], Price | None]) -> None:
+        self._settings = settings
+        self._live = live
+        self._price_of = price_of
+        self._tenants = Tenants(settings)
+        self._retry = settings.retry.policy()
+        self._schedule_policy = schedule_policy(settings)
+        # The content of these mappings follows what an operator adds at run time.
+        self.model_of = live.model_of
+        self.reached_by = live.reached_by
+        self.fields_of = live.fields_of
+        self.rules = call_rules(settings)
+        self.in_flight_caps = self._tenants.in_flight_caps()
+
+    def schedule_policy(self, override: ModeOverride) -> Policy:
+        return switched(self._schedule_policy, override)
+
+    def line_rules(self, job: Job) -> LineRules:
+        settings, limits = self._settings, self._settings.limits
+        return LineRules(
+            endpoint=job.endpoint,
+            single_model=settings.ingest.single_model,
+            invalid_lines=job.invalid_lines,
+            prefix_order=job.prefix_order,
+            line_bytes_max=limits.line_bytes_max,
+            item_count_max=limits.message_batch_items_max if job.endpoint == MESSAGES else limits.items_max,
+            depth_max=limits.json_depth_max,
+            slice_count_max=settings.ingest.slice_count_max,
+            slice_bytes_max=settings.ingest.slice_bytes_max,
+            slice_units_max=settings.ingest.slice_units_max,
+        )
+
+    def weight(self, tenant: str) -> float:
+        return self._tenants.of(tenant).weight
+
+    def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
+        return self._tenants.of(leased.tenant).budgets(
+            leased.tenant_id, leased.user, leased.key_id, leased.job_id, leased.limits, leased.team
+        )
+
+    def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
+        return self._tenants.of(leased.tenant).parallel(leased.tenant_id, leased.user, leased.key_id, key_max)
+
+    def price(self, deployment: str) -> Price | None:
+        return self._price_of(deployment)
+
+    def retry(self, model: str) -> RetryPolicy:
+        return self._live.retry_of.get(model, self._retry)

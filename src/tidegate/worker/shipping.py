@@ -1,0 +1,47 @@
+"""Close jobs and publish them: two services, because a blob store that is away must not keep other jobs from being closed."""
+
+import asyncio
+
+from tidegate.stages.ship import Ship
+from tidegate.stages.tend import deadlines
+from tidegate.store.store import Store
+from tidegate.worker.registration import Registration
+
+
+class Closing:
+    """Lets jobs expire, and closes those of which nothing is in flight any more."""
+
+    def __init__(self, store: Store, ship: Ship, publish_due: asyncio.Event, grace_ms: int, poll_ms: int) -> None:
+        """`grace_ms` is how long workers may take to let go of a job that closes."""
+        self._store = store
+        self._ship = ship
+        self._publish_due = publish_due
+        self._grace_ms = grace_ms
+        self._poll_ms = poll_ms
+
+    async def run(self) -> None:
+        while True:
+            await deadlines.tend(self._store)
+            if await self._ship.close_drained(self._grace_ms):
+                self._publish_due.set()
+            await asyncio.sleep(self._poll_ms / 1000)
+
+
+class Publishing:
+    """Publishes closed jobs."""
+
+    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, poll_ms: int) -> None:
+        self._ship = ship
+        self._me = me
+        self._publish_due = publish_due
+        self._poll_ms = poll_ms
+
+    async def run(self) -> None:
+        while True:
+            self._publish_due.clear()
+            await self._ship.publish_all(self._me.id)
+            try:
+                async with asyncio.timeout(self._poll_ms / 1000):
+                    await self._publish_due.wait()
+            except TimeoutError:
+                pass

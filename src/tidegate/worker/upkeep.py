@@ -1,0 +1,65 @@
+"""Sweeps that every worker makes: two services, because no slice of a lost worker waits for a blob store that deletes slowly."""
+
+import asyncio
+
+from tidegate.core.ports import Blobs, Entropy, Listener
+from tidegate.stages.tend import compact_extents, retention
+from tidegate.stages.tend.flows import FlowUpkeep
+from tidegate.stages.tend.garbage import Garbage
+from tidegate.stages.tend.lost_workers import LostWorkers
+from tidegate.store.store import Store
+from tidegate.worker.options import WorkerOptions
+from tidegate.worker.registration import Registration
+
+_UPKEEP_EVERY = 12
+
+
+class Sweeping:
+    """Frees what lost workers held, and puts flows to sleep or wakes them."""
+
+    def __init__(self, lost_workers: LostWorkers, flows: FlowUpkeep, lease_wake: Listener, sweep_ms: int) -> None:
+        self._lost_workers = lost_workers
+        self._flows = flows
+        self._lease_wake = lease_wake
+        self._sweep_ms = sweep_ms
+
+    async def run(self) -> None:
+        while True:
+            reclaimed = await self._lost_workers.tend(self._sweep_ms)
+            woken = await self._flows.tend()
+            if reclaimed or woken:
+                self._lease_wake.notify()
+            # A log that another host may still deliver is left alone for one sweep, and not for two.
+            is_waiting = await self._lost_workers.is_waiting()
+            await asyncio.sleep(self._sweep_ms / (10_000 if is_waiting else 1_000))
+
+
+class Upkeep:
+    """Removes what has outlived its time, joins extents and collects garbage, in small bounded passes."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        entropy: Entropy,
+        me: Registration,
+        garbage: Garbage,
+        flows: FlowUpkeep,
+        options: WorkerOptions,
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._entropy = entropy
+        self._me = me
+        self._garbage = garbage
+        self._flows = flows
+        self._job_keep_ms = options.job_keep_ms
+        self._every_ms = _UPKEEP_EVERY * options.sweep_ms
+
+    async def run(self) -> None:
+        while True:
+            await retention.tend(self._store, self._job_keep_ms)
+            await compact_extents.tend(self._store, self._blobs, self._entropy, self._me.id)
+            await self._garbage.tend()
+            await self._flows.prune()
+            await asyncio.sleep(self._every_ms / 1000)
