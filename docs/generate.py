@@ -1,11 +1,13 @@
-"""Writes the parts of the docs that the code knows better: settings, commands, routes, metrics and states.
+"""Write the parts of the docs that the code knows better: settings, commands, routes, metrics, states and rooms.
 
 A page carries such a part between `<!-- generated: NAME -->` and `<!-- /generated -->`; everything else on it is written by
 hand. `make docs` runs this, and a test fails while a page says anything else than this would write.
 """
 
+import ast
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +26,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded, guarded_routes
 
 DOCS = Path(__file__).resolve().parent
+SOURCE = DOCS.parent / "src" / "tidegate"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 
 
@@ -211,7 +214,35 @@ def diagram(name: str) -> Callable[[], str]:
     return draw
 
 
+# ---- rooms
+
+
+def rooms() -> str:
+    """Every package and every module beside the packages, with the first paragraph of its docstring as its duty."""
+    packages = {path.parent: f"{path.parent.relative_to(SOURCE).as_posix()}/" for path in SOURCE.rglob("__init__.py")}
+    duties = {name: folder / "__init__.py" for folder, name in packages.items() if folder != SOURCE}
+    duties |= {path.name: path for path in SOURCE.glob("*.py") if not path.name.startswith("__")}
+    return table(("room", "duty"), ((f"`{name}`", _duty(duties[name])) for name in sorted(duties)))
+
+
+def _duty(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.split("\n\n")[0].replace("\n", " ")
+
+
+def layers() -> str:
+    """The layers that import-linter holds, top to bottom."""
+    contracts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    found = [one for one in contracts["contracts"] if one["type"] == "layers"]
+    return table(
+        ("in", "each knows only those after it"),
+        ((f"`{one['containers'][0]}`", " → ".join(f"`{layer}`" for layer in one["layers"])) for one in found),
+    )
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "rooms": rooms,
+    "layers": layers,
     "settings": settings,
     "commands": command_reference,
     "routes": routes,

@@ -1,4 +1,4 @@
-"""How a command on this machine finds and convinces the process that serves a data directory: a private file and a socket in it.
+"""How a command on this machine finds the server of a data directory: a private file and a socket.
 
 The commands talk through the socket, so they work on whatever address the server listens. Who can read the file or open the socket owns the
 data anyway, so the file's token stands for any tenant, but only from this machine.

@@ -1,4 +1,4 @@
-"""Places where a test may make a process die, stop, fail or wait: every phase border has one.
+"""Places where a test may make a process die, stop, fail or wait: one at every border of a phase.
 
 Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
 `kill`, `stop`, `raise`, `raise:once` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.

@@ -1,4 +1,4 @@
-"""The roster: which deployments and resources there are now, those of the settings and those that were added at run time.
+"""The live configuration: deployments and resources of the settings, and those added at run time.
 
 Each process looks into the store every other second and follows; what it cannot use it leaves out, says why, and tries again. It looks at
 files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of it. The ceiling of connections

@@ -1,4 +1,4 @@
-"""Every metric, declared once, in a registry of its own.
+"""Every metric, declared once, in a registry of its own, with closed sets of labels.
 
 A label has a closed set of values: rules and reasons of ours, and the models and deployments that an operator named (`pin`). Anything else
 counts as `other`, so that no caller can make a series by inventing a name. No tenant, key, id or text of an error is ever a label; what

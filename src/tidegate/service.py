@@ -1,4 +1,4 @@
-"""The composition root: settings become a store, blobs, a router, loops and a web app. The only file that picks a backend."""
+"""The composition root: settings become a store, blobs, a router, loops and a web app. Only it picks a backend."""
 
 import asyncio
 import functools

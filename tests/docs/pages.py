@@ -79,6 +79,12 @@ def first_codes(text: str) -> list[str]:
     return [code for row in rows(text) for code in codes(row[0])]
 
 
+def roads_drawn() -> dict[str, list[str]]:
+    """The files on each road that the architecture page draws."""
+    drawn = re.findall(r"<!-- road: (\w+) -->(.*?)<!-- /road -->", page("docs/architecture.md"), re.S)
+    return {name: re.findall(r'\["([\w/]+\.py): ', text) for name, text in drawn}
+
+
 def named_tests(text: str) -> list[tuple[str, str | None]]:
     """Every `tests/….py::name` in a text, and every `tests/….py` alone."""
     return [(match[1], match[2]) for match in _NAMED_TEST.finditer(text)]

@@ -12,7 +12,7 @@ import pytest
 
 from bench import __main__ as bench
 from docs import generate
-from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, rows, section
+from tests.docs.pages import REPOSITORY, SOURCE, blocks, codes, first_codes, page, roads_drawn, rows, section
 from tidegate import failpoints
 from tidegate.core import errors, hooks, states
 from tidegate.core.answers import results
@@ -100,13 +100,22 @@ def test_endpoints_and_purposes_are_on_the_page() -> None:
 # ---- rooms and states
 
 
-def test_every_room_is_in_the_table() -> None:
+def test_every_room_is_in_the_table_with_a_duty() -> None:
+    found = {row[0].strip("`"): row[1] for row in rows(section(ARCHITECTURE, "## The rooms")) if len(row) == 2}
     rooms = {
-        path.name + "/" if path.is_dir() else path.name
-        for path in SOURCE.iterdir()
-        if not path.name.startswith("__") and (path.is_dir() or path.suffix == ".py")
-    }
-    assert set(first_codes(section(ARCHITECTURE, "## The rooms"))) == rooms
+        path.parent.relative_to(SOURCE).as_posix() + "/"
+        for path in SOURCE.rglob("__init__.py")
+        if path.parent != SOURCE
+    } | {path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")}
+    assert rooms <= found.keys()
+    assert all(len(found[room]) > 20 and found[room].endswith(".") for room in rooms), "a duty is a sentence"
+
+
+@pytest.mark.parametrize("road", ["item", "call"])
+def test_the_roads_are_drawn_through_files_that_exist(road: str) -> None:
+    drawn = roads_drawn()[road]
+    assert len(drawn) >= 8
+    assert [one for one in drawn if not (SOURCE / one).is_file()] == []
 
 
 def test_modules_named_on_the_page_exist() -> None:

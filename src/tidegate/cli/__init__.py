@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. What a command does is done elsewhere; here are its words."""
+"""The commands: parse, call, print. What a command does is done elsewhere."""
 
 import gc
 

@@ -1,1 +1,1 @@
-"""Nouns and rules of the engine. Pure: nothing here does I/O, reads a clock or draws a random number."""
+"""Nouns and rules of the engine. Pure: no I/O, no clock, no randomness."""

@@ -1,1 +1,1 @@
-"""What judges requests and answers, for the stages and for web: guardrails and the operator's own code."""
+"""Judges of requests and answers, for items and interactive calls: guardrails and the operator's own code."""

@@ -1,4 +1,4 @@
-"""The judge behind `tidegate verify`: whether one job kept the promises, from its files, the store's records and a witness.
+"""`tidegate verify`: check one job's promises with SQL and readers of its own.
 
 It is written apart from what it judges, so that one bug cannot hide in both: its own SQL, its own JSONL reader, its own reading
 of ids and usage. It takes nothing from `flow`, `store` or the shapes of `core`; bytes come through the Blobs port alone.

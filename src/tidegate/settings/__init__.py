@@ -1,4 +1,4 @@
-"""Every setting of the program, and the only reader of the environment.
+"""Every setting, declared once, and the only reader of the environment.
 
 `load` puts the layers together; `groups` declares each setting once; `catalog` lists them for people.
 """

@@ -1,1 +1,1 @@
-"""The road: accept, ingest, lease, perform, record, ship; and tend. Stages never import each other: they meet in the store."""
+"""The stages of a job: accept, ingest, lease, perform, record, ship; and tend. They meet only in the store."""

@@ -1,1 +1,1 @@
-"""What Tidegate remembers: one SQL text, one Store, two drivers (SQLite and PostgreSQL)."""
+"""The store: `schema.sql`, `queries/` and one Store over two drivers, SQLite and PostgreSQL."""

@@ -1,1 +1,1 @@
-"""Everything between the engine and a model server: choosing a deployment, calling it, and sorting what comes back."""
+"""The road to a model server: choose a deployment, call it, and sort what comes back."""

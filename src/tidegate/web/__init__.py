@@ -1,1 +1,1 @@
-"""The front doors. Each turns HTTP into the engine's verbs and the engine's nouns into the shapes its clients know."""
+"""The front doors: HTTP into verbs of the engine, and its nouns into the shapes that clients know."""

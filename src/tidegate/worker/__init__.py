@@ -1,1 +1,1 @@
-"""The worker: the loops of one process that keep the road moving, and what they hold."""
+"""The worker: small services of one process (heartbeat, leasing, runners, record, ingest, ship, upkeep), and what it leased."""

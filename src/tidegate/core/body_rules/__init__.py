@@ -1,1 +1,1 @@
-"""What callers may not say in a request body: fields by engine, provider object ids, media hosts."""
+"""Rules of request bodies: fields that callers may not set, ids of provider objects, media hosts."""

@@ -1,1 +1,1 @@
-"""Budgets: what is counted against a limit, and how a grant is dealt."""
+"""Budgets: what is counted against a limit, and how grants are dealt and settled."""

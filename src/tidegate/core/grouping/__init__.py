@@ -1,1 +1,1 @@
-"""Several items as one call, and its answer taken apart again."""
+"""Several items as one call: join their bodies, and split the answer."""

@@ -1,1 +1,1 @@
-"""Reading an input: what a line must be, one pass over it, its order and its slices."""
+"""Inputs: what a line must be, one pass over the lines, their order, and the slices."""

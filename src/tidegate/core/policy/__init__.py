@@ -1,1 +1,1 @@
-"""What may be sent and what may be handed on: rules of keys, guardrails, hooks."""
+"""Rules of what may be sent and handed on: keys, guardrails, patterns, schemas."""

@@ -1,4 +1,4 @@
-"""Who goes next: pure functions from a bounded look at the store to picks with reasons. No clock, no I/O, no memory of its own."""
+"""The scheduler: pure functions from a bounded snapshot of the store to picks with reasons."""
 
 from tidegate.core.schedule.forecast import FlowForecast, forecast_not_ready, forecasts
 from tidegate.core.schedule.modes import choose

@@ -1,1 +1,1 @@
-"""The tide: how much of a deployment batch work may use right now."""
+"""The tide: how much of a deployment background work may use right now, decided from signals."""

@@ -1,1 +1,1 @@
-"""What tokens are used, and what they cost."""
+"""Usage: what calls will take and took, in tokens and in money."""

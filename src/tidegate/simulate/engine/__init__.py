@@ -1,4 +1,4 @@
-"""The simulated model server: OpenAI's endpoints over an engine that is instant, of fixed latency, or modelled in time.
+"""The simulated model server: instant, of fixed latency, or modelled as a continuous-batching engine.
 
 `serve` runs it over a socket. `ModelledEngine` is the modelled engine by itself, without a clock, for virtual time. Nothing here
 imports the rest of Tidegate, so that a fault in the product cannot hide itself in its own test bench.

@@ -1,1 +1,1 @@
-"""ingest: an accepted input becomes a work file and slices."""
+"""Ingest: turn an accepted input into a work file and slices."""

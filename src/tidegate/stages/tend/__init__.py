@@ -1,1 +1,1 @@
-"""Upkeep: one duty per file, each bounded per pass and safe to run in every process at once."""
+"""Upkeep: one duty a file, each bounded a pass and safe in every process at once."""

@@ -1,1 +1,1 @@
-"""Leave to send under the budgets that all processes share."""
+"""Permits to send under budgets that all processes share, and their settlement."""

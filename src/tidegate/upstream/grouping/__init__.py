@@ -1,1 +1,1 @@
-"""Items that share one call."""
+"""Items that share one call: collect, send, and hand out the answers."""

@@ -1,1 +1,1 @@
-"""One HTTP call: connections, time-outs, streams, and every failure sorted."""
+"""One HTTP call: connections, time-outs, streams, and every failure sorted into a class."""

@@ -1,1 +1,1 @@
-"""Sending through a queue that another processor takes from."""
+"""Calls through a queue in Redis, from which llm-d's processor takes them."""

@@ -1,1 +1,1 @@
-"""Where calls may go: routes, deployments and how each of them stands."""
+"""Routes and deployments: names, slots, breaker, retry budget, rests, probes."""

@@ -1,1 +1,1 @@
-"""The tide at work: signals in, a limit on background calls out."""
+"""The tide at work: collect signals, and bound the background calls of each deployment."""
