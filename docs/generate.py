@@ -16,6 +16,7 @@ from unittest import mock
 import typer.main
 
 from tidegate import metrics as measured
+from tidegate.backends.system import LocalWake
 from tidegate.cli.app import app as commands
 from tidegate.core import states
 from tidegate.settings import catalog
@@ -139,7 +140,7 @@ def every_route() -> list[tuple[str, str, str]]:
         Settings(),
         cast(Any, _Still()),
         nothing,
-        nothing,
+        LocalWake(),
         lambda: "",
         b"",
         nothing,

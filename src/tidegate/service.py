@@ -206,7 +206,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             stopping = "it was told to stop and takes no new work" if stop.is_set() else None
             return {"process": stopping, **unleased.checks(worker.trouble if worker else None)}
 
-        context = replace(_web_context(parts, me, router, token), readiness=checks)
+        context = replace(_web_context(parts, me, router, token), readiness=checks, stop=stop)
         if roles.api:
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)

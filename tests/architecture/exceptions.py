@@ -88,7 +88,6 @@ OUTSIDE_SETS = {
     "upstream/routing/backpressure.py .background_rests_until_ms",
     "upstream/routing/probe.py .probes",
     "web/auth.py .open_call",
-    "web/proxy_response.py .on_cut",
     "web/routes.py .tenant_id",
 }
 

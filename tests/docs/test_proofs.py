@@ -10,7 +10,7 @@ from tests.docs.pages import PAGES, REPOSITORY, codes, missing_tests, name, name
 
 PROMISES = page("docs/promises.md")
 CONFORMANCE = page("docs/conformance.md")
-ROWS = {"A": 12, "B": 8, "C": 12, "D": 13, "E": 8, "F": 5, "G": 10, "H": 10}
+ROWS = {"A": 18, "B": 8, "C": 12, "D": 13, "E": 8, "F": 5, "G": 10, "H": 10}
 PROMISE_COUNT = 30
 # What this version is: these rows may not be `not yet`.
 DONE = {

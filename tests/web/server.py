@@ -100,6 +100,10 @@ class WebServer:
         self._thread.join(10)
         self._loop.close()
 
+    def stop_asked(self) -> None:
+        """As when the process gets its signal: what is open may end by itself."""
+        self._loop.call_soon_threadsafe(self._stop_asked.set)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
@@ -122,6 +126,7 @@ class WebServer:
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
         self.book = InteractiveUsageBook(self.store, Entropy())
+        self._stop_asked = asyncio.Event()
         self.context = WebContext(
             store=self.store,
             blobs=self.blobs,
@@ -135,6 +140,7 @@ class WebServer:
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
             book=self.book,
+            stop=self._stop_asked,
         )
         self.app = build_app(self.context)
         await self.listen()

@@ -72,7 +72,7 @@ async def test_a_call_that_ended_while_the_store_is_asked_is_left_alone() -> Non
     keys = Keys(row(revoked_at=900))
     calls = opened(keys)
     call = calls.add(KEY, SECRET)
-    call.on_cut = lambda: pytest.fail("a call that is over was cut")
+    call.when_cut(lambda: pytest.fail("a call that is over was cut"))
     keys.meanwhile = call.leave
     await calls.look()
     assert not call.is_cut

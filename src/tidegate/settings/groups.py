@@ -285,6 +285,9 @@ class LimitsSettings(Group, frozen=True):
         int, _int(0, 1 << 50, "Most bytes of input that a tenant may submit in a day; 0 lifts the limit.")
     ] = 0
     uploads_max: Annotated[int, _int(1, 10_000, "Uploads that one process receives from one tenant at once.")] = 4
+    event_streams_max: Annotated[
+        int, _int(1, 100_000, "Event streams and waits for a batch that one process holds open for one tenant at once.")
+    ] = 200
     windows: Annotated[Literal["any", "24h"], _about("Which completion windows callers may ask for.")] = "any"
     window_min_s: Annotated[int, _int(1, 31 * DAY_S, "Shortest completion window.")] = 60
     window_max_s: Annotated[int, _int(1, 365 * DAY_S, "Longest completion window.")] = 14 * DAY_S

@@ -1,10 +1,12 @@
 """Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from tidegate.core.errors import ApiProblem
+from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
 from tidegate.core.problems import no_such_file
@@ -75,6 +77,14 @@ class Jobs(Table):
     async def get_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         return job_from(rows[0]) if rows else None
+
+    @reads
+    async def job_marks(self, tx: Tx, job_ids: Sequence[str]) -> dict[str, Row]:
+        """What changes whenever something about these jobs can be seen to change, by id; those that are gone are left out."""
+        if not all(is_valid("batch", job_id) for job_id in job_ids):
+            raise ValueError("ids of jobs have a fixed length, by which the statement tells them apart")
+        rows = await tx.all("job_marks", ids="".join(job_ids)) if job_ids else []
+        return {row[0]: tuple(row) for row in rows}
 
     @reads
     async def any_job(self, tx: Tx, job_id: str) -> Job | None:

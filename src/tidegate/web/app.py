@@ -15,27 +15,33 @@ from tidegate.web.context import WebContext
 from tidegate.web.creation import JobCreation
 from tidegate.web.deployments import DeploymentRoutes
 from tidegate.web.door import RequestDoor
+from tidegate.web.events.routes import EventRoutes
 from tidegate.web.files import FileRoutes
 from tidegate.web.gateway import GatewayRoutes
 from tidegate.web.health import Health
+from tidegate.web.job_wait import JobWait
+from tidegate.web.job_watch import JobWatch
 from tidegate.web.message_batches.routes import MessageBatchRoutes
 from tidegate.web.models import ModelRoutes
 from tidegate.web.operator import Operator
 from tidegate.web.routes import guarded_routes
 from tidegate.web.scheduler import SchedulerRoutes
-from tidegate.web.upload_slots import UploadSlots
+from tidegate.web.tenant_slots import stream_slots, upload_slots
 from tidegate.web.usage import UsageRoutes
 
 
 def build_app(context: WebContext) -> Starlette:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
-    creation, slots = JobCreation(context, reception), UploadSlots(context.settings.limits.uploads_max)
+    limits = context.settings.limits
+    creation, watch = JobCreation(context, reception), JobWatch(context)
+    uploads, streams = upload_slots(limits.uploads_max), stream_slots(limits.event_streams_max)
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
         *GatewayRoutes(context).routes(),
-        *FileRoutes(context, reception, slots).routes(),
-        *BatchRoutes(context, reception, creation).routes(),
-        *MessageBatchRoutes(context, reception, creation, slots).routes(),
+        *FileRoutes(context, reception, uploads).routes(),
+        *BatchRoutes(context, reception, creation, JobWait(watch, streams)).routes(),
+        *EventRoutes(context, watch, streams).routes(),
+        *MessageBatchRoutes(context, reception, creation, uploads).routes(),
         *ModelRoutes(context).routes(),
         *Operator(context).routes(),
         *SchedulerRoutes(context).routes(),

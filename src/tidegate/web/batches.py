@@ -12,6 +12,7 @@ from tidegate.web import content, requests, schemas
 from tidegate.web.context import WebContext
 from tidegate.web.creation import JobCreation
 from tidegate.web.forecast import Forecaster
+from tidegate.web.job_wait import APPLIED, JobWait, preferred_wait_s
 from tidegate.web.routes import Guarded
 
 LIST_COUNT = 20
@@ -20,13 +21,14 @@ FINAL_HEADER = "X-Tidegate-Final"
 
 
 class BatchRoutes:
-    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation) -> None:
+    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation, wait: JobWait) -> None:
         self._store = context.store
         self._blobs = context.blobs
         self._settings = context.settings
         self._wake = context.wake
         self._reception = reception
         self._creation = creation
+        self._wait = wait
         self._forecaster = Forecaster(context)
 
     def routes(self) -> list[Guarded]:
@@ -62,7 +64,17 @@ class BatchRoutes:
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
-        return schemas.json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
+        wait_s = preferred_wait_s(request)
+        is_waited = wait_s > 0 and self._wait.has_room(job)
+        if is_waited:
+            changed = await self._wait.next_status(request, job, wait_s)
+            if changed is None:
+                raise no_such_batch(job.id)
+            job = changed
+        answer = schemas.json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
+        if is_waited:
+            answer.headers.update(APPLIED)
+        return answer
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         job_id = self._job_id(request)

@@ -108,7 +108,7 @@ class Download(Response):
         async with aclosing(self._rest):
             # With this the rest of the request's body is read, so that its end is all that is left to wait for.
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async with _while_the_client_stays(receive):
+            async with while_the_client_stays(receive):
                 await send_parts(send, self._first)
                 async for chunk in self._rest:
                     await send_parts(send, chunk)
@@ -116,7 +116,7 @@ class Download(Response):
 
 
 @asynccontextmanager
-async def _while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
+async def while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
     """Leave the block when the client leaves; nobody is there to be told, so that is no error."""
     task = asyncio.current_task()
     assert task is not None

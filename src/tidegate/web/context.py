@@ -1,5 +1,6 @@
 """What the web app is given: the composition root fills this in, the routes only read it."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class WebContext:
 
     `router` is the way to the model servers. `readiness` says for each further part of the process (the worker, say) what is wrong with
     it, or None. `control_token` is what commands on this machine show instead of a key. `roster` follows what is added at run time,
-    and `book` is where interactive calls are counted.
+    `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
     """
 
     store: Store
@@ -40,6 +41,7 @@ class WebContext:
     control_token: Secret | None = None
     roster: LiveConfig | None = None
     book: InteractiveUsageBook | None = None
+    stop: asyncio.Event | None = None
 
     def model_of(self) -> Mapping[str, str]:
         """The model behind each resource: one mapping, which follows what is added at run time."""

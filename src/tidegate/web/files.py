@@ -16,13 +16,13 @@ from tidegate.web.context import WebContext
 from tidegate.web.intake import Intake
 from tidegate.web.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
 from tidegate.web.routes import Guarded
-from tidegate.web.upload_slots import UploadSlots
+from tidegate.web.tenant_slots import TenantSlots
 
 LIST_COUNT_MAX = 10_000
 
 
 class FileRoutes:
-    def __init__(self, context: WebContext, reception: Reception, slots: UploadSlots) -> None:
+    def __init__(self, context: WebContext, reception: Reception, slots: TenantSlots) -> None:
         self._store = context.store
         self._blobs = context.blobs
         self._limits = context.settings.limits

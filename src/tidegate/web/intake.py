@@ -46,7 +46,7 @@ class Intake:
     @property
     def is_cut_unheard(self) -> bool:
         """Whether the key stopped working and nothing but the next part of the body or the answer can say so."""
-        return self.open_call is not None and self.open_call.is_cut and self.open_call.on_cut is None
+        return self.open_call is not None and self.open_call.is_cut_unheard
 
     async def __call__(self) -> Message:
         message = await self._receive()

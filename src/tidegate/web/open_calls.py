@@ -26,17 +26,32 @@ class KeyCut(Exception):
 
 
 class OpenCall:
-    """One request under a key, from the moment that its key was found right. `on_cut` is called when the key stops working; without it, the
-    next part of the body or of the answer is refused."""
+    """One request under a key, from the moment that its key was found right. Unless it listens for
+    the moment that the key stops working, the next part of its body or of its answer is refused then."""
 
-    __slots__ = ("_calls", "is_cut", "key_id", "on_cut", "secret_hash")
+    __slots__ = ("_calls", "_listener", "is_cut", "key_id", "secret_hash")
 
     def __init__(self, calls: "OpenCalls", key_id: str, secret_hash: bytes) -> None:
         self.key_id = key_id
         self.secret_hash = secret_hash
         self.is_cut = False
-        self.on_cut: Callable[[], object] | None = None
+        self._listener: Callable[[], object] | None = None
         self._calls = calls
+
+    @property
+    def is_cut_unheard(self) -> bool:
+        """Whether the key stopped working and the request itself does not listen for that."""
+        return self.is_cut and self._listener is None
+
+    def when_cut(self, listener: Callable[[], object] | None) -> None:
+        """Call this once when the key stops working; None listens no longer."""
+        self._listener = listener
+
+    def cut(self) -> None:
+        """The key does not work any more."""
+        self.is_cut = True
+        if self._listener is not None:
+            self._listener()
 
     def leave(self) -> None:
         """The request is over."""
@@ -86,10 +101,8 @@ class OpenCalls:
             self._watching = None
 
     def _cut(self, call: OpenCall) -> None:
-        call.is_cut = True
         log.info("open_call_cut", key=call.key_id)
-        if call.on_cut is not None:
-            call.on_cut()
+        call.cut()
 
 
 def works(row: dict[str, Any] | None, secret_hash: bytes, age_ms: float = 0.0) -> bool:

@@ -71,7 +71,7 @@ class ProxyResponse(Response):
         assert task is not None
         open_call: OpenCall | None = scope["tidegate.intake"].open_call
         if open_call is not None:
-            open_call.on_cut = task.cancel
+            open_call.when_cut(task.cancel)
             if open_call.is_cut:
                 raise key_refusal()
         watch = asyncio.create_task(self._watch(receive, task))

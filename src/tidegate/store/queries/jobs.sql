@@ -20,6 +20,15 @@ select * from jobs where tenant_id = :tenant_id and id = :id;
 -- The engine's own look at a job.
 select * from jobs where id = :id;
 
+-- job_marks --
+-- How jobs stand that somebody waits for. `ids` are the jobs' ids one behind the other, 28 characters each.
+with recursive places (start_at) as (
+    select 1 union all select start_at + 28 from places where start_at + 28 <= length(cast(:ids as text))
+)
+select j.id, j.state, j.closing, j.answered_count, j.failed_count, j.expired_count, j.cancelled_count, j.output_bytes, j.error_bytes
+from places p
+join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28);
+
 -- job_cursor --
 select created_at, id from jobs where tenant_id = :tenant_id and id = :id;
 

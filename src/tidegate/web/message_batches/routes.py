@@ -26,7 +26,7 @@ from tidegate.web.message_batches.inline_requests import FRAME_BYTES, InlineRequ
 from tidegate.web.message_batches.results import results
 from tidegate.web.routes import Guarded
 from tidegate.web.schemas import json_answer
-from tidegate.web.upload_slots import UploadSlots
+from tidegate.web.tenant_slots import TenantSlots
 
 PATH = "/v1/messages/batches"
 ONE = PATH + "/{message_batch_id}"
@@ -38,7 +38,7 @@ _SANDBOX = "sandbox; default-src 'none'"
 
 
 class MessageBatchRoutes:
-    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation, slots: UploadSlots) -> None:
+    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation, slots: TenantSlots) -> None:
         self._store = context.store
         self._blobs = context.blobs
         self._limits = context.settings.limits

@@ -1,0 +1,1 @@
+"""What happens to a job, as server-sent events."""
