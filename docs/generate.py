@@ -28,6 +28,7 @@ from tidegate.web.routes import Guarded, guarded_routes
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tidegate"
+ADVANCED_INTRO = "These tune the inside. Leave them alone unless a measurement says that a default is wrong for you."
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 
 
@@ -47,13 +48,17 @@ def settings() -> str:
     groups: dict[str, list[catalog.Setting]] = {}
     for setting in catalog.settings():
         group, dot, _ = setting.key.rpartition(".")
-        groups.setdefault(group if dot else "", []).append(setting)
-    parts = []
-    for group, members in groups.items():
-        heads = ("key", "variable", "default", "may be", "what it is for")
-        rows = ((f"`{one.key}`", f"`{one.variable}`", _default(one.default), one.allowed, one.about) for one in members)
-        parts.append(f"### {group or 'on their own'}\n\n{table(heads, rows)}")
-    return "\n".join(parts)
+        if not setting.is_advanced:
+            groups.setdefault(group if dot else "", []).append(setting)
+    parts = [f"### {group or 'on their own'}\n\n{_settings_table(members)}" for group, members in groups.items()]
+    advanced = [setting for setting in catalog.settings() if setting.is_advanced]
+    return "\n".join([*parts, f"### advanced\n\n{ADVANCED_INTRO}\n\n{_settings_table(advanced)}"])
+
+
+def _settings_table(members: list[catalog.Setting]) -> str:
+    heads = ("key", "variable", "default", "may be", "what it is for")
+    rows = ((f"`{one.key}`", f"`{one.variable}`", _default(one.default), one.allowed, one.about) for one in members)
+    return table(heads, rows)
 
 
 def _default(value: object) -> str:

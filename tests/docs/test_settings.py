@@ -54,6 +54,12 @@ WHOLE = {"limits", "policy", "quotas"}
 OLD_NAMES = {"## Coming from DeltaLLM": "deltallm.txt", "## Coming from llm-d": "llm-d.txt"}
 
 
+def test_what_tunes_the_inside_stands_apart() -> None:
+    advanced = {setting.key for setting in catalog.settings() if setting.is_advanced}
+    shown = set(first_codes(section(PAGE, "### advanced")))
+    assert {"worker.poll_ms", "ingest.passes_max"} <= advanced == shown
+
+
 def test_the_keys_of_a_deployment_are_on_the_page() -> None:
     assert set(first_codes(section(PAGE, "## models"))) == DEPLOYMENT_KEYS
 

@@ -22,6 +22,7 @@ class Setting:
     allowed: str
     type: inspect.Type
     is_secret: bool
+    is_advanced: bool
 
 
 @cache
@@ -99,6 +100,7 @@ def _walk(kind: inspect.Type, prefix: str) -> list[Setting]:
                 allowed=allowed(field.type),
                 type=field.type,
                 is_secret=is_secret(field.type),
+                is_advanced=_is_advanced(field.type),
             )
         )
     return found
@@ -107,6 +109,10 @@ def _walk(kind: inspect.Type, prefix: str) -> list[Setting]:
 def _about(kind: inspect.Type) -> str:
     schema: dict[str, Any] = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
     return str(schema.get("description", ""))
+
+
+def _is_advanced(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("advanced"))
 
 
 def _default(field: inspect.Field) -> object:

@@ -12,6 +12,8 @@ ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0
 ImportPath = Annotated[str, Meta(max_length=255, pattern=r"^$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Weight = Annotated[float, Meta(ge=0.001, le=1_000_000.0)]
 DAY_S = 86_400
+# Marks a setting that tunes the inside: its default is right unless a measurement says otherwise.
+ADVANCED = Meta(extra={"advanced": True})
 
 
 def whole(low: int, high: int, about: str) -> Meta:

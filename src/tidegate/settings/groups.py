@@ -22,7 +22,7 @@ from tidegate.settings.capacity import (
     ResourceEntry,
     TenantEntry,
 )
-from tidegate.settings.declare import DAY_S, Group, Host, Name, ShortName, Text, Weight
+from tidegate.settings.declare import ADVANCED, DAY_S, Group, Host, Name, ShortName, Text, Weight
 from tidegate.settings.declare import about as _about
 from tidegate.settings.declare import number as _num
 from tidegate.settings.declare import whole as _int
@@ -112,22 +112,24 @@ class Http(Group, frozen=True):
     ] = 300.0
     write_timeout_s: Annotated[float, _num(0.1, 3_600, "How long sending a request's body may take.")] = 30.0
     pool_timeout_s: Annotated[
-        float, _num(0.1, 300, "How long a call waits for a free connection before `upstream_pool_timeout`.")
+        float, _num(0.1, 300, "How long a call waits for a free connection before `upstream_pool_timeout`."), ADVANCED
     ] = 10.0
     connections_max: Annotated[
         int, _int(1, 65_536, "Ceiling of upstream connections per process, over all deployments.")
     ] = 500
-    kept_alive_max: Annotated[int, _int(0, 65_536, "How many idle upstream connections are kept open.")] = 100
-    kept_alive_s: Annotated[float, _num(0.1, 3_600, "How long an idle upstream connection is kept.")] = 60.0
+    kept_alive_max: Annotated[int, _int(0, 65_536, "How many idle upstream connections are kept open."), ADVANCED] = 100
+    kept_alive_s: Annotated[float, _num(0.1, 3_600, "How long an idle upstream connection is kept."), ADVANCED] = 60.0
     response_bytes_max: Annotated[
         int, _int(1_024, 1 << 30, "Largest answer taken from an upstream, counted after decompression.")
     ] = 16 << 20
-    header_bytes_max: Annotated[int, _int(1_024, 1 << 20, "Most bytes of an answer's headers.")] = 16 << 10
-    header_count_max: Annotated[int, _int(8, 10_000, "Most headers of an answer.")] = 128
+    header_bytes_max: Annotated[int, _int(1_024, 1 << 20, "Most bytes of an answer's headers."), ADVANCED] = 16 << 10
+    header_count_max: Annotated[int, _int(8, 10_000, "Most headers of an answer."), ADVANCED] = 128
     body_rate_min_bytes_per_s: Annotated[
-        float, _num(0, 1 << 30, "Slowest answer that is waited for, once `body_rate_grace_s` is over; 0 waits for any.")
+        float,
+        _num(0, 1 << 30, "Slowest answer that is waited for, once `body_rate_grace_s` is over; 0 waits for any."),
+        ADVANCED,
     ] = 16.0
-    body_rate_grace_s: Annotated[float, _num(0, DAY_S, "How long an answer's body may be slow.")] = 30.0
+    body_rate_grace_s: Annotated[float, _num(0, DAY_S, "How long an answer's body may be slow."), ADVANCED] = 30.0
     interactive_connections: Annotated[
         int,
         _int(
@@ -198,7 +200,7 @@ class GatewaySettings(Group, frozen=True):
         _num(0.1, 3_600, "How long a call with `service_tier: flex` waits for a gap before it is refused with 429."),
     ] = 60.0
     models_cache_s: Annotated[
-        float, _num(0, 3_600, "How long the models that deployments name are believed, for /v1/models.")
+        float, _num(0, 3_600, "How long the models that deployments name are believed, for /v1/models."), ADVANCED
     ] = 10.0
 
 
@@ -207,30 +209,36 @@ class WorkerSettings(Group, frozen=True):
     in_flight_max_global: Annotated[
         int, _int(0, 10_000_000, "Calls in flight over all worker processes and models; 0 lifts the limit.")
     ] = 0
-    slice_count_max: Annotated[int, _int(1, 10_000, "Slices one worker process holds at once.")] = 64
+    slice_count_max: Annotated[int, _int(1, 10_000, "Slices one worker process holds at once."), ADVANCED] = 64
     lease_ms: Annotated[int, _int(1_000, 3_600_000, "How long a lease lasts without a heartbeat.")] = 30_000
-    heartbeat_ms: Annotated[int, _int(100, 60_000, "Pause between two heartbeats; at most a third of `lease_ms`.")] = (
-        2_000
-    )
-    poll_ms: Annotated[int, _int(10, 60_000, "How often an idle worker looks for work that nobody announced.")] = 1_000
+    heartbeat_ms: Annotated[
+        int, _int(100, 60_000, "Pause between two heartbeats; at most a third of `lease_ms`."), ADVANCED
+    ] = 2_000
+    poll_ms: Annotated[
+        int, _int(10, 60_000, "How often an idle worker looks for work that nobody announced."), ADVANCED
+    ] = 1_000
     sweep_ms: Annotated[
-        int, _int(100, 600_000, "Pause between two rounds of upkeep: lost leases, overdue jobs, retention.")
+        int, _int(100, 600_000, "Pause between two rounds of upkeep: lost leases, overdue jobs, retention."), ADVANCED
     ] = 5_000
     grace_ms: Annotated[
         int, _int(0, 3_600_000, "How long calls in flight may go on after a stop, a cancel or a deadline.")
     ] = 30_000
-    record_flush_ms: Annotated[int, _int(1, 10_000, "Longest a finished item waits for its commit.")] = 50
-    record_lines_max: Annotated[int, _int(1, 10_000, "Most finished items in one commit.")] = 256
-    record_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Most bytes of finished lines in one commit.")] = 1 << 20
+    record_flush_ms: Annotated[int, _int(1, 10_000, "Longest a finished item waits for its commit."), ADVANCED] = 50
+    record_lines_max: Annotated[int, _int(1, 10_000, "Most finished items in one commit."), ADVANCED] = 256
+    record_bytes_max: Annotated[int, _int(1_024, 1 << 28, "Most bytes of finished lines in one commit."), ADVANCED] = (
+        1 << 20
+    )
 
 
 class IngestSettings(Group, frozen=True):
-    slice_count_max: Annotated[int, _int(1, 10_000, "Most items in one slice.")] = 64
+    slice_count_max: Annotated[int, _int(1, 10_000, "Most items in one slice."), ADVANCED] = 64
     slice_bytes_max: Annotated[
-        int, _int(1_024, 1 << 30, "Most bytes in one slice; a longer line makes a slice alone.")
+        int, _int(1_024, 1 << 30, "Most bytes in one slice; a longer line makes a slice alone."), ADVANCED
     ] = 4 << 20
     slice_units_max: Annotated[
-        int, _int(1, 1 << 40, "Most work units (estimated tokens) in one slice; a larger request makes a slice alone.")
+        int,
+        _int(1, 1 << 40, "Most work units (estimated tokens) in one slice; a larger request makes a slice alone."),
+        ADVANCED,
     ] = 1 << 20
     small_bytes_max: Annotated[
         int,
@@ -239,10 +247,12 @@ class IngestSettings(Group, frozen=True):
             512 << 10,
             "Largest input that a worker reads inside its own process; each line counts 512 bytes more.",
         ),
+        ADVANCED,
     ] = 64 << 10
     passes_max: Annotated[
         int,
         _int(1, 16, "Larger inputs that one worker process reads at once; one tenant has at most all but one of them."),
+        ADVANCED,
     ] = 3
     single_model: Annotated[bool, _about("Refuse an input whose lines name different models, as OpenAI does.")] = False
 
@@ -308,10 +318,14 @@ class Retry(Group, frozen=True):
     attempts_max: Annotated[
         int, _int(1, 100, "How often an item is tried; waiting for capacity does not count as a try.")
     ] = 3
-    broken_attempts_max: Annotated[int, _int(1, 100, "How often an item is tried whose answers are no answers.")] = 2
+    broken_attempts_max: Annotated[
+        int, _int(1, 100, "How often an item is tried whose answers are no answers."), ADVANCED
+    ] = 2
     backoff_ms: Annotated[int, _int(1, 3_600_000, "Longest pause before the second try; it doubles each time.")] = 500
     backoff_ms_max: Annotated[int, _int(1, 3_600_000, "Longest pause before any try.")] = 30_000
-    deferral_ms: Annotated[int, _int(1, 600_000, "Longest pause before an item looks for capacity again.")] = 2_000
+    deferral_ms: Annotated[
+        int, _int(1, 600_000, "Longest pause before an item looks for capacity again."), ADVANCED
+    ] = 2_000
     retry_after_ms_max: Annotated[
         int, _int(0, 7 * DAY_S * 1_000, "Longest wait that an upstream may ask for with Retry-After.")
     ] = 86_400_000
@@ -339,7 +353,7 @@ class Retention(Group, frozen=True):
     ] = 30 * DAY_S
     job_s: Annotated[int, _int(3_600, 3_650 * DAY_S, "How long an ended batch can be seen.")] = 90 * DAY_S
     orphan_s: Annotated[
-        int, _int(60, 365 * DAY_S, "How old bytes that nothing names must be before they are collected.")
+        int, _int(60, 365 * DAY_S, "How old bytes that nothing names must be before they are collected."), ADVANCED
     ] = DAY_S
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from tidegate.core.deployments import Secret
 from tidegate.core.schedule.policy import UNITS_PER_DELTALLM_UNIT
-from tidegate.settings.declare import Group, ImportPath, ShortName, Weight, about, number, whole
+from tidegate.settings.declare import ADVANCED, Group, ImportPath, ShortName, Weight, about, number, whole
 
 Mode = Literal["fifo_v1", "slice_v1", "model_capacity_v1", "fair_share_v1", "smart_v1"]
 ShadowMode = Literal["none", "fifo_v1", "slice_v1", "model_capacity_v1", "fair_share_v1", "smart_v1"]
@@ -21,8 +21,10 @@ class SchedulerSettings(Group, frozen=True):
     shadow_mode: Annotated[
         ShadowMode, about("A second mode that decides on the same snapshots and only reports where it differs.")
     ] = "none"
-    flows_per_decision_max: Annotated[int, whole(1, 10_000, "Most flows that one decision looks at.")] = 50
-    jobs_per_flow_max: Annotated[int, whole(1, 1_000, "Most batches of one flow that one decision looks at.")] = 50
+    flows_per_decision_max: Annotated[int, whole(1, 10_000, "Most flows that one decision looks at."), ADVANCED] = 50
+    jobs_per_flow_max: Annotated[
+        int, whole(1, 1_000, "Most batches of one flow that one decision looks at."), ADVANCED
+    ] = 50
     scope_preference: Annotated[
         tuple[Scope, ...],
         Meta(
@@ -38,10 +40,12 @@ class SchedulerSettings(Group, frozen=True):
         float, number(0, 1, "Largest part of a model's work in flight that urgent batches may take.")
     ] = 0.5
     age_units_per_s: Annotated[
-        float, number(0, 1_000_000, "Work units (tokens) that a batch's rank improves by for each second it waits.")
+        float,
+        number(0, 1_000_000, "Work units (tokens) that a batch's rank improves by for each second it waits."),
+        ADVANCED,
     ] = UNITS_PER_DELTALLM_UNIT / 30
     age_units_max: Annotated[
-        int, whole(0, 1 << 50, "Most work units (tokens) that waiting can improve a batch's rank by.")
+        int, whole(0, 1 << 50, "Most work units (tokens) that waiting can improve a batch's rank by."), ADVANCED
     ] = 256_000
     large_units: Annotated[int, whole(1, 1 << 50, "Work units (tokens) from which on a batch counts as large.")] = (
         256_000
@@ -92,9 +96,10 @@ class Redis(Group, frozen=True):
     model_rest_ms_min: Annotated[
         int,
         whole(100, 300_000, "Least that batch work of all processes leaves a model alone of which no server is well."),
+        ADVANCED,
     ] = 5_000
     model_rest_ms_max: Annotated[
-        int, whole(0, 3_600_000, "Most that it is left alone at once; 0: each process finds out by itself.")
+        int, whole(0, 3_600_000, "Most that it is left alone at once; 0: each process finds out by itself."), ADVANCED
     ] = 300_000
 
     @property
