@@ -22,7 +22,7 @@ def lines() -> bytes:
     bodies = [
         {"model": "m", "messages": [{"role": "user", "content": f"Say {number}."}]} for number in range(ITEMS - 1)
     ]
-    bodies.append({"model": "m", "messages": "wrong"})  # type: ignore[dict-item]
+    bodies.append({"model": "m", "messages": "wrong"})
     return b"".join(
         json.dumps({"custom_id": f"c-{number}", **one, "body": body}).encode() + b"\n"
         for number, body in enumerate(bodies)

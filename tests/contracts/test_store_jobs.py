@@ -100,6 +100,21 @@ async def test_pages_go_back_and_show_one_endpoint(world: World) -> None:
     assert await world.store.list_jobs(stranger.tenant_id, before=made[0].id, count_max=2) is None
 
 
+async def test_the_marks_of_jobs_change_with_them(world: World) -> None:
+    caller = await world.caller()
+    jobs = [await world.job(caller) for _ in range(3)]
+    ids = [job.id for job in jobs]
+    marks = await world.store.job_marks([*ids, world.id("batch")])
+    assert marks.keys() == set(ids)
+    assert await world.store.job_marks(ids) == marks
+    await world.store.cancel_job(caller.tenant_id, ids[1])
+    changed = await world.store.job_marks(ids)
+    assert [changed[one] == marks[one] for one in ids] == [True, False, True]
+    assert await world.store.job_marks([]) == {}
+    with pytest.raises(ValueError, match="fixed length"):
+        await world.store.job_marks(["batch_1"])
+
+
 async def test_the_same_key_and_body_make_one_job_for_a_day(world: World) -> None:
     caller, key = await world.caller(), Idempotency("k", "body")
     file = await world.file(caller)

@@ -10,11 +10,13 @@ import httpx2
 import pytest
 
 from tests.support.processes import wait_until
+from tests.support.sdks import anthropic
 from tests.web import stages
 from tests.web.calls import kept, upload
 from tests.web.server import WebServer
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.states import Outcome
+from tidegate.web.message_batches import schemas
 
 PATH = "/v1/messages/batches"
 PARAMS = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
@@ -47,6 +49,19 @@ def refused(answer: httpx2.Response, status: int, kind: str, code: str) -> str:
 def line(custom_id: str, response: dict[str, Any] | None = None, error: dict[str, Any] | None = None) -> bytes:
     said = {"id": "batch_req_x", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(said).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        (schemas.MessageBatch, "MessageBatch"),
+        (schemas.MessageBatchCounts, "MessageBatchRequestCounts"),
+        (schemas.MessageBatchDeleted, "DeletedMessageBatch"),
+    ],
+)
+def test_fields_are_those_of_the_sdk(shape: Any, name: str) -> None:
+    """A field that a later SDK adds is missed here first."""
+    assert set(getattr(anthropic.types.messages, name).model_fields) == set(shape.__struct_fields__)
 
 
 def test_a_batch_that_was_just_made(web: WebServer, client: httpx2.Client) -> None:
@@ -93,6 +108,8 @@ def test_counts_move_when_all_is_over_and_results_are_told_apart(web: WebServer,
     assert answer.headers["content-type"] == "application/x-jsonl"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in answer.headers["content-security-policy"]
+    head = client.head(ended["results_url"])
+    assert (head.status_code, head.headers["content-type"], head.content) == (200, "application/x-jsonl", b"")
     found = {one["custom_id"]: one["result"] for one in map(json.loads, answer.content.splitlines())}
     error = {"type": "invalid_request_error", "message": "No.", "code": "bad"}
     assert found == {

@@ -34,6 +34,7 @@ LIST_COUNT = 20
 LIST_COUNT_MAX = 1_000
 FILENAME = "message_batch.jsonl"
 WRITE_BYTES = 65_536
+MEDIA_TYPE = "application/x-jsonl"
 _SANDBOX = "sandbox; default-src 'none'"
 
 
@@ -127,10 +128,12 @@ class MessageBatchRoutes:
         job = await self._job(request, caller)
         _require_ended(job)
         headers = {"Content-Security-Policy": _SANDBOX}
+        if request.method == "HEAD":
+            return Response(None, 200, headers, MEDIA_TYPE)
         stream = results(self._store, self._blobs, job)
         # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
         first = await anext(stream, b"")
-        return content.Download(first, stream, 200, headers, "application/x-jsonl")
+        return content.Download(first, stream, 200, headers, MEDIA_TYPE)
 
     async def _job(self, request: Request, caller: Caller) -> Job:
         requests.refuse_unknown(request.query_params, ("beta",))
