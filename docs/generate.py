@@ -257,7 +257,7 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def written_anew(page: str) -> str:
+def regenerated(page: str) -> str:
     """The page with every generated part as the code says it now."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found['name']]()}\n{found[4]}", page)
 
@@ -265,9 +265,9 @@ def written_anew(page: str) -> str:
 def main() -> None:
     for path in sorted(DOCS.rglob("*.md")):
         page = path.read_text(encoding="utf-8")
-        anew = written_anew(page)
-        if anew != page:
-            path.write_text(anew, encoding="utf-8")
+        current = regenerated(page)
+        if current != page:
+            path.write_text(current, encoding="utf-8")
             sys.stdout.write(f"wrote {path.relative_to(DOCS.parent)}\n")
 
 

@@ -177,9 +177,9 @@ limits_spent = _counters(
     "limits_spent_total", "Questions that found a budget spent, by what the budget binds.", bound=LimitBound
 )
 limits_unavailable = _counter(
-    "limits_unavailable_total", "Times that nobody could say what budgets still bear, so that nothing was sent."
+    "limits_unavailable_total", "Times that budgets could not be asked, so that nothing was sent."
 )
-budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call was told to wait for a budget.", _WAITS_S)
+budget_wait_seconds = _histogram("budget_wait_seconds", "How long a call had to wait for a budget.", _WAITS_S)
 
 # ---- policy
 
@@ -225,7 +225,7 @@ worker_broken = _gauge(
 queue_awaited = _gauge("queue_awaited", "Requests in queues that this process waits for.")
 queue_results = _counters(
     "queue_results_total",
-    "Results from queues by what they were: answers, nobody's, unreadable, there already, recorded by another process, or gone.",
+    "Results from queues by what they were: answers, unexpected, unreadable, there already, recorded by another process, or gone.",
     outcome=("answered", "too_large", "lost", "recorded", "garbage", "unknown", "duplicate", "late"),
 )
 

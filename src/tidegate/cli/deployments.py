@@ -104,7 +104,7 @@ def change_deployment(
     """Change a deployment that was added.
 
     What is not named stays; an empty value gives back the default. Calls in flight go on. With another url or key it is another server,
-    whose health is learned anew.
+    whose health is not known yet.
 
     Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
     """

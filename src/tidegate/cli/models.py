@@ -31,7 +31,7 @@ def list_models(
 ) -> None:
     """List what holds for models.
 
-    It shows those of the settings and those that something was said of.
+    It shows those of the settings and those that were changed at run time.
 
     Example: tidegate models list
     """
@@ -98,7 +98,7 @@ def remove_model(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take back what was said of a model.
+    """Take back what was set for a model at run time.
 
     It goes by what holds for all models then. Its deployments stay.
 

@@ -81,7 +81,9 @@ def run(
     invalid_lines: Annotated[
         InvalidLines, typer.Option("--invalid-lines", help="A bad line fails the run, or goes to the errors file.")
     ] = InvalidLines.FAIL,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, though the same run exists already.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:

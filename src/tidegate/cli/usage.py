@@ -25,7 +25,7 @@ class Format(StrEnum):
 
 def usage(
     by: Annotated[
-        str, typer.Option("--by", metavar="A,B", help=f"Told apart by: {', '.join(spending.DIMENSIONS)}.")
+        str, typer.Option("--by", metavar="A,B", help=f"Grouped by: {', '.join(spending.DIMENSIONS)}.")
     ] = "day,organization,model",
     first: Annotated[
         str | None,

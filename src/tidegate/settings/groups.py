@@ -214,9 +214,9 @@ class WorkerSettings(Group, frozen=True):
     heartbeat_ms: Annotated[
         int, _int(100, 60_000, "Pause between two heartbeats; at most a third of `lease_ms`."), ADVANCED
     ] = 2_000
-    poll_ms: Annotated[
-        int, _int(10, 60_000, "How often an idle worker looks for work that nobody announced."), ADVANCED
-    ] = 1_000
+    poll_ms: Annotated[int, _int(10, 60_000, "How often an idle worker looks for work without a notice."), ADVANCED] = (
+        1_000
+    )
     sweep_ms: Annotated[
         int, _int(100, 600_000, "Pause between two rounds of upkeep: lost leases, overdue jobs, retention."), ADVANCED
     ] = 5_000
