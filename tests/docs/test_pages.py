@@ -68,6 +68,13 @@ def test_pages_name_their_subjects(path: Path) -> None:
     assert riddles.findall(without_blocks(path.read_text(encoding="utf-8"))) == []
 
 
+def test_the_changelog_says_each_thing_once_and_compares_with_no_release() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- .*$", text, re.M)
+    assert sorted({one for one in entries if entries.count(one) > 1}) == []
+    assert re.findall(r"no longer|\*\*Changed\*\*", text) == []
+
+
 def test_every_part_that_can_be_generated_is_on_a_page() -> None:
     found = [match["name"] for path in PAGES for match in generate.PART.finditer(path.read_text(encoding="utf-8"))]
     assert sorted(found) == sorted(generate.PARTS)
