@@ -15,6 +15,7 @@ import msgspec
 from yarl import URL
 
 from tests.simulation.world.loop import VirtualLoop
+from tests.support.ports import LoopClock, SeededDice
 from tidegate.core import retry
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import UpstreamError
@@ -129,25 +130,6 @@ class RefusingServer:
         return await self._server.answer(body)
 
 
-class LoopClock:
-    def now_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.monotonic_ms())
-
-    def monotonic_ms(self) -> float:
-        return 1_000_000.0 + asyncio.get_running_loop().time() * 1000
-
-
-class Dice:
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def token_bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self._random.uniform(low, high)
-
-
 @dataclass(slots=True)
 class Witness:
     """Every call that reached a server: when, where and under which key, how many were out then, and with which status it ended."""
@@ -241,9 +223,9 @@ def in_virtual_time(work: Coroutine[Any, Any, Report]) -> Report:
 
 
 async def _run(places: Sequence[Place], items: Sequence[Item], seed: int, capacity: Capacity | None) -> Report:
-    loop, dice, witness = asyncio.get_running_loop(), Dice(seed), Witness()
+    loop, dice, witness = asyncio.get_running_loop(), SeededDice(seed), Witness()
     transport = _Transport({place.name: make() for place, make in places}, witness)
-    clock = LoopClock()
+    clock = LoopClock(loop, 1_000_000.0)
     router = Router([place for place, _ in places], transport, transport, clock, dice, capacity=capacity)
     report = Report(witness)
     # Items of the models in turn, as the hand gives them out.

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from tests.support.ports import HandClock
 from tests.support.processes import wait_until_async
 from tests.support.redis import RedisServer
 from tidegate.backends.shared_redis import LocalRests, RedisShared
@@ -17,17 +18,6 @@ from tidegate.core.ports import Listener, Rests, Wake
 pytestmark = pytest.mark.anyio
 
 LONG_S = 60.0
-
-
-class StandingClock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def now_ms(self) -> int:
-        return int(self.now)
-
-    def monotonic_ms(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -81,17 +71,17 @@ async def test_a_ring_wakes_other_processes(shared: Callable[[], Awaitable[Redis
 
 @pytest.mark.parametrize("kind", ["local", "redis"])
 async def test_a_longer_rest_always_wins(kind: str, redis_url: str) -> None:
-    clock = StandingClock()
+    clock = HandClock(1_000.0)
     rests: Rests = LocalRests(clock) if kind == "local" else RedisShared(redis_url, "t-quiet", clock, SystemEntropy())
     rests.publish("gpu", 30_000)
     rests.publish("gpu", 2_000)
     rests.publish("other", 0)
     assert rests.current() == {"gpu": 31_000.0}
     rests.publish("gpu", 60_000)
-    clock.now += 59_999
+    clock.advance(59_999)
     assert rests.current() == {"gpu": 61_000.0}
     rests.publish("gpu", 1)
-    clock.now += 1
+    clock.advance(1)
     assert rests.current() == {}
 
 

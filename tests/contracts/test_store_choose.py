@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
+from tests.support.ports import HandClock
 from tidegate.core.policies import Policies
 from tidegate.core.schedule import Choice, Reason
 from tidegate.worker.scheduler import Scheduler
@@ -12,24 +13,11 @@ from tidegate.worker.scheduler import Scheduler
 pytestmark = pytest.mark.anyio
 
 
-class Still:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.at_ms = 0.0
-
-    def now_ms(self) -> int:
-        return int(self.at_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.at_ms
-
-
 class Decider:
     """A chooser with room for all models but those that are closed."""
 
     def __init__(self, world: World) -> None:
-        self.clock = Still()
+        self.clock = HandClock(0.0)
         self.chooser = Scheduler(world.store, self.clock, Policies(), 64)
         self.closed: set[str] = set()
         self.asked: list[str] = []
@@ -94,7 +82,7 @@ async def test_how_fast_models_are_is_asked_for_a_few_at_a_time(world: World) ->
     assert set(decider.chooser._paced_at_ms.values()) == {0.0}
     seen = []
     for at_ms in (4_999.0, 5_000.0, 5_001.0, 5_002.0, 5_003.0):
-        decider.clock.at_ms = at_ms
+        decider.clock.monotonic = at_ms
         await decider.choose()
         seen.append(sum(at > 0 for at in decider.chooser._paced_at_ms.values()))
     assert seen == [0, 2, 4, 5, 5]

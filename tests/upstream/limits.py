@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.upstream.world import HandClock
+from tests.support.ports import HandClock
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Period, Settlement
 from tidegate.core.errors import LimitsUnavailable
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from yarl import URL
 
+from tests.support.ports import FairDice, HandClock
 from tests.upstream.raw_server import RawServer
 from tidegate.core.deployments import Deployment, HttpLimits, Resource, Secret
 from tidegate.core.nouns import Call
@@ -17,30 +18,6 @@ from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.monotonic = 1_000_000.0
-        self.wall = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.wall
-
-    def monotonic_ms(self) -> float:
-        return self.monotonic
-
-    def advance(self, ms: float) -> None:
-        self.monotonic += ms
-        self.wall += int(ms)
-
-
-class FairDice:
-    def token_bytes(self, count: int) -> bytes:
-        return b"\x07" * count
-
-    def uniform(self, low: float, high: float) -> float:
-        return (low + high) / 2
 
 
 class World:

@@ -5,22 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.support.ports import HandClock
 from tidegate.core.nouns import Item, LeasedSlice
 from tidegate.core.ports import Upstream
 from tidegate.stages.record import Recorder
 from tidegate.worker.leased_work import AHEAD_MS, LeasedSliceState, LeasedWork
 from tidegate.worker.supervisor import Supervisor
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at_ms = 1_000_000.0
-
-    def monotonic_ms(self) -> float:
-        return self.at_ms
-
-    def now_ms(self) -> int:
-        return int(self.at_ms)
 
 
 class Open:
@@ -33,7 +23,7 @@ class Open:
         return 1
 
 
-def hand_of(clock: Clock) -> LeasedWork:
+def hand_of(clock: HandClock) -> LeasedWork:
     upstream, recorder = cast(Upstream, cast(Any, Open())), cast(Recorder, SimpleNamespace(full=False))
     leased_work = LeasedWork(upstream, clock, recorder, Supervisor())
     leased_work.extend_lease(float("inf"))
@@ -45,7 +35,7 @@ def slice_of(count: int, model: str = "m") -> LeasedSliceState:
     return LeasedSliceState(leased, float("inf"))
 
 
-def go(leased_work: LeasedWork, clock: Clock, count: int, within_ms: float) -> None:
+def go(leased_work: LeasedWork, clock: HandClock, count: int, within_ms: float) -> None:
     """So many items go out and come back within this time."""
     state = slice_of(count)
     leased_work.add(state, [Item(number, b'"x"', b"{}") for number in range(count)])
@@ -53,11 +43,11 @@ def go(leased_work: LeasedWork, clock: Clock, count: int, within_ms: float) -> N
         taken = leased_work.take()
         assert taken is not None
         leased_work.mark_done(taken[0])
-        clock.at_ms += within_ms / count
+        clock.advance(within_ms / count)
 
 
 def test_as_many_items_are_worth_holding_as_went_out_in_the_last_moment() -> None:
-    clock = Clock()
+    clock = HandClock()
     leased_work = hand_of(clock)
     assert leased_work.ahead("m") == 0
     assert leased_work.is_low("m")
@@ -66,17 +56,17 @@ def test_as_many_items_are_worth_holding_as_went_out_in_the_last_moment() -> Non
 
 
 def test_a_pace_is_forgotten_when_nothing_goes_out_any_more_and_so_is_the_model() -> None:
-    clock = Clock()
+    clock = HandClock()
     leased_work = hand_of(clock)
     go(leased_work, clock, 100, AHEAD_MS)
-    clock.at_ms += 3 * AHEAD_MS
+    clock.advance(3 * AHEAD_MS)
     assert leased_work.ahead("m") == 0
     leased_work.wake()
     assert not leased_work._stocks
 
 
 def test_a_slow_model_is_low_when_half_of_what_flies_is_left_and_a_quick_one_sooner() -> None:
-    clock = Clock()
+    clock = HandClock()
     leased_work = hand_of(clock)
     go(leased_work, clock, 400, 2 * AHEAD_MS)
     state = slice_of(90)

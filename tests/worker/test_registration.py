@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.upstream.world import FairDice, HandClock
+from tests.support.ports import FairDice, HandClock
 from tidegate.core.nouns import Holding
 from tidegate.worker.registration import Registration
 

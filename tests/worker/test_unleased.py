@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.test_store_choose import Still
+from tests.support.ports import HandClock
 from tidegate import metrics
 from tidegate.worker.unleased import LONG_MS, Unleased
 
@@ -28,14 +28,14 @@ def shown() -> float:
 
 
 async def test_the_metric_tells_the_longest_wait_and_forgets_what_was_leased() -> None:
-    store, clock = Waiting("a"), Still()
+    store, clock = Waiting("a"), HandClock(0.0)
     unleased = Unleased(store, clock, None)  # type: ignore[arg-type]
     await unleased.look()
     assert shown() == 0
-    clock.at_ms, store.models = 7_000, ["a", "b"]
+    clock.monotonic, store.models = 7_000, ["a", "b"]
     await unleased.look()
     assert shown() == 7
-    clock.at_ms, store.models = 9_000, ["b"]
+    clock.monotonic, store.models = 9_000, ["b"]
     await unleased.look()
     assert shown() == 2
     store.models = []
@@ -46,13 +46,13 @@ async def test_the_metric_tells_the_longest_wait_and_forgets_what_was_leased() -
 
 @pytest.mark.parametrize(("takes", "is_trouble"), [("a", True), ("b", False)])
 async def test_only_a_worker_that_could_take_it_is_not_ready(takes: str, is_trouble: bool) -> None:
-    clock: Any = Still()
+    clock: Any = HandClock(0.0)
     unleased = Unleased(Waiting("a"), clock, lambda model: model == takes)  # type: ignore[arg-type]
     await unleased.look()
-    clock.at_ms = LONG_MS - 1
+    clock.monotonic = LONG_MS - 1
     await unleased.look()
     assert unleased.trouble() is None
-    clock.at_ms = LONG_MS
+    clock.monotonic = LONG_MS
     await unleased.look()
     assert (unleased.trouble() is not None) is is_trouble
     if is_trouble:

@@ -3,7 +3,7 @@
 The switch lies in the store, so every process follows; counts are this process's own.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -22,8 +22,6 @@ from tidegate.web.operator import require_operator
 from tidegate.web.routes import Guarded
 
 CONFIGURED = "configured"
-MODES: tuple[str, ...] = get_args(Mode)
-SHADOW_MODES: tuple[str, ...] = get_args(ShadowMode)
 _PATH = "/control/scheduler"
 
 

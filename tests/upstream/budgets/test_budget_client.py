@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import HandClock
 from tests.upstream.limits import MemoryLimits
-from tests.upstream.world import HandClock
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.http.send_permit import SendPermit

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tests.support.ports import HandClock
 from tests.upstream.budgets.test_budgets import AT_ONCE, always
 from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventually
-from tests.upstream.world import HandClock, World, deployment
+from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, Period, Settlement, budgets_of
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger

@@ -4,7 +4,6 @@ Real routers over the store's own ledger; only the sockets are left out, and eac
 """
 
 import asyncio
-import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from yarl import URL
 
 from tests.simulation.world.loop import VirtualLoop
+from tests.support.ports import LoopClock, SeededDice
 from tests.upstream.raw_server import CHAT
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Limit, Period, Settlement
 from tidegate.core.deployments import Deployment
@@ -27,35 +27,12 @@ from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000
 POLL_S = 1.0
-EPOCH_MS = 1_700_000_000_000
-
-
-class VirtualClock:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def now_ms(self) -> int:
-        return EPOCH_MS + int(self._loop.time() * 1000)
-
-    def monotonic_ms(self) -> float:
-        return self._loop.time() * 1000
-
-
-class Dice:
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def token_bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self._random.uniform(low, high)
 
 
 class Upstream:
     """Answers every call after so long, and writes down when each was sent."""
 
-    def __init__(self, clock: VirtualClock, call_s: float, tokens: int) -> None:
+    def __init__(self, clock: LoopClock, call_s: float, tokens: int) -> None:
         self._clock = clock
         self._call_s = call_s
         self.tokens = tokens
@@ -98,7 +75,7 @@ class Upstream:
 class FarLimits:
     """The store's answer, a few milliseconds away; `away_until_s` makes it unreachable."""
 
-    def __init__(self, inner: StoreLimits, loop: VirtualLoop, dice: Dice) -> None:
+    def __init__(self, inner: StoreLimits, loop: VirtualLoop, dice: SeededDice) -> None:
         self._inner = inner
         self._loop = loop
         self._dice = dice
@@ -131,8 +108,8 @@ class FarLimits:
 class Scene:
     def __init__(self, call_s: float, limit: Limit, slots: int, runners: int) -> None:
         self.loop = VirtualLoop()
-        self.clock = VirtualClock(self.loop)
-        self.dice = Dice(7)
+        self.clock = LoopClock(self.loop)
+        self.dice = SeededDice(7)
         self.upstream = Upstream(self.clock, call_s, 100)
         self.estimate = 100
         self.place = Deployment("one", "http://upstream/v1", max_in_flight=slots, limits=(limit,))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import FairDice, HandClock
 from tests.support.redis import RedisServer
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.queue.test_asynchronous import OK, Processor, deployment
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import FairDice, HandClock, World
+from tests.upstream.world import World
 from tidegate.backends.queue_redis import RedisQueue
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Secret

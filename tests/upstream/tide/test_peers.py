@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.upstream.world import HandClock
+from tests.support.ports import HandClock
 from tidegate.core.ports import FleetReport, Present
 from tidegate.upstream.tide.peers import NOTICE_CHARS_MAX, Notice, Peers, Users, decode_notice, encode_notices
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import HandClock
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, eventually
-from tests.upstream.world import CHAT_ENDPOINT, HandClock, World, deployment
+from tests.upstream.world import CHAT_ENDPOINT, World, deployment
 from tidegate.core.deployments import EngineKind, HttpLimits, Serves, TideMode
 from tidegate.core.errors import HandedBack, StoreUnavailable, Throttled
 from tidegate.core.nouns import Answer, Call

@@ -136,7 +136,6 @@ class _Tool(msgspec.Struct, gc=False):
 
 decode_request = msgspec.json.Decoder(LineRequest).decode
 _decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
-decode_raw = msgspec.json.Decoder(Raw).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
 
