@@ -70,7 +70,8 @@ class MessageBatchRoutes:
                 purpose="batch",
                 filename=FILENAME,
                 expires_after_ms=self._keep_s * 1000,
-                idempotency_key=key,
+                # No caller's key has a space in it, so none of an upload of the caller's own is this one.
+                idempotency_key=f"{key} {FILENAME}" if key else None,
                 quotas=self._limits.quotas(),
             )
         wanted = JobRequest(MESSAGES, file.id, window.DAY_MS, window.DEFAULT_TEXT, invalid_lines="error_file")
