@@ -16,14 +16,15 @@ _DAY_MS = 24 * 3600 * 1000
 _JOB_ZEROS = (
     "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count", "input_tokens", "cached_tokens",
     "output_tokens", "reasoning_tokens", "output_bytes", "error_bytes", "work_bytes", "prompt_bytes", "shared_prefix_bytes",
-    "step_not_before", "step_failures", "ordered", "prefix_order",
+    "step_not_before", "step_failures", "ordered", "prefix_order", "ingest_bytes",
 )  # fmt: skip
 _JOB = (
     "id", "tenant_id", "endpoint", "input_file_id", "window_text", "state", "created_at", "expires_at", "begun_at", "invalid_lines",
-    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "share_owner",
+    "errors", "item_count", "work_blob_id", "output_file_id", "error_file_id", "share_owner", "queue",
 )  # fmt: skip
 _JOB_MODEL = (
     "job_id", "model", "item_count", "slice_count", "work_units", "share_owner", "created_at", "expires_at", "due_at", "begun_at",
+    "queue",
 )  # fmt: skip
 _FLOW = ("model", "share_owner", "tenant_id", "state", "weight_milli", "served", "served_tokens", "changed_at")
 _RATE = ("model", "minute", "worker_id", "units", "tokens", "items")
@@ -113,6 +114,7 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
         f"out_{_id(tenant, model)}",
         f"err_{_id(tenant, model)}",
         tenant_owner(owner),
+        "default",
         *[0] * len(_JOB_ZEROS),
     )
 
@@ -120,7 +122,19 @@ def _job(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
 def _job_model(tenant: int, model: str, slices: int, now: int) -> tuple[Any, ...]:
     items = slices * SLICE_ITEMS
     share_owner, due = tenant_owner(f"tenant-{tenant:05}"), now + _DAY_MS
-    return (_id(tenant, model), model, items, slices, items * ITEM_UNITS, share_owner, now - tenant, due, due, now)
+    return (
+        _id(tenant, model),
+        model,
+        items,
+        slices,
+        items * ITEM_UNITS,
+        share_owner,
+        now - tenant,
+        due,
+        due,
+        now,
+        "default",
+    )
 
 
 def _flow(tenant: int, model: str, now: int) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ WIDE_FUNCTIONS = {
     "store/ingests.py Ingests.start_job",
     "store/log_lines.py add_lines",
     "store/snapshots.py Snapshots.snapshot",
-    "store/snapshots.py _look",
     "store/snapshots.py _model",
     "upstream/budgets/settlements.py Settlements.add",
     "upstream/calls/delivery.py Delivery._send_once",

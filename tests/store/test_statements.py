@@ -29,7 +29,7 @@ from tidegate.core.states import (
     SliceState,
     WorkerState,
 )
-from tidegate.store.queries import Statement, for_postgres, statements
+from tidegate.store.queries import Statement, for_each_on_postgres, for_postgres, statements
 from tidegate.store.schema import current_schema
 from tidegate.store.store import Store
 
@@ -135,7 +135,7 @@ def test_every_statement_is_used_and_every_used_one_exists() -> None:
     for name, tree in store_modules():
         for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
             method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-            if method not in ("all", "one", "dicts", "many", "many_returning", "_ids") or not call.args:
+            if method not in ("all", "one", "dicts", "many", "many_returning", "for_each", "_ids") or not call.args:
                 continue
             first = call.args[0]
             if isinstance(first, ast.Constant):
@@ -191,3 +191,45 @@ def test_a_parameter_is_found_where_it_is_and_nowhere_else() -> None:
     for statement in EVERY:
         assert "/*!" not in for_postgres(statement)
         assert not re.search(r"(?<!:):[a-z]", for_postgres(statement)), statement.name
+
+
+# What every decision of every worker reads: each list is the beginning of an index, however much is queued.
+LOOKS = ("snapshot_flows", "snapshot_oldest", "snapshot_smallest", "snapshot_due")
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_sqlite(name: str) -> None:
+    connection = apsw.Connection(":memory:")
+    for step in current_schema().missing("sqlite", {}):
+        connection.execute(step.text)
+    rows = connection.execute(
+        f"explain query plan {statements()[name].sql}", dict.fromkeys(statements()[name].parameters, 0)
+    )
+    steps = [row[3] for row in rows]
+    assert [step for step in steps if "USING" in step]
+    # Only the few rows that a limit let through may be read as they are.
+    assert [step for step in steps if "TEMP B-TREE" in step or (step.startswith("SCAN") and step != "SCAN due")] == []
+
+
+@pytest.mark.anyio
+async def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_postgresql(postgres_url: str) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    for step in current_schema().missing("postgresql", {}):
+        await connection.execute(step.text)
+    # Tables are empty here, and no planner needs an index for those: so what is left of scans are those without an index to use.
+    await connection.execute(
+        "set enable_seqscan = off; set enable_bitmapscan = off; set plan_cache_mode = force_generic_plan"
+    )
+    for name in LOOKS:
+        statement = statements()[name]
+        given = tuple(one for one in ("model", "share_owner") if one in statement.parameters)
+        sql, shared = for_each_on_postgres(statement, given)
+        await connection.execute(f"prepare look as {sql}")
+        values = ", ".join([*["array['a']"] * len(given), *["1"] * len(shared)])
+        plan = "\n".join(row[0] for row in await connection.fetch(f"explain execute look ({values})"))
+        await connection.execute("deallocate look")
+        assert "Index" in plan
+        assert not re.search(r"Seq Scan on|Hash Join|Merge Join", plan), f"{name}\n{plan}"
+        sorts = [line.strip() for line in plan.splitlines() if "Sort Key" in line]
+        assert sorts in ([], ["Sort Key: given.given_at"]), f"{name}\n{plan}"
+    await connection.close()

@@ -30,6 +30,9 @@ class Tx(Protocol):
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         """Run it once per row, in their order, and collect what each returns; of a row that returns nothing there is nothing."""
 
+    async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
+        """Every row of a select that runs once for each of the given texts, in their order; the other parameters are the same for all."""
+
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Insert many rows the fastest way this database has; a conflict fails the transaction."""
 

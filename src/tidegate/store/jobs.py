@@ -110,16 +110,11 @@ class Jobs(Table):
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=cursor)
         if start is None:
             return None
-        rows = await tx.dicts(
-            "job_list_newer" if before else "job_list",
-            tenant_id=tenant_id,
-            created_at=start[0],
-            id=start[1],
-            endpoint=endpoint,
-            count_max=count_max,
-        )
-        found = [job_from(row) for row in rows]
-        return found[::-1] if before else found
+        page = {"created_at": start[0], "id": start[1], "endpoint": endpoint, "count_max": count_max}
+        if before:
+            newer = await tx.dicts("job_list_newer", tenant_id=tenant_id, **page)
+            return [job_from(row) for row in reversed(newer)]
+        return [job_from(row) for row in await tx.dicts("job_list", tenant_id=tenant_id, **page)]
 
     @writes
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:

@@ -15,7 +15,7 @@ import asyncpg
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.store.driver import Body, Missing, Row
 from tidegate.store.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
-from tidegate.store.queries import bulk_for_postgres, for_postgres, is_insert, statements
+from tidegate.store.queries import bulk_for_postgres, for_each_on_postgres, for_postgres, is_insert, statements
 from tidegate.store.schema import STAMPS
 
 T = TypeVar("T")
@@ -37,6 +37,11 @@ def _sql(name: str) -> tuple[str, tuple[str, ...]]:
 @cache
 def _bulk_sql(name: str, types: tuple[str, ...]) -> str:
     return bulk_for_postgres(statements()[name], types)
+
+
+@cache
+def _each_sql(name: str, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    return for_each_on_postgres(statements()[name], given)
 
 
 _TYPES = {str: "text", int: "bigint", bytes: "bytea"}
@@ -77,6 +82,10 @@ class PostgresTx:
         columns = [list(column) for column in zip(*rows, strict=True)]
         sql = _bulk_sql(query, tuple(map(_type_of, columns)))
         return await self._connection.fetch(sql, *columns)  # type: ignore[no-any-return]
+
+    async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
+        sql, names = _each_sql(query, tuple(given))
+        return await self._connection.fetch(sql, *given.values(), *[shared[name] for name in names])  # type: ignore[no-any-return]
 
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         many = await self._listed(rows)

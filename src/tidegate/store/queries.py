@@ -92,6 +92,20 @@ def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
     return f"{before}select {named} from unnest({arrays}) as given ({', '.join(statement.parameters)}){after}"  # noqa: S608 - our own text
 
 
+def for_each_on_postgres(statement: Statement, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """A select as one that runs for each of many texts of these parameters, in their order; and the names of the other parameters."""
+    shared = tuple(name for name in statement.parameters if name not in given)
+    numbers = {name: f"${index}" for index, name in enumerate(shared, start=len(given) + 1)}
+    places = numbers | {name: f"given.{name}" for name in given}
+    select = _PARAMETER.sub(lambda match: places[match.group(1)], _REVEALED.sub(r"\1", statement.sql))
+    arrays = ", ".join(f"${index}::text[]" for index in range(1, len(given) + 1))
+    sql = (
+        f"select found.* from unnest({arrays}) with ordinality as given ({', '.join(given)}, given_at) "  # noqa: S608 - our own text
+        f"cross join lateral ({select}) found order by given.given_at"
+    )
+    return sql, shared
+
+
 def schema_for(dialect: str, text: str) -> str:
     """A schema or migration text in one dialect: what is meant for the other is left out, and PostgreSQL collates text as SQLite does."""
     meant = re.sub(rf"/\*{dialect}:(.*?)\*/", r"\1", text, flags=re.DOTALL)

@@ -4,7 +4,7 @@ They turn rows into what `core.schedule` understands. They choose nothing.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from tidegate.core.nouns import ModelPace
@@ -18,8 +18,6 @@ RATE_MINUTES = 15
 OUTLOOK_JOBS_MAX = 10_000
 OUTLOOK_FLOWS_MAX = 64
 MODELS_MAX = 1_000
-# What separates the parts of a list that comes as text; no name holds one of them.
-_WITHIN, _BETWEEN, _BEHIND = "\x1f", "\n", "\r"
 _NOBODY_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
 _NO_PACE = ModelPace()
@@ -122,48 +120,65 @@ class Snapshots(Table):
         shown with the reason in `closed`, and nothing of it is read, so it hides nothing. Awake models that `room` does not name are named
         in the answer, up to `models_max` in all. `hides_suspects` leaves out jobs that have only suspect slices
         ready; `wants_check` shows also what is kept for checks."""
-        wanted = [model for model, items in sorted(room.items()) if items > 0]
+        wanted = {model for model, items in room.items() if items > 0}
         closed, paces, turns = closed or {}, paces or {}, turns or {}
-
         lost_below = SUSPECT_AFTER if hides_suspects else _NOBODY_IS_SUSPECT
-
-        async def body(tx: Tx) -> tuple[Row, _Out, bool, int, list[Row]]:
-            moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
-            assert moment is not None, "it always gives a row"
-            out = _Out()
-            out.add(await tx.all("snapshot_in_flight", worker_id=worker_id))
-            is_searching = moment[4] > 0 or 0 < out.lost_level <= SEARCH_LOSSES_MAX
-            flows_max = bounds.flows_of_each(len(wanted) or 1, out.most_flows())
-            lost = (int(is_searching and not wants_check), lost_below)
-            looked = await _look(tx, moment[0], wanted, lost, flows_max, bounds, models_max)
-            return moment, out, is_searching, flows_max, looked
-
-        moment, out, is_searching, flows_max, rows = await self._driver.read(body)
-        now, workers, level, suspect_count, _ = moment
-        seen = _Seen(now, out)
-        hiding = set()
-        for model, flows_text, due_text in rows:
-            if seen.read_flows(model, flows_text) >= flows_max:
-                hiding.add(model)
-            seen.read_due(model, due_text)
+        seen = await self._look(worker_id, wanted, bounds, models_max, lost_below, wants_check)
+        out = seen.out
         models = {
-            model: _model(model, items, closed.get(model), out, paces.get(model, _NO_PACE), turns, model in hiding)
+            model: _model(model, items, closed.get(model), out, paces.get(model, _NO_PACE), turns, model in seen.hiding)
             for model, items in room.items()
         }
-        flows, jobs = list(seen.flows.values()), list(seen.jobs.values())
-        awake = [row[0] for row in rows]
         return Snapshot(
-            now,
+            seen.now,
             models,
-            flows,
-            jobs,
+            list(seen.flows.values()),
+            list(seen.jobs.values()),
             out.owners,
             slice_items,
             slices_max,
-            max(1, workers),
-            awake,
-            Suspects(out.others_level, level, suspect_count, is_searching),
+            max(1, seen.workers),
+            seen.awake,
+            Suspects(out.others_level, seen.level, seen.suspect_count, seen.is_searching),
         )
+
+    @reads
+    async def _look(
+        self,
+        tx: Tx,
+        worker_id: str,
+        wanted: Set[str],
+        bounds: SnapshotBounds,
+        models_max: int,
+        lost_below: int,
+        wants_check: bool,
+    ) -> "_Seen":
+        """Read the awake models, and the flows and jobs of those that are wanted."""
+        moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
+        assert moment is not None, "it always gives a row"
+        seen = _Seen(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
+        seen.awake = [row[0] for row in await tx.all("awake_models", count_max=models_max)]
+        asked = [model for model in seen.awake if model in wanted]
+        if not asked:
+            return seen
+        flows_max = bounds.flows_of_each(len(wanted), seen.out.most_flows())
+        jobs_max = bounds.jobs_of_each()
+        startable = {
+            "now": seen.now,
+            "lost_below": lost_below,
+            "is_searching": int(seen.is_searching and not wants_check),
+            "search_max": SEARCH_LOSSES_MAX,
+            "kept": KEPT_FOR_CHECKS,
+        }
+        models = {"model": asked}
+        flows = await tx.for_each("snapshot_flows", models, flows_max=flows_max, jobs_max=jobs_max, **startable)
+        seen.add_flows(flows, flows_max)
+        seen.add_jobs(await tx.for_each("snapshot_oldest", _places(flows), jobs_max=jobs_max, **startable))
+        if long := [row for row in flows if row[4]]:
+            seen.add_jobs(await tx.for_each("snapshot_smallest", _places(long), jobs_max=jobs_max, **startable))
+        due_max = bounds.due_of_each(len(wanted))
+        seen.add_due(await tx.for_each("snapshot_due", models, due_max=due_max, **startable))
+        return seen
 
     @reads
     async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
@@ -182,69 +197,74 @@ class Snapshots(Table):
         return Outlook(row[0], *times, row[1], models)
 
 
-async def _look(
-    tx: Tx, now: int, wanted: list[str], lost: tuple[int, int], flows_max: int, bounds: SnapshotBounds, models_max: int
-) -> list[Row]:
-    return await tx.all(
-        "snapshot_models",
-        now=now,
-        models="".join(f"{_BETWEEN}{model}{_BEHIND}" for model in wanted),
-        within=_WITHIN,
-        between=_BETWEEN,
-        behind=_BEHIND,
-        is_searching=lost[0],
-        search_max=SEARCH_LOSSES_MAX,
-        kept=KEPT_FOR_CHECKS,
-        lost_below=lost[1],
-        flows_max=flows_max,
-        jobs_max=bounds.jobs_of_each(),
-        due_max=bounds.due_of_each(len(wanted) or 1),
-        models_max=models_max,
-    )
+def _places(flows: list[Row]) -> dict[str, list[str]]:
+    return {"model": [row[0] for row in flows], "share_owner": [row[1] for row in flows]}
+
+
+def _in_flight(rows: list[Row]) -> _Out:
+    out = _Out()
+    out.add(rows)
+    return out
 
 
 class _Seen:
-    """The flows and jobs of one look, each once."""
+    """One look: its moment, what is in flight, the awake models, and the flows and jobs of some of them, each once.
 
-    def __init__(self, now: int, out: _Out) -> None:
-        self._now = now
-        self._out = out
+    `hiding` are the models of which more flows may be ready than were looked at."""
+
+    def __init__(self, moment: Row, out: _Out) -> None:
+        self.now, self.workers, self.level, self.suspect_count, recent_count = moment
+        self.is_searching = recent_count > 0 or 0 < out.lost_level <= SEARCH_LOSSES_MAX
+        self.out = out
+        self.awake: list[str] = []
+        self.hiding: set[str] = set()
         self.flows: dict[tuple[str, str], FlowView] = {}
         self.jobs: dict[tuple[str, str], JobView] = {}
 
-    def _flow(self, model: str, share_owner: str, weight_milli: str, served: str) -> None:
+    def add_flows(self, rows: list[Row], flows_max: int) -> None:
+        for model, share_owner, weight_milli, served, _ in rows:
+            self._add_flow(model, share_owner, weight_milli, served)
+        counts = Counter(row[0] for row in rows)
+        self.hiding = {model for model, count in counts.items() if count >= flows_max}
+
+    def add_jobs(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._add_job(row)
+
+    def add_due(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._add_flow(row[0], row[1], row[13], row[14])
+            self._add_job(row[:13])
+
+    def _add_flow(self, model: str, share_owner: str, weight_milli: int, served: int) -> None:
         place = (model, share_owner)
         if place not in self.flows:
-            units = self._out.flows.get(place, 0)
-            self.flows[place] = FlowView(model, share_owner, int(weight_milli) / 1000, int(served), units)
+            units = self.out.flows.get(place, 0)
+            self.flows[place] = FlowView(model, share_owner, weight_milli / 1000, served, units)
 
-    def read_flows(self, model: str, text: str | None) -> int:
-        """Says how many there were."""
-        lines = text.split(_BEHIND) if text else []
-        for line in lines:
-            share_owner, weight_milli, served, jobs = line.split(_WITHIN, 3)
-            self._flow(model, share_owner, weight_milli, served)
-            for job in jobs.split(_BETWEEN):
-                self._job(model, share_owner, job.split(_WITHIN))
-        return len(lines)
-
-    def read_due(self, model: str, text: str | None) -> None:
-        for line in text.split(_BETWEEN) if text else []:
-            parts = line.split(_WITHIN)
-            share_owner, weight_milli, served = parts[-3:]
-            self._flow(model, share_owner, weight_milli, served)
-            self._job(model, share_owner, parts[:-3])
-
-    def _job(self, model: str, share_owner: str, parts: list[str]) -> None:
-        job_id, *texts, queue = parts
+    def _add_job(self, row: Row) -> None:
+        (
+            model,
+            share_owner,
+            job_id,
+            created_at,
+            expires_at,
+            begin_by,
+            total,
+            items,
+            done,
+            slices,
+            leased_at,
+            begun_at,
+            queue,
+        ) = row
         place = (job_id, model)
         if place in self.jobs:
             return
-        created_at, expires_at, begin_by, total, items, done, slices, leased_at, begun_at = map(int, texts)
         done_units = total * done // items
         rate = None
-        if done_units and begun_at >= 0 and self._now - begun_at >= 1000:
-            rate = 1000 * done_units / (self._now - begun_at)
+        if done_units and begun_at is not None and self.now - begun_at >= 1000:
+            rate = 1000 * done_units / (self.now - begun_at)
         self.jobs[place] = JobView(
             job_id,
             model,
@@ -252,12 +272,12 @@ class _Seen:
             queue,
             created_at,
             expires_at,
-            begin_by if begin_by >= 0 else None,
+            begin_by,
             total,
             total - done_units or 1,
-            self._out.jobs.get(place, 0),
+            self.out.jobs.get(place, 0),
             total // slices or 1,
-            leased_at if leased_at >= 0 else None,
+            leased_at,
             rate,
             items // slices or 1,
         )

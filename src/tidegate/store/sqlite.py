@@ -90,6 +90,10 @@ class SqliteTx:
     def _run_each(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         return list(self._connection.executemany(statements()[query].sql, rows))
 
+    async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
+        rows = (shared | dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True))
+        return list(self._connection.executemany(statements()[query].sql, rows))
+
     async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         marks = ", ".join("?" * len(columns))
         sql = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names come from the Store's own code

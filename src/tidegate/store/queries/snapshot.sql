@@ -46,93 +46,76 @@ select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
 from slices s
 where s.state = 'leased';
 
--- snapshot_models --
--- All models that have anything to do, and of each that the worker has room for: the flows that were served least and have a slice ready
--- for this worker, each with its oldest and its smallest jobs, and the jobs of any flow that are due first. Lists come as text, which lets
--- an index give the first few of each: :within, :between and :behind are characters that no name contains. The models asked for each stand
--- between :between and :behind.
--- While a culprit is searched for (:is_searching), a job of which another slice is out that lost owners shows the last :kept slices that
--- lost none to nobody: they are kept for checks.
--- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables; the limit that
--- bounds nothing lets each flow's jobs be read once.
-with recursive awake (model) as (
-    select min(f.model) from flows f where f.state = 'awake'
-    union all
-    select (select min(f.model) from flows f where f.state = 'awake' and f.model > a.model) from awake a where a.model is not null
-)
-select a.model,
-    case when a.is_wanted then (select string_agg(flow_list.line, cast(:behind as text)) from (
-        select concat_ws(cast(:within as text), flow.share_owner, flow.weight_milli, flow.served,
-            concat_ws(cast(:between as text), flow.jobs, flow.smallest)) as line
-        from (
-            select f.share_owner, f.weight_milli, f.served, (
-                select string_agg(oldest.line, cast(:between as text)) from (
-                    select concat_ws(cast(:within as text), o.job_id, o.created_at, o.expires_at,
-                        case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
-                        o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
-                    from job_models o
-                    where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-                        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
-                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-                    order by o.created_at, o.job_id
-                    limit :jobs_max
-                ) oldest
-            ) as jobs, case when (
-                select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
-                order by more.created_at limit 1 offset :jobs_max
-            ) is not null then (
-                select string_agg(smallest.line, cast(:between as text)) from (
-                    select concat_ws(cast(:within as text), o.job_id, o.created_at, o.expires_at,
-                        case when o.begun_at is null then coalesce(o.begin_by, -1) else -1 end, o.work_units, o.item_count, o.done_count,
-                        o.slice_count, coalesce(o.leased_at, -1), coalesce(o.begun_at, -1), o.queue) as line
-                    from job_models o
-                    where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
-                        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-                            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
-                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-                    order by o.work_units, o.job_id
-                    limit :jobs_max
-                ) smallest
-            ) end as smallest
-            from flows f
-            where f.model = a.model and f.state = 'awake'
-            order by f.served, f.share_owner
-            limit 1000000
-        ) flow
-        where flow.jobs is not null
-        limit :flows_max
-    ) flow_list) end as flows,
-    case when a.is_wanted then (select string_agg(concat_ws(cast(:within as text), m.job_id, m.created_at, m.expires_at,
-        case when m.begun_at is null then coalesce(m.begin_by, -1) else -1 end, m.work_units, m.item_count, m.done_count,
-        m.slice_count, coalesce(m.leased_at, -1), coalesce(m.begun_at, -1), m.queue, m.share_owner,
-        coalesce((select concat_ws(cast(:within as text), f.weight_milli, f.served) from flows f
-            where f.model = a.model and f.share_owner = m.share_owner), '1000' || cast(:within as text) || '0')), cast(:between as text))
-    from (
-        select o.job_id, o.created_at, o.expires_at, o.begin_by, o.work_units, o.item_count, o.done_count, o.slice_count,
-            o.leased_at, o.begun_at, o.queue, o.share_owner
-        from job_models o
-        where o.model = a.model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+-- snapshot_flows --
+-- The flows of a model that were served least and have a slice ready for this worker; `is_long` when it has more jobs than :jobs_max.
+-- In this statement and the next three a job can start when it has such a slice: due, and below :lost_below lost owners. While a culprit is
+-- searched for (:is_searching), a job of which another slice is out that lost owners keeps its last :kept slices that lost none for checks.
+-- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables.
+select f.model, f.share_owner, f.weight_milli, f.served,
+    (select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
+        order by more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
+from flows f
+where f.model = :model and f.state = 'awake'
+    and (select 1 from job_models o
+        where o.model = f.model and o.share_owner = f.share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
             and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
                 and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-                                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-                                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
-                                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-                                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-        order by o.due_at, o.job_id
-        limit :due_max
-    ) m) end as due
+                    or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                        and z.state = 'leased' and z.lost_count between 1 and :search_max)
+                    or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                        and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+        order by o.created_at, o.job_id limit 1) is not null
+order by f.served, f.share_owner
+limit :flows_max;
+
+-- snapshot_oldest --
+-- The oldest jobs of a flow that can start.
+select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
+    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+from job_models o
+where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+    and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+        and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+            or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                and z.state = 'leased' and z.lost_count between 1 and :search_max)
+            or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+order by o.created_at, o.job_id
+limit :jobs_max;
+
+-- snapshot_smallest --
+-- The smallest jobs of a flow that can start.
+select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
+    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+from job_models o
+where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+    and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+        and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+            or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                and z.state = 'leased' and z.lost_count between 1 and :search_max)
+            or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+order by o.work_units, o.job_id
+limit :jobs_max;
+
+-- snapshot_due --
+-- The jobs of a model that can start and are due first, whatever their flow, with what is known of that flow.
+select due.*, coalesce(f.weight_milli, 1000) as weight_milli, coalesce(f.served, 0) as served
 from (
-    select w.model,
-        replace(cast(:models as text), cast(:between as text) || w.model || cast(:behind as text), '') <> cast(:models as text) as is_wanted
-    from awake w where w.model is not null limit :models_max
-) a;
+    select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
+        o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+    from job_models o
+    where o.model = :model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
+        and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
+            and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
+                or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
+                    and z.state = 'leased' and z.lost_count between 1 and :search_max)
+                or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
+                    and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
+    order by o.due_at, o.job_id
+    limit :due_max
+) due
+left join flows f on f.model = due.model and f.share_owner = due.share_owner;
 
 -- outlook_job --
 -- What stands before each model of a job: its own rest, what its flow has that is older, what is out, and its weight.
