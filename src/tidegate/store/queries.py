@@ -100,8 +100,8 @@ def for_each_on_postgres(statement: Statement, given: tuple[str, ...]) -> tuple[
     select = _PARAMETER.sub(lambda match: places[match.group(1)], _REVEALED.sub(r"\1", statement.sql))
     arrays = ", ".join(f"${index}::text[]" for index in range(1, len(given) + 1))
     sql = (
-        f"select found.* from unnest({arrays}) with ordinality as given ({', '.join(given)}, given_at) "  # noqa: S608 - our own text
-        f"cross join lateral ({select}) found order by given.given_at"
+        f"with given ({', '.join(given)}, given_at) as (select * from unnest({arrays}) with ordinality) select found.* "  # noqa: S608 - our own text
+        f"from given cross join lateral ({select}) found order by given.given_at"
     )
     return sql, shared
 

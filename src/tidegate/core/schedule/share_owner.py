@@ -30,5 +30,5 @@ def tenant_of(share_owner: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Without control characters, which separate the parts of a look at the store; what was written stays readable and distinct."""
+    """Escape control characters, so that logs and pages show the name in one line; different names stay different."""
     return "".join(char if char.isprintable() and char != "%" else f"%{ord(char):02x}" for char in name)
