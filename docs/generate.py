@@ -149,6 +149,7 @@ def every_route() -> list[tuple[str, str, str]]:
         lambda: "",
         b"",
         nothing,
+        nothing,
         control_token=None,
     )
     guarded: list[Guarded] = []
@@ -203,6 +204,7 @@ MOVES: dict[str, dict[Any, frozenset[Any]]] = {
     "workers": states.WORKER_MOVES,
     "job_models": states.JOB_MODEL_MOVES,
     "flows": states.FLOW_MOVES,
+    "webhook_deliveries": states.DELIVERY_MOVES,
 }
 
 

@@ -27,6 +27,7 @@ NAMES = (
     "job_closed",
     "publish_rest_durable",
     "publish_committed",
+    "webhook_sent",
     "stop_released",
 )
 

@@ -243,6 +243,14 @@ interactive_first_byte_seconds = _histogram(
     _WAITS_S,
 )
 
+# ---- webhooks
+
+webhook_deliveries = _counters(
+    "webhook_deliveries_total",
+    "Tries to deliver an event to a webhook endpoint, by what came of them; after `failed` nothing is tried again.",
+    outcome=("delivered", "postponed", "failed"),
+)
+
 # ---- clients' connections
 
 client_connections = _gauge("client_connections", "Connections that clients have open to this process.")

@@ -14,6 +14,7 @@ from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, S3Settings
+from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
 from tidegate.backends.queue_redis import RedisQueue
@@ -25,7 +26,7 @@ from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
-from tidegate.core.ports import Blobs, Clock, Entropy, Limits, Notices, Wake
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Limits, Notices, Wake
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.interactive_usage import InteractiveUsageBook
@@ -33,6 +34,7 @@ from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, local_path, resources
 from tidegate.settings.added import Added, added
 from tidegate.settings.models import model_caps
+from tidegate.stages.deliver import WebhookDeliveries
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.stages.record import FlushLimits
 from tidegate.stages.tend import clock as clock_tend
@@ -197,6 +199,10 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
         worker = _worker(parts, me, router, roster, is_kept=roles.api) if roles.worker else None
+        callbacks = await stack.enter_async_context(callback_sender(settings))
+        if roles.worker:
+            deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id)
+            stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))
         address = me.id
@@ -206,7 +212,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             stopping = "it was told to stop and takes no new work" if stop.is_set() else None
             return {"process": stopping, **unleased.checks(worker.trouble if worker else None)}
 
-        context = replace(_web_context(parts, me, router, token), readiness=checks, stop=stop)
+        context = replace(_web_context(parts, me, router, callbacks, token), readiness=checks, stop=stop)
         if roles.api:
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
@@ -222,6 +228,16 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
             await worker.run(stop)
         else:
             await beat_until(stop, me, settings.worker.heartbeat_ms)
+
+
+@asynccontextmanager
+async def callback_sender(settings: Settings) -> AsyncIterator[Callbacks]:
+    """The way to receivers that tenants name, under the rules that the operator set."""
+    sender = CallbackSender(settings.callbacks.rules(), f"Tidegate/{__version__}")
+    try:
+        yield sender
+    finally:
+        await sender.close()
 
 
 def _worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig, *, is_kept: bool) -> RunsItems:
@@ -429,7 +445,7 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
     )
 
 
-def _web_context(parts: Parts, me: Registration, router: Router, token: Secret) -> WebContext:
+def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Callbacks, token: Secret) -> WebContext:
     return WebContext(
         store=parts.store,
         blobs=parts.blobs,
@@ -440,5 +456,6 @@ def _web_context(parts: Parts, me: Registration, router: Router, token: Secret) 
         worker_id=lambda: me.id,
         pepper=pepper_of(parts.settings),
         router=router,
+        callbacks=callbacks,
         control_token=token,
     )

@@ -71,11 +71,10 @@ def test_finalization_strand(site: Site) -> None:
     victim = site.begin("record_committed=kill" if not site.embedded else "job_closed=kill,record_committed=2*kill")
     batch_id = site.submit(lines)
     assert victim.wait() == -9
-    loss = site.loss()
     again = site.relieve(more={"TIDEGATE_FAILPOINTS": "publish_committed=kill"})
     assert again.wait() == -9
     site.relieve()
-    results = site.judge(batch_id, lines, repeats_max=UNRECORDED_MAX, loss=loss)
+    results = site.judge(batch_id, lines, repeats_max=UNRECORDED_MAX)
     assert len(site.get("/v1/files")["data"]) == 2, "the input and the output, once"
     assert results.batch["error_file_id"] is None
 
@@ -88,9 +87,8 @@ def test_zombie_owner_burns_inference(cluster: Site) -> None:
     cluster.until_called(IN_FLIGHT + 1)
     zombie.stop()
     until_stopped(zombie)
-    loss = cluster.loss()
     cluster.relieve()
-    results = cluster.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT, loss=loss)
+    results = cluster.judge(batch_id, lines, repeats_max=2 * IN_FLIGHT)
     calls = cluster.calls()
     zombie.cont()
     zombie.wait_for_line("incarnation_lost")

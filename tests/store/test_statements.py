@@ -14,6 +14,7 @@ import pytest
 import tidegate.store
 from tidegate.core.states import (
     BLOB_MOVES,
+    DELIVERY_MOVES,
     FILE_MOVES,
     FLOW_MOVES,
     JOB_MODEL_MOVES,
@@ -21,6 +22,7 @@ from tidegate.core.states import (
     SLICE_MOVES,
     WORKER_MOVES,
     BlobState,
+    DeliveryState,
     FileState,
     FlowState,
     JobModelState,
@@ -41,6 +43,7 @@ STATES: dict[str, type[StrEnum]] = {
     "workers": WorkerState,
     "flows": FlowState,
     "job_models": JobModelState,
+    "webhook_deliveries": DeliveryState,
 }
 MOVES = {
     (table, source.value, target.value)
@@ -52,6 +55,7 @@ MOVES = {
         "workers": WORKER_MOVES,
         "flows": FLOW_MOVES,
         "job_models": JOB_MODEL_MOVES,
+        "webhook_deliveries": DELIVERY_MOVES,
     }.items()
     for source, targets in moves.items()  # type: ignore[attr-defined]
     for target in targets
@@ -141,6 +145,8 @@ def test_every_statement_is_used_and_every_used_one_exists() -> None:
             if isinstance(first, ast.Constant):
                 assert first.value in statements(), f"{name} asks for {first.value!r}"
                 used.add(str(first.value))
+            elif isinstance(first, ast.IfExp):
+                used |= {str(one.value) for one in (first.body, first.orelse) if isinstance(one, ast.Constant)}
             elif isinstance(first, ast.JoinedStr):
                 assert isinstance(first.values[0], ast.Constant)
                 used |= {known for known in statements() if known.startswith(str(first.values[0].value))}

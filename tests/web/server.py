@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 
 from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Caller, Job
@@ -125,6 +126,7 @@ class WebServer:
             resources=resources(self.settings),
             capacity=Capacity(limits=StoreLimits(self.store)),
         )
+        self.callbacks = CallbackSender(self.settings.callbacks.rules(), "Tidegate/test")
         self.book = InteractiveUsageBook(self.store, Entropy())
         self._stop_asked = asyncio.Event()
         self.context = WebContext(
@@ -137,6 +139,7 @@ class WebServer:
             worker_id=lambda: self.worker_id,
             pepper=PEPPER,
             router=self.router,
+            callbacks=self.callbacks,
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
             book=self.book,
@@ -155,6 +158,7 @@ class WebServer:
     async def _close(self) -> None:
         await self._listening.__aexit__(None, None, None)
         await self.router.close()
+        await self.callbacks.close()
         await self.book.close()
         await self.blobs.close()
         await self.store.close()

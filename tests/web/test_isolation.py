@@ -20,6 +20,8 @@ from tidegate.core.problems import ID_CHARS_MAX
 
 ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
 ABSENT["message_batch_id"] = "msg" + ABSENT["batch_id"]
+ABSENT["webhook_endpoint_id"] = "whk_0000000000000000000000"
+ABSENT["delivery_id"] = "evt_0000000000000000000000.whk_0000000000000000000000"
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
@@ -35,9 +37,18 @@ ONE_THING = {
     ("DELETE", "/v1/messages/batches/{message_batch_id}"),
     ("POST", "/v1/messages/batches/{message_batch_id}/cancel"),
     ("GET", "/v1/messages/batches/{message_batch_id}/results"),
+    ("GET", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
+    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
+    ("DELETE", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
+    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret"),
+    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}/test"),
+    ("POST", "/v1/webhook_deliveries/{delivery_id}/replay"),
 }
-LISTS = {("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", "/v1/messages/batches")}
-MAKERS = {("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/messages/batches")}
+LISTS = {
+    ("GET", f"/v1/{name}")
+    for name in ("files", "batches", "messages/batches", "webhook_endpoints", "webhook_deliveries")
+}
+MAKERS = {("POST", f"/v1/{name}") for name in ("files", "batches", "messages/batches", "webhook_endpoints")}
 # A call here names no object at all: what it takes of anyone's is a budget, and its own.
 INTERACTIVE = {
     ("POST", path)
@@ -53,6 +64,7 @@ INTERACTIVE = {
 NOBODYS = {
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
+    ("GET", "/v1/webhook_event_types"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -82,6 +94,8 @@ class Two:
         self.web = web
         self.ours = web.client(web.make_key("ours"))
         self.theirs = web.client(web.make_key("theirs"))
+        shape = {"name": "ours alone", "url": "https://hooks.example.com/", "event_types": ["batch.completed"]}
+        self.endpoint_id = self.ours.post("/v1/webhook_endpoints", json=shape).json()["id"]
         self.file_id = upload(self.ours)
         self.deleted_id = upload(self.ours)
         self.ours.delete(f"/v1/files/{self.deleted_id}")
@@ -98,6 +112,7 @@ class Two:
         stages.start(web, ended_id, 2)
         stages.finish(web, ended_id, {0: b"answer\n"}, {1: b"error\n"})
         stages.publish(web, ended_id)
+        self.delivery_id = self.ours.get("/v1/webhook_deliveries").json()["data"][0]["id"]
         done = self.ours.get(f"/v1/batches/{self.done_id}").json()
         running = web.job(self.running_id)
         self.ids = {
@@ -111,6 +126,8 @@ class Two:
             ],
             "batch_id": [self.running_id, self.done_id, ended_id, *NO_SHAPE],
             "message_batch_id": [*self.message_ids, f"msg{self.running_id}", *NO_SHAPE],
+            "webhook_endpoint_id": [self.endpoint_id, *NO_SHAPE],
+            "delivery_id": [self.delivery_id, *NO_SHAPE],
         }
 
     def of_every_kind(self) -> dict[str, str]:
@@ -121,6 +138,8 @@ class Two:
             "file": self.file_id,
             "batch": self.done_id,
             "message batch": self.message_ids[1],
+            "webhook endpoint": self.endpoint_id,
+            "webhook delivery": self.delivery_id,
             "item": item_id(self.done_id, 0),
             "key": str(keys[0]["id"]),
             "tenant": job.tenant_id,
@@ -266,6 +285,7 @@ def test_nothing_of_it_happened(two: Two) -> None:
     assert two.ours.get(f"/v1/files/{two.file_id}").status_code == 200
     assert two.ours.get(f"/v1/batches/{two.running_id}").json()["status"] == "in_progress"
     assert two.ours.get(f"/v1/batches/{two.running_id}/output").content == b"growing\n"
+    assert two.ours.get(f"/v1/webhook_endpoints/{two.endpoint_id}").json()["name"] == "ours alone"
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(LISTS))
@@ -275,6 +295,8 @@ def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
         "/v1/files": (two.file_id, ABSENT["file_id"], "after"),
         "/v1/batches": (two.running_id, ABSENT["batch_id"], "after"),
         "/v1/messages/batches": (two.message_ids[0], ABSENT["message_batch_id"], "after_id"),
+        "/v1/webhook_endpoints": (two.endpoint_id, ABSENT["webhook_endpoint_id"], "after"),
+        "/v1/webhook_deliveries": (two.delivery_id, ABSENT["delivery_id"], "after"),
     }[path]
     wanted = looks(two.theirs.get(path, params={name: absent}))
     assert wanted[0] == 400

@@ -193,7 +193,7 @@ def test_calls_that_ended_are_forgotten(world: World, made: list[open_calls.Open
     assert client.get("/v1/files").status_code == 403
     assert client.post(CHAT, json={}).status_code == 400
     wait_until(lambda: not made[0]._by_key, 20, "the calls to be over")
-    wait_until(lambda: made[0]._timer is None, 20, "nothing to be watched any more")
+    wait_until(lambda: made[0]._watching is None, 20, "nothing to be watched any more")
 
 
 def _uncut(made: list[open_calls.OpenCalls]) -> list[open_calls.OpenCall]:

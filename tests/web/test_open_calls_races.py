@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -77,13 +76,3 @@ async def test_a_call_that_ended_while_the_store_is_asked_is_left_alone() -> Non
     keys.meanwhile = call.leave
     await calls.look()
     assert not call.is_cut
-
-
-@pytest.mark.anyio
-async def test_nothing_is_left_pending_when_a_process_ends_soon_after_a_call() -> None:
-    """A task slept until the next look, and a process that ended meanwhile said that it was destroyed."""
-    calls = opened(Keys(row()))
-    before = asyncio.all_tasks()
-    calls.add(KEY, SECRET).leave()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before

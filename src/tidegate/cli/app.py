@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batches, deployments, keys, models, scheduler, terminal
+from tidegate.cli import batches, deployments, keys, models, scheduler, terminal, webhooks
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -64,6 +64,7 @@ app.add_typer(scheduler.app, name="scheduler")
 app.add_typer(deployments.app, name="deployments")
 app.add_typer(deployments.resources_app, name="resources")
 app.add_typer(models.app, name="models")
+app.add_typer(webhooks.app, name="webhooks")
 
 
 def main() -> None:

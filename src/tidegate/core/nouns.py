@@ -103,6 +103,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class JobWebhook:
+    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it."""
+
+    url: str
+    events: tuple[str, ...]
+    secret: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRequest:
     """What a caller asks for when creating a job, already checked by the front door."""
 
@@ -118,6 +127,7 @@ class JobRequest:
     invalid_lines: str = "fail"
     queue: str = "default"
     limits: tuple[Limit, ...] = ()
+    webhook: JobWebhook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,7 @@ class Job:
     begin_by: int | None
     limits: tuple[Limit, ...] = ()
     cost_nano: int = 0
+    webhook: JobWebhook | None = None
 
     @property
     def done_count(self) -> int:

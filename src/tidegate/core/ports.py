@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Settlement
+from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.nouns import Answer, Call, Placed, Stamp
 from tidegate.core.queues import Put, QueueRequest, QueueState, Sorted, Withdrawal
 
@@ -183,6 +184,13 @@ class DiscoveredLimitsStore(Protocol):
 
     async def discovered(self) -> dict[str, Limit]:
         """What is known, by the deployment's name."""
+
+
+class Callbacks(Protocol):
+    """The way to receivers that tenants name."""
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+        """Send this once, to a public address or one that the operator allows. Whatever fails is a reply with a word for it."""
 
 
 class RequestQueue(Protocol):

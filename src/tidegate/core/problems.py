@@ -18,6 +18,24 @@ def no_such_file(file_id: str, param: str = "file_id") -> ApiProblem:
     )
 
 
+def no_such_webhook_endpoint(endpoint_id: str) -> ApiProblem:
+    return ApiProblem(
+        404,
+        "webhook_endpoint_not_found",
+        f"No webhook endpoint found with id '{shown_id(endpoint_id)}'. List yours with GET /v1/webhook_endpoints.",
+        param="webhook_endpoint_id",
+    )
+
+
+def no_such_delivery(delivery_id: str) -> ApiProblem:
+    return ApiProblem(
+        404,
+        "webhook_delivery_not_found",
+        f"No webhook delivery found with id '{shown_id(delivery_id)}'. List yours with GET /v1/webhook_deliveries.",
+        param="delivery_id",
+    )
+
+
 def no_such_batch(batch_id: str) -> ApiProblem:
     return ApiProblem(
         404,

@@ -65,6 +65,14 @@ class JobModelState(StrEnum):
     CLOSED = "closed"
 
 
+class DeliveryState(StrEnum):
+    """What became of one event on its way to one webhook endpoint."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.VALIDATING: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
     JobState.IN_PROGRESS: frozenset({JobState.CANCELLING, JobState.FINALIZING}),
@@ -101,6 +109,12 @@ FLOW_MOVES: dict[FlowState, frozenset[FlowState]] = {
 JOB_MODEL_MOVES: dict[JobModelState, frozenset[JobModelState]] = {
     JobModelState.OPEN: frozenset({JobModelState.CLOSED}),
     JobModelState.CLOSED: frozenset(),
+}
+# What was delivered or failed can be asked to go out again.
+DELIVERY_MOVES: dict[DeliveryState, frozenset[DeliveryState]] = {
+    DeliveryState.PENDING: frozenset({DeliveryState.DELIVERED, DeliveryState.FAILED}),
+    DeliveryState.DELIVERED: frozenset({DeliveryState.PENDING}),
+    DeliveryState.FAILED: frozenset({DeliveryState.PENDING}),
 }
 
 JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.core.callback_targets import TargetRules
 from tidegate.core.deployments import HttpLimits, Secret
 from tidegate.core.nouns import Quotas
 from tidegate.core.retry import RetryPolicy
@@ -366,6 +367,20 @@ class Auth(Group, frozen=True):
     ] = None
 
 
+class CallbacksSettings(Group, frozen=True):
+    allow_hosts: Annotated[
+        tuple[Host, ...],
+        Meta(
+            max_length=1_000,
+            description="Hosts that webhooks may go to at any address and port, beside those with public addresses.",
+        ),
+    ] = ()
+    allow_http: Annotated[bool, _about("Whether webhooks may go out over plain http, too.")] = False
+
+    def rules(self) -> TargetRules:
+        return TargetRules(frozenset(host.lower().strip("[]") for host in self.allow_hosts), self.allow_http)
+
+
 class AddedEntries(Group, frozen=True):
     env_names: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_]*\*?$")], ...],
@@ -417,6 +432,7 @@ class Settings(Group, frozen=True):
     retry: Retry = Retry()
     retention: Retention = Retention()
     auth: Auth = Auth()
+    callbacks: CallbacksSettings = CallbacksSettings()
     added: AddedEntries = AddedEntries()
     logging: Logging = Logging()
     metrics: Metrics = Metrics()

@@ -7,6 +7,7 @@ nothing of HTTP: whoever has bytes may bring them here.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
 from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
+from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
 from tidegate.store.store import Store
 
@@ -64,6 +66,9 @@ class Reception:
         """One row, `validating`; the job that this Idempotency-Key made before, if it did. `share_owner` is whose share it counts as."""
         job_id = self._new_id("batch")
         idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
+        if request.webhook is not None:
+            secret = self._entropy.token_bytes(SECRET_BYTES)
+            request = replace(request, webhook=replace(request.webhook, secret=secret))
         job = await self.replayed(
             lambda: self._store.create_job(
                 caller, job_id, request, idempotency=idempotency, quotas=quotas, share_owner=share_owner

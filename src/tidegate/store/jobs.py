@@ -8,16 +8,18 @@ import msgspec
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, LineError, Quotas
+from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.webhooks import EndpointShape
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
+from tidegate.store.webhooks import put_endpoint, put_events
 
 _LIST_START = (1 << 62, "")
 _HOUR_MS = 3600 * 1000
@@ -69,6 +71,7 @@ class Jobs(Table):
             queue=request.queue,
             limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
             ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
+            webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
         )
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
@@ -175,7 +178,10 @@ class Jobs(Table):
     @writes
     async def end_unstarted(self, tx: Tx, job_id: str, token: str | None = None) -> bool:
         """End a job that was told to close before it was ingested: it has no result files."""
-        return await tx.one("job_end_unstarted", id=job_id, token=token) is not None
+        ended = await tx.one("job_end_unstarted", id=job_id, token=token) is not None
+        if ended:
+            await put_events(tx, job_id)
+        return ended
 
     @writes
     async def take_step(self, tx: Tx, job_id: str, state: JobState, worker_id: str, token: str) -> bool:
@@ -191,7 +197,10 @@ class Jobs(Table):
     @writes
     async def refuse_job(self, tx: Tx, job_id: str, token: str, errors: list[LineError]) -> bool:
         """The input is no good: the job fails before it began, with line-numbered reasons."""
-        return await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
+        refused = await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
+        if refused:
+            await put_events(tx, job_id)
+        return refused
 
     @writes
     async def close_job(self, tx: Tx, job_id: str, grace_ms: int) -> bool:
@@ -211,7 +220,15 @@ class Jobs(Table):
         for file_id in (rows[0]["output_file_id"], rows[0]["error_file_id"]):
             if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
                 await release_extents(tx, file_id)
-        for name in ("outcomes_forget", "attempts_forget", "job_models_forget", "slices_drop_job", "job_forget"):
+        for name in (
+            "outcomes_forget",
+            "attempts_forget",
+            "job_models_forget",
+            "slices_drop_job",
+            "webhook_endpoint_forget",
+            "webhook_deliveries_forget",
+            "job_forget",
+        ):
             await tx.all(name, job_id=job_id)
 
     @reads
@@ -235,6 +252,16 @@ class Jobs(Table):
     @reads
     async def state_counts(self, tx: Tx) -> dict[str, int]:
         return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
+
+
+async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook | None) -> str | None:
+    """Make the endpoint of a job's own; return what the job's row says of it."""
+    if webhook is None:
+        return None
+    endpoint_id = "whk_" + job_id.removeprefix("batch_")
+    shape = EndpointShape(job_id, webhook.url, webhook.events)
+    await put_endpoint(tx, tenant_id, endpoint_id, shape, webhook.secret, job_id)
+    return msgspec.json.encode({"url": webhook.url, "events": webhook.events}).decode()
 
 
 def _check_input(purpose: str | None, file_id: str) -> None:

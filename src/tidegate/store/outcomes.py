@@ -14,6 +14,7 @@ from tidegate.store.flow_accounting import Charges
 from tidegate.store.log_lines import Logs, add_lines
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, reads, writes
+from tidegate.store.webhooks import put_events
 
 ABANDONED = LineError(
     "abandoned",
@@ -89,6 +90,7 @@ class Outcomes(Table):
         await _show_files(tx, job, expires_after_ms)
         await tx.all("slices_drop_job", job_id=job.id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
+        await put_events(tx, job.id)
 
     @writes
     async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, expires_after_ms: int | None) -> Job | None:
@@ -109,6 +111,7 @@ class Outcomes(Table):
         await _show_files(tx, job, expires_after_ms)
         await tx.all("slices_drop_job", job_id=job_id)
         await tx.all("blob_release", id=job.work_blob_id, uses=1)
+        await put_events(tx, job.id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
     @reads

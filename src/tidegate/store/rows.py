@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.budgets.budget import Limit
-from tidegate.core.nouns import File, Job, LineError, Usage
+from tidegate.core.nouns import File, Job, JobWebhook, LineError, Usage
 from tidegate.core.states import FileState, JobState
 
 _PLAIN_JOB_COLUMNS = (
@@ -18,6 +18,7 @@ _PLAIN_JOB_COLUMNS = (
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])
+_WEBHOOK = msgspec.json.Decoder(JobWebhook)
 _LIMITS = msgspec.json.Decoder(list[Limit])
 
 
@@ -30,6 +31,7 @@ def job_from(row: dict[str, Any]) -> Job:
         prefix_order=bool(row["prefix_order"]),
         errors=tuple(_ERRORS.decode(row["errors"])),
         limits=limits_from(row["limits"]),
+        webhook=_WEBHOOK.decode(row["webhook"]) if row["webhook"] is not None else None,
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )

@@ -5,7 +5,7 @@
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
 -- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and share_owner),
--- model_clocks, rates. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
+-- model_clocks, rates, webhook_endpoints, webhook_deliveries. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs
 -- that need its bytes.
 --
@@ -193,7 +193,8 @@ create table jobs (
     queue text not null,
     limits text,
     cost_nano bigint not null default 0,
-    ingest_bytes bigint not null
+    ingest_bytes bigint not null,
+    webhook text
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
@@ -443,3 +444,49 @@ create table routing (
     changed_at bigint not null,
     primary key (kind, name)
 );
+
+-- Where tenants want to hear of their jobs' ends. A row with a `job_id` belongs to that job alone. Events are signed with `secret`, and
+-- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since.
+create table webhook_endpoints (
+    id text primary key,
+    tenant_id text not null,
+    job_id text,
+    name text not null,
+    url text not null,
+    event_types text not null,
+    secret bytea not null,
+    old_secret bytea,
+    old_until bigint,
+    created_at bigint not null,
+    updated_at bigint not null,
+    failing_since bigint,
+    disabled_at bigint,
+    disabled_why text check (disabled_why in ('gone', 'failing'))
+);
+create index webhook_endpoints_by_tenant on webhook_endpoints (tenant_id, created_at, id) where job_id is null;
+create index webhook_endpoints_by_job on webhook_endpoints (job_id) where job_id is not null;
+
+-- The outbox: one row for each event and endpoint, written in the transaction that ends the job. It is leased to a worker as long as that
+-- worker is alive; `lease_token` guards what becomes of it. A row lives as long as its job and its endpoint do.
+create table webhook_deliveries (
+    event_id text not null,
+    endpoint_id text not null,
+    tenant_id text not null,
+    job_id text not null,
+    event_type text not null,
+    state text not null check (state in ('pending', 'delivered', 'failed')),
+    attempt_count bigint not null,
+    created_at bigint not null,
+    due_at bigint not null,
+    ended_at bigint,
+    worker_id text,
+    lease_token text,
+    status bigint,
+    failure text,
+    primary key (event_id, endpoint_id)
+);
+create index webhook_deliveries_due on webhook_deliveries (due_at) where state = 'pending';
+create index webhook_deliveries_leased on webhook_deliveries (lease_token) where lease_token is not null;
+create index webhook_deliveries_by_tenant on webhook_deliveries (tenant_id, created_at, event_id, endpoint_id);
+create index webhook_deliveries_by_endpoint on webhook_deliveries (endpoint_id);
+create index webhook_deliveries_by_job on webhook_deliveries (job_id);

@@ -22,6 +22,7 @@ from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
 from tidegate.store.table import reads
 from tidegate.store.usage import UsageBook
+from tidegate.store.webhooks import Webhooks
 from tidegate.store.workers import Workers
 
 
@@ -40,6 +41,7 @@ class Store(
     Snapshots,
     Switches,
     UsageBook,
+    Webhooks,
     Workers,
 ):
     """One Store over one driver."""

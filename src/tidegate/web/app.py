@@ -28,6 +28,7 @@ from tidegate.web.routes import guarded_routes
 from tidegate.web.scheduler import SchedulerRoutes
 from tidegate.web.tenant_slots import stream_slots, upload_slots
 from tidegate.web.usage import UsageRoutes
+from tidegate.web.webhooks import WebhookRoutes
 
 
 def build_app(context: WebContext) -> Starlette:
@@ -43,6 +44,7 @@ def build_app(context: WebContext) -> Starlette:
         *EventRoutes(context, watch, streams).routes(),
         *MessageBatchRoutes(context, reception, creation, uploads).routes(),
         *ModelRoutes(context).routes(),
+        *WebhookRoutes(context, reception).routes(),
         *Operator(context).routes(),
         *SchedulerRoutes(context).routes(),
         *DeploymentRoutes(context).routes(),

@@ -46,7 +46,9 @@ class BatchRoutes:
         body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
         wanted = requests.job_request(body, self._settings)
         job, warnings = await self._creation.create(caller, wanted, key)
-        return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings)))
+        endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id) if job.webhook else None
+        secret = endpoint.secret.reveal() if endpoint else None
+        return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings), secret))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params

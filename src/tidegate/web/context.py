@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
-from tidegate.core.ports import Blobs, Clock, Entropy, Wake
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Wake
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
@@ -23,7 +23,8 @@ def nothing_to_report() -> Mapping[str, str | None]:
 class WebContext:
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
-    `router` is the way to the model servers. `readiness` says for each further part of the process (the worker, say) what is wrong with
+    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks.
+    `readiness` says for each further part of the process (the worker, say) what is wrong with
     it, or None. `control_token` is what commands on this machine show instead of a key. `roster` follows what is added at run time,
     `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
     """
@@ -37,6 +38,7 @@ class WebContext:
     worker_id: Callable[[], str]
     pepper: bytes
     router: Router
+    callbacks: Callbacks
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
     roster: LiveConfig | None = None

@@ -62,16 +62,14 @@ class OpenCalls:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._by_key: dict[str, set[OpenCall]] = {}
-        # A timer and not a task that sleeps: a process may end while it waits, and nothing is left pending.
-        self._timer: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def add(self, key_id: str, secret_hash: bytes) -> OpenCall:
         """Watch the key of a call from now on; `secret_hash` is what the caller showed."""
         call = OpenCall(self, key_id, secret_hash)
         self._by_key.setdefault(key_id, set()).add(call)
-        if self._timer is None and self._looking is None:
-            self._wait()
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
         return call
 
     def remove(self, call: OpenCall) -> None:
@@ -91,23 +89,16 @@ class OpenCalls:
             if is_open and not call.is_cut and not works(rows.get(call.key_id), call.secret_hash):
                 self._cut(call)
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._begin_look)
-
-    def _begin_look(self) -> None:
-        self._timer = None
-        if self._by_key:
-            self._looking = asyncio.get_running_loop().create_task(self._look_once())
-
-    async def _look_once(self) -> None:
+    async def _watch(self) -> None:
         try:
-            await self.look()
-        except TidegateError as error:
-            log.warning("open_calls_watch_failed", error=str(error))
+            while self._by_key:
+                await asyncio.sleep(LOOK_S)
+                try:
+                    await self.look()
+                except TidegateError as error:
+                    log.warning("open_calls_watch_failed", error=str(error))
         finally:
-            self._looking = None
-            if self._by_key:
-                self._wait()
+            self._watching = None
 
     def _cut(self, call: OpenCall) -> None:
         log.info("open_call_cut", key=call.key_id)

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.intake import Intake
 from tidegate.web.limit_requests import LIMITS_MAX, LimitAsks, job_limits
+from tidegate.web.webhook_requests import WebhookAsk, job_webhook
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ _ALLOWED = {
     "metadata": "an object whose values are all strings",
     "ordered": "true or false",
     "prefix_order": "true or false",
+    "webhook": "an object with `url` and, if you like, `events`",
     "limits": f"a list of at most {LIMITS_MAX} objects",
 }
 
@@ -52,7 +54,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last seven are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last eight are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -65,10 +67,8 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     begin_within: str | None = None
     queue: str | None = None
     limits: LimitAsks | None = None
+    webhook: WebhookAsk | None = None
     custom_llm_provider: object = None
-
-
-_KNOWN = [field.name for field in msgspec.structs.fields(BatchCreate) if field.name != "custom_llm_provider"]
 
 
 async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
@@ -80,7 +80,7 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _mismatch(str(error)) from None
+        raise _mismatch(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiProblem(400, "invalid_json", "The body is not valid JSON.") from None
 
@@ -126,6 +126,7 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         invalid_lines=body.invalid_lines,
         queue=queue,
         limits=job_limits(body.limits),
+        webhook=job_webhook(body.webhook, settings.callbacks.rules()),
     )
 
 
@@ -254,7 +255,7 @@ def _duration_ms(text: str, param: str) -> int:
     return duration_ms
 
 
-def _mismatch(said: str) -> ApiProblem:
+def _mismatch(said: str, kind: Any) -> ApiProblem:
     """What the decoder found, as our words: the field at fault, and what it should be."""
     at = _AT.fullmatch(said)
     path, what = (at["path"], at["what"]) if at else ("", said)
@@ -262,7 +263,8 @@ def _mismatch(said: str) -> ApiProblem:
         param = _joined(path, missing["field"])
         return ApiProblem(400, "missing_required_parameter", f"`{param}` is missing.", param=param)
     if unknown := _UNKNOWN.match(what):
-        return _unknown(unknown["field"][:_SHOWN_CHARS_MAX], _KNOWN, path)
+        known = [one.name for one in msgspec.structs.fields(kind) if one.name != "custom_llm_provider"]
+        return _unknown(unknown["field"][:_SHOWN_CHARS_MAX], known, path)
     if not path:
         return _bad(None, "The body must be a JSON object.")
     param = path.removesuffix("[...]")[:_SHOWN_CHARS_MAX]

@@ -86,6 +86,14 @@ class EtaShown(msgspec.Struct):
     p95: int | None
 
 
+class BatchWebhook(msgspec.Struct, omit_defaults=True):
+    """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
+
+    url: str
+    events: list[str]
+    signing_secret: str | None = None
+
+
 class Extras(msgspec.Struct):
     """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
 
@@ -109,6 +117,7 @@ class Extras(msgspec.Struct):
     cost: str
     work_units: int | None
     size_class: str | None
+    webhook: BatchWebhook | None
 
 
 class Batch(msgspec.Struct):
@@ -205,7 +214,8 @@ class Forecast:
 UNKNOWN = Forecast()
 
 
-def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
+def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = None) -> Batch:
+    """Return the job as OpenAI shows a batch; `signing_secret` is that of its webhook, for the answer that creates it."""
     ended = job.state in JOB_ENDED
     return Batch(
         id=job.id,
@@ -268,6 +278,7 @@ def batch(job: Job, forecast: Forecast = UNKNOWN) -> Batch:
             cost=units_text(job.cost_nano),
             work_units=forecast.work_units,
             size_class=None if forecast.work_units is None else size_class(forecast.work_units),
+            webhook=BatchWebhook(job.webhook.url, list(job.webhook.events), signing_secret) if job.webhook else None,
         ),
     )
 

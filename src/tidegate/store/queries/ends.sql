@@ -54,10 +54,11 @@ where tenant_id = :tenant_id and id = :id and state = 'finalizing'
 returning id;
 
 -- jobs_ended_before --
--- Jobs whose records may be forgotten.
+-- Jobs whose records may be forgotten; not while an event of theirs is on its way.
 select id, tenant_id from jobs
 where state in ('completed', 'failed', 'expired', 'cancelled') and created_at < now_ms() - :keep_ms
     and coalesce(completed_at, failed_at, expired_at, cancelled_at) < now_ms() - :keep_ms
+    and not exists (select 1 from webhook_deliveries d where d.job_id = jobs.id and d.state = 'pending')
 order by created_at
 limit :count_max;
 

@@ -1,0 +1,192 @@
+"""Sends callbacks to receivers that tenants name, over HTTP/1.1 and one fresh connection each.
+
+The host is resolved here and every address is checked; only a checked address is dialled, and the socket itself is made only for an
+address that passes, so neither a name that changes its answer nor a redirect leads anywhere else. Redirects, proxies, cookies and
+compressed answers are not followed, used, kept or unpacked. Of an answer only the status and Retry-After count.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import yarl
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from tidegate.core.callback_targets import CallbackReply, Target, TargetRefused, TargetRules, read_target
+
+CONNECT_S = 5.0
+TOTAL_S = 15.0
+DRAIN_S = 1.0
+ANSWER_BYTES_MAX = 64 << 10
+PER_HOST_MAX = 5
+# A name server that a tenant runs may be slow. Its look-ups get threads of their own, so that files and others do not wait for them.
+RESOLVE_THREADS = 64
+
+# The host does not resolve, or to an address that is not public: one word, so that it tells nothing of names that only we can resolve.
+TARGET_REFUSED = "target_refused"
+CONNECTION_FAILED = "connection_failed"
+TLS_FAILED = "tls_failed"
+TIMED_OUT = "timed_out"
+BAD_ANSWER = "bad_answer"
+
+Address = tuple[Any, ...]
+Resolve = Callable[[str, int], Sequence[Address]]
+
+
+def resolve(host: str, port: int) -> Sequence[Address]:
+    """Ask the system for every address of a host."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class CallbackSender:
+    def __init__(self, rules: TargetRules, user_agent: str, resolve: Resolve = resolve) -> None:
+        self._rules = rules
+        self._user_agent = user_agent
+        self._resolve = resolve
+        self._threads = ThreadPoolExecutor(RESOLVE_THREADS, thread_name_prefix="callback-resolve")
+        self._tls = ssl.create_default_context()
+        self._hosts: dict[str, _HostSlots] = {}
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+        """Send this once. A failure of any kind is a reply with a word for it."""
+        try:
+            target = read_target(url, self._rules)
+        except TargetRefused:
+            return CallbackReply(failure=TARGET_REFUSED)
+        async with self._host_slot(target.host):
+            try:
+                async with asyncio.timeout(TOTAL_S):
+                    return await self._post(target, body, headers)
+            except TimeoutError:
+                return CallbackReply(failure=TIMED_OUT)
+            except _Closed:
+                return CallbackReply(failure=TARGET_REFUSED)
+            except (aiohttp.ClientSSLError, ssl.SSLError):
+                return CallbackReply(failure=TLS_FAILED)
+            except (aiohttp.ClientConnectionError, OSError):
+                return CallbackReply(failure=CONNECTION_FAILED)
+            except (aiohttp.ClientError, ValueError):
+                return CallbackReply(failure=BAD_ANSWER)
+
+    async def close(self) -> None:
+        """Stop resolving; what is being sent is the caller's to await."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _post(self, target: Target, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+        addresses = await self._addresses(target)
+        connector = aiohttp.TCPConnector(
+            resolver=_Pinned(target.host, addresses),
+            use_dns_cache=False,
+            force_close=True,
+            ssl=self._tls,
+            socket_factory=lambda address: _checked_socket(target, address),
+        )
+        timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
+        sent = {"Content-Type": "application/json", "User-Agent": self._user_agent, **headers}
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                timeout=timeout,
+                skip_auto_headers=("Accept", "Accept-Encoding"),
+            ) as session,
+            session.post(
+                yarl.URL(target.url, encoded=True), data=body, headers=sent, allow_redirects=False
+            ) as response,
+        ):
+            reply = CallbackReply(response.status, retry_after_ms=_retry_after_ms(response.headers))
+            await _drain(response)
+            return reply
+
+    async def _addresses(self, target: Target) -> list[ResolveResult]:
+        """Return the host's addresses; _Closed when there are none, or any of them may not be dialled."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._threads, self._resolve, target.host, target.port)
+        except (OSError, UnicodeError):
+            raise _Closed from None
+        addresses = {(one[0], str(one[4][0])) for one in found}
+        if not addresses or not all(target.bears(address) for _, address in addresses):
+            raise _Closed
+        return [
+            ResolveResult(
+                hostname=target.host,
+                host=address,
+                port=target.port,
+                family=int(family),
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for family, address in sorted(addresses)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def _host_slot(self, host: str) -> AsyncIterator[None]:
+        """Hold one of the few calls that one host gets at a time."""
+        slots = self._hosts.setdefault(host, _HostSlots())
+        slots.user_count += 1
+        try:
+            async with slots.free:
+                yield
+        finally:
+            slots.user_count -= 1
+            if not slots.user_count:
+                del self._hosts[host]
+
+
+class _HostSlots:
+    def __init__(self) -> None:
+        self.free = asyncio.Semaphore(PER_HOST_MAX)
+        self.user_count = 0
+
+
+class _Closed(Exception):
+    """The host may not be called."""
+
+
+class _Pinned(AbstractResolver):
+    """Knows one host and the addresses that were checked for it."""
+
+    def __init__(self, host: str, addresses: list[ResolveResult]) -> None:
+        self._host = host
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        if host.lower() != self._host:
+            raise _Closed
+        return self._addresses
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+def _checked_socket(target: Target, address: Address) -> socket.socket:
+    """Make the socket that dials this address; the last look before anything leaves this machine."""
+    family, kind, proto, _, where = address
+    if not target.bears(str(where[0])):
+        raise _Closed
+    return socket.socket(family, kind, proto)
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read a short answer to its end, so that its receiver is not cut off; the status is known already."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        async with asyncio.timeout(DRAIN_S):
+            left = ANSWER_BYTES_MAX
+            while left > 0 and (part := await response.content.read(left)):
+                left -= len(part)
+
+
+def _retry_after_ms(headers: Mapping[str, str]) -> int:
+    """Return what the receiver asks for in seconds; a date is left to the schedule."""
+    text = headers.get("Retry-After", "").strip()
+    return int(text) * 1000 if text.isascii() and text.isdecimal() and len(text) <= 9 else 0

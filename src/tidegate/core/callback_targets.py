@@ -1,0 +1,193 @@
+"""Which URLs and addresses a tenant may have us call.
+
+A URL is held against a strict grammar, so that no two parsers can read it differently. Its host is resolved only when something is
+sent; every address that comes back must be public. The lists stand here, because those of Python differ between its versions.
+"""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+URL_CHARS_MAX = 2_048
+HTTPS_PORTS = frozenset({443, 8443})
+HTTP_PORTS = frozenset({80})
+_GONE = 410
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:\[(?P<six>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))"
+    r"(?::(?P<port>[0-9]{1,5}))?(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?"
+    r"(?:\?(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*)?",
+    re.ASCII,
+)
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+
+_FOUR_CLOSED = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/3",
+            # Where Azure answers for a machine's identity.
+            "168.63.129.16/32",
+        ),
+    )
+)
+_SIX_OPEN = IPv6Network("2000::/3")
+# Protocol assignments with Teredo, documentation, and 6to4, which hides an IPv4 address.
+_SIX_CLOSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+# Closed even to a host that the operator allows: what answers there hands out a machine's identity, or is no single machine.
+_NEVER_FOUR = tuple(
+    map(IPv4Network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32"))
+)
+_NEVER_SIX = tuple(map(IPv6Network, ("::/128", "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::/32")))
+
+
+class TargetRefused(ValueError):
+    """A URL that is never called; the text says why, for its owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRules:
+    """What the operator allows beyond public https: hosts at any address and port, and plain http."""
+
+    allow_hosts: frozenset[str] = frozenset()
+    allow_http: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL that may be called. `is_allowed` says that the operator named its host."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    is_allowed: bool
+
+    def bears(self, address: str) -> bool:
+        """Whether this address, which the host's name led to, may be dialled."""
+        return is_reachable(address) if self.is_allowed else is_public(address)
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackReply:
+    """What came of one request to a receiver: its status, or 0 and a word for why there is none."""
+
+    status: int = 0
+    failure: str = ""
+    retry_after_ms: int = 0
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def is_gone(self) -> bool:
+        return self.status == _GONE
+
+    @property
+    def word(self) -> str:
+        """The failure as its owner may see it: never what the receiver wrote."""
+        return self.failure or f"http_{self.status // 100}xx"
+
+
+def read_target(url: str, rules: TargetRules) -> Target:
+    """Return the URL as a target; TargetRefused says what is wrong with it. Nothing is resolved."""
+    if len(url) > URL_CHARS_MAX:
+        raise TargetRefused(f"it has more than {URL_CHARS_MAX:,} characters")
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise TargetRefused(
+            "it must look like https://host/path, in ASCII, without a user, a password, a fragment or spaces"
+        )
+    scheme = found["scheme"].lower()
+    if scheme != "https" and not (scheme == "http" and rules.allow_http):
+        raise TargetRefused("it must begin with https://")
+    host = _host(found["six"], found["name"])
+    port = int(found["port"] or (443 if scheme == "https" else 80))
+    target = Target(url, scheme, host, port, host in rules.allow_hosts)
+    if target.is_allowed:
+        return target
+    if port not in (HTTPS_PORTS if scheme == "https" else HTTP_PORTS):
+        raise TargetRefused("its port must be 443 or 8443" + (", or 80 with http" if rules.allow_http else ""))
+    if _is_address(host):
+        if not is_public(host):
+            raise TargetRefused("its host is not a public address")
+    elif "." not in host:
+        raise TargetRefused("its host must be a full name, such as hooks.example.com")
+    return target
+
+
+def is_public(address: str) -> bool:
+    """Whether this address lies on the open internet and is not known to be something else."""
+    parsed = _parsed(address)
+    if isinstance(parsed, IPv4Address):
+        return not any(parsed in network for network in (*_FOUR_CLOSED, *_NEVER_FOUR))
+    if parsed is None or parsed not in _SIX_OPEN or (int(parsed) >> 32) & 0xFFFFFFFF in _ISATAP:
+        return False
+    return not any(parsed in network for network in _SIX_CLOSED)
+
+
+def is_reachable(address: str) -> bool:
+    """Whether this address may be dialled for a host that the operator allows."""
+    parsed = _parsed(address)
+    if isinstance(parsed, IPv4Address):
+        return not any(parsed in network for network in _NEVER_FOUR)
+    return parsed is not None and not any(parsed in network for network in _NEVER_SIX)
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    """The address that packets would reach: the IPv4 address of one that is written or translated as IPv6."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return None
+    if isinstance(parsed, IPv4Address):
+        return parsed
+    if parsed.scope_id is not None:
+        return None
+    if parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    return IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _TRANSLATED else parsed
+
+
+def _host(six: str | None, name: str | None) -> str:
+    if six is not None:
+        try:
+            return str(IPv6Address(six))
+        except ValueError:
+            raise TargetRefused("its host is not an IPv6 address") from None
+    host = (name or "").lower()
+    labels = host.split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        # 0x7f.1, 2130706433 and 127.1 mean an address to some resolvers, and other addresses to others.
+        try:
+            return str(IPv4Address(host))
+        except ValueError:
+            raise TargetRefused("an address must be written as four decimal numbers") from None
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        raise TargetRefused("its host is not a name")
+    return host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Deliver: send the events in the outbox to webhook endpoints, and record what came of each try.
+
+Any number of processes share the outbox by leases. A delivery is recorded after it was sent, so one whose process dies in between is
+sent again under the same id. One tenant's slow receivers use up that tenant's turns, never everybody's: the fewer slots are free, the
+fewer a tenant may have out.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from tidegate import metrics
+from tidegate.core import ids
+from tidegate.core.callback_targets import CallbackReply
+from tidegate.core.errors import StoreError
+from tidegate.core.ports import Callbacks, Clock, Entropy
+from tidegate.core.states import DeliveryState
+from tidegate.core.webhooks import (
+    JITTER,
+    LeasedDelivery,
+    WebhookEndpoint,
+    event_body,
+    retry_wait_ms,
+    signed_headers,
+)
+from tidegate.failpoints import hit
+from tidegate.store.store import Store
+
+log = structlog.get_logger()
+
+SLOTS = 100
+TENANT_MAX = 20
+POLL_S = 1.0
+_RETRY_S_MAX = 5.0
+_TOKEN_BYTES = 16
+
+
+async def send_test(
+    callbacks: Callbacks, entropy: Entropy, endpoint: WebhookEndpoint, event_type: str, now_ms: int
+) -> CallbackReply:
+    """Send one sample event, signed like a real one; it is not recorded and not tried again."""
+    event_id, job_id = (ids.make(kind, entropy.token_bytes(ids.RANDOM_BYTES)) for kind in ("evt", "batch"))
+    body = event_body(event_id, event_type, now_ms, job_id)
+    return await callbacks.post(endpoint.url, body, signed_headers(event_id, now_ms, body, (endpoint.secret,)))
+
+
+class WebhookDeliveries:
+    def __init__(
+        self, store: Store, callbacks: Callbacks, clock: Clock, entropy: Entropy, worker_id: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self._callbacks = callbacks
+        self._clock = clock
+        self._entropy = entropy
+        self._worker_id = worker_id
+        self._sending: set[asyncio.Task[None]] = set()
+        self._token = ""
+
+    async def run(self) -> None:
+        """Deliver until cancelled. What is being sent then is left to the next process, which may send it again."""
+        try:
+            while True:
+                try:
+                    taken = await self.lease()
+                except StoreError as error:
+                    log.warning("webhook_lease_failed", error=str(error))
+                    taken = 0
+                except Exception:
+                    log.exception("webhook_delivery_broken")
+                    taken = 0
+                if not taken:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            for task in self._sending:
+                task.cancel()
+            await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def lease(self) -> int:
+        """Begin to send what is due and has a slot; return how many that are."""
+        free = SLOTS - len(self._sending)
+        if not free or not (self._token or await self._store.any_webhook_due()):
+            return 0
+        # The token stays until the store has answered, so that what an unknown commit leased is not forgotten.
+        self._token = self._token or self._entropy.token_bytes(_TOKEN_BYTES).hex()
+        begun_ms = self._clock.monotonic_ms()
+        leased = await self._store.lease_webhooks(
+            self._worker_id(), self._token, count_max=free, tenant_max=max(1, min(TENANT_MAX, free // 2))
+        )
+        self._token = ""
+        for one in leased:
+            task = asyncio.create_task(self._deliver(one, begun_ms))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        return len(leased)
+
+    async def _deliver(self, leased: LeasedDelivery, leased_ms: float) -> None:
+        body = event_body(leased.event_id, leased.event_type, leased.created_at, leased.job_id)
+        # The receiver holds the timestamp against its own clock; the store's is the one that all processes share.
+        at_ms = leased.sent_at + int(self._clock.monotonic_ms() - leased_ms)
+        headers = signed_headers(leased.event_id, at_ms, body, leased.secrets)
+        try:
+            reply = await self._callbacks.post(leased.url, body, headers)
+        except Exception:
+            # Left unrecorded it would stay leased as long as this process lives.
+            log.exception("webhook_send_broken", event_id=leased.event_id, endpoint=leased.endpoint_id)
+            reply = CallbackReply(failure="internal_error")
+        await hit("webhook_sent")
+        wait_ms = retry_wait_ms(leased.attempt_count + 1, reply, self._entropy.uniform(*JITTER))
+        await self._record(leased, reply, wait_ms)
+
+    async def _record(self, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None) -> None:
+        """Record what came of it, however long the store is away: until then the delivery is this process's."""
+        pause_s = 0.1
+        while True:
+            try:
+                state = await self._store.record_webhook(leased, reply, wait_ms)
+                break
+            except StoreError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S_MAX)
+        if state is not None:
+            outcome = "postponed" if state is DeliveryState.PENDING else state.value
+            metrics.webhook_deliveries.of(outcome).inc()
+            if state is DeliveryState.FAILED:
+                log.warning("webhook_failed", event_id=leased.event_id, endpoint=leased.endpoint_id, failure=reply.word)

@@ -1,0 +1,171 @@
+-- Webhook endpoints and the deliveries to them.
+
+-- webhook_endpoint_put --
+insert into webhook_endpoints (id, tenant_id, job_id, name, url, event_types, secret, created_at, updated_at)
+values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, now_ms(), now_ms());
+
+-- webhook_endpoint_count --
+select count(*) from webhook_endpoints where tenant_id = :tenant_id and job_id is null;
+
+-- webhook_endpoint_get --
+-- An endpoint of one job is shown with its job only.
+select * from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null;
+
+-- webhook_endpoint_of_job --
+select * from webhook_endpoints where tenant_id = :tenant_id and job_id = :job_id;
+
+-- webhook_endpoint_cursor --
+select created_at, id from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null;
+
+-- webhook_endpoint_list --
+select * from webhook_endpoints
+where tenant_id = :tenant_id and job_id is null
+    and (created_at < :created_at or (created_at = :created_at and id < :id))
+order by created_at desc, id desc
+limit :count_max;
+
+-- webhook_endpoint_change --
+-- An owner who changes an endpoint, or confirms it, wants events there again. A change of nothing is no change.
+update webhook_endpoints set name = coalesce(:name, name), url = coalesce(:url, url),
+    event_types = coalesce(:event_types, event_types), failing_since = null, disabled_at = null, disabled_why = null,
+    updated_at = case when coalesce(:name, name) <> name or coalesce(:url, url) <> url
+        or coalesce(:event_types, event_types) <> event_types then now_ms() else updated_at end
+where tenant_id = :tenant_id and id = :id and job_id is null
+returning id;
+
+-- webhook_secret_rotate --
+-- Asked again with the secret that it has, it changes nothing.
+update webhook_endpoints set old_secret = secret, old_until = now_ms() + :keep_ms, secret = :secret, updated_at = now_ms()
+where tenant_id = :tenant_id and id = :id and job_id is null and secret <> :secret
+returning id;
+
+-- webhook_endpoint_delete --
+delete from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null returning id;
+
+-- webhook_endpoint_forget --
+delete from webhook_endpoints where job_id = :job_id;
+
+-- webhook_endpoint_lock --
+select disabled_at from webhook_endpoints where id = :id /*! for update */;
+
+-- webhook_endpoint_recovered --
+update webhook_endpoints set failing_since = null, disabled_at = null, disabled_why = null
+where id = :id and (failing_since is not null or disabled_at is not null);
+
+-- webhook_endpoint_failing --
+update webhook_endpoints set failing_since = now_ms() where id = :id and failing_since is null;
+
+-- webhook_endpoint_disable --
+-- A receiver that is gone is disabled at once, one that fails after a while without any success.
+update webhook_endpoints set disabled_at = now_ms(), disabled_why = :why
+where id = :id and disabled_at is null and failing_since <= now_ms() - :failing_ms
+returning id;
+
+-- webhook_events_put --
+-- The outbox: one row for each endpoint that wants to hear of this job's end. What a disabled endpoint misses is listed as failed.
+insert into webhook_deliveries (
+    event_id, endpoint_id, tenant_id, job_id, event_type, state, attempt_count, created_at, due_at, ended_at, failure
+)
+select 'evt_' || substr(j.id, 7), e.id, j.tenant_id, j.id, 'batch.' || j.state,
+    case when e.disabled_at is null then 'pending' else 'failed' end, 0,
+    coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at), now_ms(),
+    case when e.disabled_at is not null then now_ms() end,
+    case when e.disabled_at is not null then 'endpoint_disabled' end
+from jobs j
+join webhook_endpoints e on (e.job_id is null and e.tenant_id = j.tenant_id) or e.job_id = j.id
+where j.id = :job_id and j.state in ('completed', 'failed', 'expired', 'cancelled')
+    and ',' || e.event_types || ',' like '%,batch.' || j.state || ',%'
+on conflict do nothing;
+
+-- webhook_deliveries_due --
+-- Whether anything waits that no living worker holds.
+select 1 from webhook_deliveries
+where state = 'pending' and due_at <= now_ms()
+    and (worker_id is null or not exists (select 1 from workers w where w.id = worker_id and w.state = 'alive'))
+limit 1;
+
+-- webhook_deliveries_lease --
+-- Tenants take turns, and one that has many deliveries out waits for others: a slow receiver holds up its own tenant alone.
+update webhook_deliveries set worker_id = :worker_id, lease_token = :token
+where (event_id, endpoint_id) in (
+        select t.event_id, t.endpoint_id
+        from (
+            select d.event_id, d.endpoint_id, d.due_at,
+                coalesce(busy.deliveries, 0) + row_number() over (partition by d.tenant_id order by d.due_at, d.event_id) as turn
+            from webhook_deliveries d
+            left join (
+                select o.tenant_id, count(*) as deliveries from webhook_deliveries o
+                where o.lease_token is not null
+                    and exists (select 1 from workers w where w.id = o.worker_id and w.state = 'alive')
+                group by o.tenant_id
+            ) busy on busy.tenant_id = d.tenant_id
+            where d.state = 'pending' and d.due_at <= now_ms()
+                and (d.worker_id is null or not exists (select 1 from workers w where w.id = d.worker_id and w.state = 'alive'))
+        ) t
+        where t.turn <= :tenant_max
+        order by t.turn, t.due_at
+        limit :count_max
+    )
+    and state = 'pending' and due_at <= now_ms()
+    and (worker_id is null or not exists (select 1 from workers w where w.id = webhook_deliveries.worker_id and w.state = 'alive'))
+    and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive');
+
+-- webhook_deliveries_leased --
+select d.event_id, d.endpoint_id, d.tenant_id, d.job_id, d.event_type, d.created_at, d.attempt_count, e.url, e.secret,
+    case when e.old_until > now_ms() then e.old_secret end as old_secret, now_ms() as now
+from webhook_deliveries d
+join webhook_endpoints e on e.id = d.endpoint_id
+where d.lease_token = :token;
+
+-- webhook_delivered --
+-- moves: webhook_deliveries: pending -> delivered
+update webhook_deliveries set state = 'delivered', attempt_count = attempt_count + 1, status = :status, failure = null,
+    ended_at = now_ms(), worker_id = null, lease_token = null
+where event_id = :event_id and endpoint_id = :endpoint_id and state = 'pending' and lease_token = :token
+returning event_id;
+
+-- webhook_postponed --
+update webhook_deliveries set attempt_count = attempt_count + 1, status = :status, failure = :failure,
+    due_at = now_ms() + :wait_ms, worker_id = null, lease_token = null
+where event_id = :event_id and endpoint_id = :endpoint_id and state = 'pending' and lease_token = :token
+returning event_id;
+
+-- webhook_failed --
+-- moves: webhook_deliveries: pending -> failed
+update webhook_deliveries set state = 'failed', attempt_count = attempt_count + 1, status = :status, failure = :failure,
+    ended_at = now_ms(), worker_id = null, lease_token = null
+where event_id = :event_id and endpoint_id = :endpoint_id and state = 'pending' and lease_token = :token
+returning event_id;
+
+-- webhook_deliveries_fail_rest --
+-- What waits for an endpoint that is disabled now; what is being sent to it ends by itself.
+-- moves: webhook_deliveries: pending -> failed
+update webhook_deliveries set state = 'failed', failure = 'endpoint_disabled', ended_at = now_ms()
+where endpoint_id = :endpoint_id and state = 'pending' and lease_token is null;
+
+-- webhook_delivery_replay --
+-- moves: webhook_deliveries: delivered -> pending
+-- moves: webhook_deliveries: failed -> pending
+update webhook_deliveries set state = 'pending', attempt_count = 0, due_at = now_ms(), ended_at = null, status = null, failure = null
+where tenant_id = :tenant_id and event_id = :event_id and endpoint_id = :endpoint_id and state in ('delivered', 'failed')
+returning event_id;
+
+-- webhook_delivery_get --
+select d.*, e.url from webhook_deliveries d
+join webhook_endpoints e on e.id = d.endpoint_id
+where d.tenant_id = :tenant_id and d.event_id = :event_id and d.endpoint_id = :endpoint_id;
+
+-- webhook_delivery_list --
+select d.*, e.url from webhook_deliveries d
+join webhook_endpoints e on e.id = d.endpoint_id
+where d.tenant_id = :tenant_id and (cast(:state as text) is null or d.state = :state)
+    and (d.created_at < :created_at or (d.created_at = :created_at and (d.event_id < :event_id
+        or (d.event_id = :event_id and d.endpoint_id < :endpoint_id))))
+order by d.created_at desc, d.event_id desc, d.endpoint_id desc
+limit :count_max;
+
+-- webhook_deliveries_delete --
+delete from webhook_deliveries where endpoint_id = :endpoint_id;
+
+-- webhook_deliveries_forget --
+delete from webhook_deliveries where job_id = :job_id;

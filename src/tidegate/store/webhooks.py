@@ -1,0 +1,251 @@
+"""Verbs about webhook endpoints and the deliveries to them.
+
+The outbox is written by the verbs that end a job, in their transaction: see `put_events`. Signing secrets leave the store with an
+endpoint of their owner's, and with a delivery that is leased.
+"""
+
+from typing import Any
+
+from tidegate.core.callback_targets import CallbackReply
+from tidegate.core.errors import ApiProblem
+from tidegate.core.states import DeliveryState
+from tidegate.core.webhooks import (
+    DISABLED_AFTER_MS,
+    EndpointShape,
+    LeasedDelivery,
+    WebhookDelivery,
+    WebhookEndpoint,
+    secret_text,
+)
+from tidegate.store.driver import Row, Tx
+from tidegate.store.table import Table, reads, writes
+
+ENDPOINTS_MAX = 100
+_ENDPOINTS_START = (1 << 62, "")
+_DELIVERIES_START = (1 << 62, "", "")
+_DELIVERY_COLUMNS = (
+    "event_id", "endpoint_id", "job_id", "url", "event_type", "attempt_count", "created_at", "due_at", "ended_at", "status", "failure",
+)  # fmt: skip
+
+
+class Webhooks(Table):
+    @writes
+    async def create_webhook_endpoint(
+        self, tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape, secret: bytes
+    ) -> WebhookEndpoint:
+        """Keep a new endpoint with all parts of its shape; asked again, return the one that was made."""
+        await tx.one("tenant_lock", tenant_id=tenant_id)
+        if known := await tx.dicts("webhook_endpoint_get", tenant_id=tenant_id, id=endpoint_id):
+            return _endpoint_from(known[0])
+        (count,) = await tx.one("webhook_endpoint_count", tenant_id=tenant_id) or (0,)
+        if count >= ENDPOINTS_MAX:
+            raise ApiProblem(
+                400,
+                "too_many_webhook_endpoints",
+                f"You have {count} webhook endpoints, and {ENDPOINTS_MAX} are allowed. Delete some.",
+            )
+        await put_endpoint(tx, tenant_id, endpoint_id, shape, secret)
+        return _endpoint_from((await tx.dicts("webhook_endpoint_get", tenant_id=tenant_id, id=endpoint_id))[0])
+
+    @reads
+    async def webhook_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> WebhookEndpoint | None:
+        """Return one of a tenant's endpoints."""
+        return await _endpoint(tx, tenant_id, endpoint_id)
+
+    @reads
+    async def webhook_endpoint_of_job(self, tx: Tx, tenant_id: str, job_id: str) -> WebhookEndpoint | None:
+        """Return the endpoint that was given when this job was created."""
+        rows = await tx.dicts("webhook_endpoint_of_job", tenant_id=tenant_id, job_id=job_id)
+        return _endpoint_from(rows[0]) if rows else None
+
+    @reads
+    async def list_webhook_endpoints(
+        self, tx: Tx, tenant_id: str, after: str | None, count_max: int
+    ) -> list[WebhookEndpoint] | None:
+        """Return a page of a tenant's endpoints, newest first; None when `after` names none of them."""
+        start: Row | None = _ENDPOINTS_START
+        if after is not None:
+            start = await tx.one("webhook_endpoint_cursor", tenant_id=tenant_id, id=after)
+        if start is None:
+            return None
+        rows = await tx.dicts(
+            "webhook_endpoint_list", tenant_id=tenant_id, created_at=start[0], id=start[1], count_max=count_max
+        )
+        return [_endpoint_from(row) for row in rows]
+
+    @writes
+    async def change_webhook_endpoint(
+        self, tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape
+    ) -> WebhookEndpoint | None:
+        """Change an endpoint, and enable it where it was disabled. None: there is no such endpoint."""
+        types = None if shape.event_types is None else ",".join(shape.event_types)
+        await tx.one(
+            "webhook_endpoint_change",
+            tenant_id=tenant_id,
+            id=endpoint_id,
+            name=shape.name,
+            url=shape.url,
+            event_types=types,
+        )
+        return await _endpoint(tx, tenant_id, endpoint_id)
+
+    @writes
+    async def rotate_webhook_secret(
+        self, tx: Tx, tenant_id: str, endpoint_id: str, secret: bytes, keep_ms: int
+    ) -> WebhookEndpoint | None:
+        """Sign with a new secret, and with the one before it too for a while. None: there is no such endpoint."""
+        await tx.one("webhook_secret_rotate", tenant_id=tenant_id, id=endpoint_id, secret=secret, keep_ms=keep_ms)
+        return await _endpoint(tx, tenant_id, endpoint_id)
+
+    @writes
+    async def delete_webhook_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool:
+        """Delete an endpoint and what was to be delivered there. False: there is no such endpoint."""
+        deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
+        if deleted:
+            await tx.all("webhook_deliveries_delete", endpoint_id=endpoint_id)
+        return deleted
+
+    @reads
+    async def any_webhook_due(self, tx: Tx) -> bool:
+        """Whether a delivery waits that no living worker makes."""
+        return await tx.one("webhook_deliveries_due") is not None
+
+    @writes
+    async def lease_webhooks(
+        self, tx: Tx, worker_id: str, token: str, *, count_max: int, tenant_max: int
+    ) -> list[LeasedDelivery]:
+        """Take deliveries that are due, fair between tenants, each of which has at most so many out at once.
+
+        Asked again with the same token, it returns also what it took before."""
+        await tx.all(
+            "webhook_deliveries_lease", worker_id=worker_id, token=token, count_max=count_max, tenant_max=tenant_max
+        )
+        return [_leased_from(row, token) for row in await tx.dicts("webhook_deliveries_leased", token=token)]
+
+    @writes
+    async def record_webhook(
+        self, tx: Tx, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
+    ) -> DeliveryState | None:
+        """Record what came of a try; without a wait, a failure is the last. None: another process has it, or it is recorded."""
+        endpoint = await tx.one("webhook_endpoint_lock", id=leased.endpoint_id)
+        if endpoint is None:
+            return None
+        guard = {"event_id": leased.event_id, "endpoint_id": leased.endpoint_id, "token": leased.token}
+        status = reply.status or None
+        if reply.is_success:
+            if await tx.one("webhook_delivered", status=status, **guard) is None:
+                return None
+            await tx.all("webhook_endpoint_recovered", id=leased.endpoint_id)
+            return DeliveryState.DELIVERED
+        if wait_ms is None or endpoint[0] is not None:
+            state, row = (
+                DeliveryState.FAILED,
+                await tx.one("webhook_failed", status=status, failure=reply.word, **guard),
+            )
+        else:
+            state, row = (
+                DeliveryState.PENDING,
+                await tx.one("webhook_postponed", status=status, failure=reply.word, wait_ms=wait_ms, **guard),
+            )
+        if row is None:
+            return None
+        await tx.all("webhook_endpoint_failing", id=leased.endpoint_id)
+        why, failing_ms = ("gone", 0) if reply.is_gone else ("failing", DISABLED_AFTER_MS)
+        if await tx.one("webhook_endpoint_disable", id=leased.endpoint_id, why=why, failing_ms=failing_ms) is not None:
+            await tx.all("webhook_deliveries_fail_rest", endpoint_id=leased.endpoint_id)
+        return state
+
+    @reads
+    async def list_webhook_deliveries(
+        self, tx: Tx, tenant_id: str, state: DeliveryState | None, after: tuple[str, str] | None, count_max: int
+    ) -> list[WebhookDelivery] | None:
+        """Return a page of a tenant's deliveries, newest first; None when `after` (event and endpoint) names none of them."""
+        start = _DELIVERIES_START
+        if after is not None:
+            known = await tx.dicts("webhook_delivery_get", tenant_id=tenant_id, event_id=after[0], endpoint_id=after[1])
+            if not known:
+                return None
+            start = (known[0]["created_at"], *after)
+        created_at, event_id, endpoint_id = start
+        rows = await tx.dicts(
+            "webhook_delivery_list",
+            tenant_id=tenant_id,
+            state=state,
+            created_at=created_at,
+            event_id=event_id,
+            endpoint_id=endpoint_id,
+            count_max=count_max,
+        )
+        return [_delivery_from(row) for row in rows]
+
+    @writes
+    async def replay_webhook(self, tx: Tx, tenant_id: str, event_id: str, endpoint_id: str) -> WebhookDelivery | None:
+        """Send a delivery again from its first try, also to a disabled endpoint; one that waits already is left as it is.
+
+        None: there is no such delivery."""
+        name = {"tenant_id": tenant_id, "event_id": event_id, "endpoint_id": endpoint_id}
+        await tx.one("webhook_delivery_replay", **name)
+        rows = await tx.dicts("webhook_delivery_get", **name)
+        return _delivery_from(rows[0]) if rows else None
+
+
+async def put_events(tx: Tx, job_id: str) -> None:
+    """Write the events of a job's end into the outbox; called in the transaction that ends it."""
+    await tx.all("webhook_events_put", job_id=job_id)
+
+
+async def put_endpoint(
+    tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape, secret: bytes, job_id: str | None = None
+) -> None:
+    """Write the row of an endpoint: a tenant's, or one job's."""
+    await tx.all(
+        "webhook_endpoint_put",
+        id=endpoint_id,
+        tenant_id=tenant_id,
+        job_id=job_id,
+        name=shape.name,
+        url=shape.url,
+        event_types=",".join(shape.event_types or ()),
+        secret=secret,
+    )
+
+
+async def _endpoint(tx: Tx, tenant_id: str, endpoint_id: str) -> WebhookEndpoint | None:
+    rows = await tx.dicts("webhook_endpoint_get", tenant_id=tenant_id, id=endpoint_id)
+    return _endpoint_from(rows[0]) if rows else None
+
+
+def _endpoint_from(row: dict[str, Any]) -> WebhookEndpoint:
+    return WebhookEndpoint(
+        id=row["id"],
+        job_id=row["job_id"],
+        name=row["name"],
+        url=row["url"],
+        event_types=tuple(row["event_types"].split(",")),
+        secret=secret_text(bytes(row["secret"])),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        disabled_at=row["disabled_at"],
+        disabled_why=row["disabled_why"],
+    )
+
+
+def _delivery_from(row: dict[str, Any]) -> WebhookDelivery:
+    return WebhookDelivery(state=DeliveryState(row["state"]), **{name: row[name] for name in _DELIVERY_COLUMNS})
+
+
+def _leased_from(row: dict[str, Any], token: str) -> LeasedDelivery:
+    secrets = [secret for secret in (row["secret"], row["old_secret"]) if secret is not None]
+    return LeasedDelivery(
+        event_id=row["event_id"],
+        endpoint_id=row["endpoint_id"],
+        tenant_id=row["tenant_id"],
+        job_id=row["job_id"],
+        event_type=row["event_type"],
+        created_at=row["created_at"],
+        attempt_count=row["attempt_count"],
+        url=row["url"],
+        secrets=tuple(secret_text(bytes(secret)) for secret in secrets),
+        sent_at=row["now"],
+        token=token,
+    )

@@ -1,0 +1,45 @@
+"""What callers may ask of webhooks, checked: URLs that may be called, and event types that there are."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.core.callback_targets import TargetRefused, TargetRules, read_target
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import JobWebhook
+from tidegate.core.webhooks import EVENT_TYPES
+
+EventTypes = Annotated[list[str], Meta(min_length=1, max_length=64)]
+
+
+class WebhookAsk(msgspec.Struct, forbid_unknown_fields=True):
+    """The `webhook` of a batch: the URL that hears of its end, and of which ends; without a list, of every one."""
+
+    url: str
+    events: EventTypes | None = None
+
+
+def job_webhook(ask: WebhookAsk | None, rules: TargetRules) -> JobWebhook | None:
+    """Return what a batch's `webhook` asks for, checked."""
+    if ask is None:
+        return None
+    check_url(ask.url, rules, "webhook.url")
+    return JobWebhook(ask.url, EVENT_TYPES if ask.events is None else check_events(ask.events, "webhook.events"))
+
+
+def check_url(url: str, rules: TargetRules, param: str) -> None:
+    try:
+        read_target(url, rules)
+    except TargetRefused as refused:
+        raise bad(param, f"`{param}` cannot be used: {refused}.") from None
+
+
+def check_events(given: list[str], param: str) -> tuple[str, ...]:
+    if any(one not in EVENT_TYPES for one in given):
+        raise bad(param, f"`{param}` may name: {', '.join(EVENT_TYPES)}.")
+    return tuple(one for one in EVENT_TYPES if one in given)
+
+
+def bad(param: str, message: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_parameter", message, param=param)

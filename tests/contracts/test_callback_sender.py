@@ -1,0 +1,316 @@
+"""Callbacks against real receivers: whatever a receiver or its name does, a send ends soon, with a word, and reaches no closed address."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tidegate.backends import callback_sender
+from tidegate.backends.callback_sender import CallbackSender
+from tidegate.core.callback_targets import TargetRules
+
+ALLOWED = TargetRules(frozenset({"127.0.0.1", "hooks.example", "localhost"}), allow_http=True)
+PUBLIC_HTTP = TargetRules(allow_http=True)
+HEADERS = {"webhook-id": "evt_1"}
+
+
+@pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"], scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+def answers(*addresses: str) -> Any:
+    def resolve(host: str, port: int) -> Sequence[Any]:
+        families = [socket.AF_INET6 if ":" in one else socket.AF_INET for one in addresses]
+        kind = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(family, *kind, (one, port)) for family, one in zip(families, addresses, strict=True)]
+
+    return resolve
+
+
+@pytest.fixture
+async def sender() -> AsyncIterator[CallbackSender]:
+    made = CallbackSender(ALLOWED, "Tidegate/test")
+    yield made
+    await made.close()
+
+
+async def test_a_receiver_gets_the_body_and_headers_once_and_nothing_else(
+    sender: CallbackSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    async with RawServer() as receiver:
+        reply = await sender.post(f"{receiver.url}/a%2Fb?c=%20", b'{"a":1}', HEADERS)
+    assert reply.is_success
+    [request] = receiver.requests
+    assert request.line == "POST /v1/a%2Fb?c=%20 HTTP/1.1"
+    assert request.body == b'{"a":1}'
+    assert {name.lower(): value for name, value in request.headers.items()} == {
+        "host": f"127.0.0.1:{receiver.port}",
+        "content-type": "application/json",
+        "content-length": "7",
+        "user-agent": "Tidegate/test",
+        "webhook-id": "evt_1",
+        "connection": "close",
+    }
+
+
+async def test_each_send_has_a_connection_of_its_own_and_keeps_no_cookie(sender: CallbackSender) -> None:
+    async def cookies(_: Request, peer: Peer) -> None:
+        await peer.answer(204, b"", Set_Cookie="a=b; Path=/")
+
+    async with RawServer(cookies) as receiver:
+        for _ in range(2):
+            assert (await sender.post(receiver.url, b"{}", HEADERS)).status == 204
+    assert receiver.connection_count == 2
+    assert not any("cookie" in name.lower() for request in receiver.requests for name in request.headers)
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
+async def test_a_redirect_is_a_failure_and_is_not_followed(sender: CallbackSender, status: int) -> None:
+    async with RawServer() as elsewhere:
+
+        async def redirect(_: Request, peer: Peer) -> None:
+            await peer.answer(status, b"", Location=f"http://127.0.0.1:{elsewhere.port}/")
+
+        async with RawServer(redirect) as receiver:
+            reply = await sender.post(receiver.url, b"{}", HEADERS)
+    assert (reply.status, reply.is_success, reply.word) == (status, False, "http_3xx")
+    assert not elsewhere.requests
+
+
+@pytest.mark.parametrize(
+    ("text", "retry_after_ms"),
+    [("7", 7_000), ("0", 0), ("-1", 0), ("1e3", 0), ("9" * 40, 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("²", 0)],
+)
+async def test_retry_after_counts_in_seconds(sender: CallbackSender, text: str, retry_after_ms: int) -> None:
+    async def busy(_: Request, peer: Peer) -> None:
+        await peer.answer(503, b"", Retry_After=text)
+
+    async with RawServer(busy) as receiver:
+        reply = await sender.post(receiver.url, b"{}", HEADERS)
+    assert (reply.status, reply.retry_after_ms) == (503, retry_after_ms)
+
+
+async def test_a_receiver_that_hangs_is_given_up(sender: CallbackSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback_sender, "TOTAL_S", 0.3)
+
+    async def hang(_: Request, peer: Peer) -> None:
+        await peer.until_gone()
+
+    async with RawServer(hang) as receiver:
+        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        await eventually(lambda: receiver.open_count == 0, "the connection to be closed")
+    assert reply.failure == "timed_out"
+
+
+async def test_a_head_that_trickles_is_given_up(sender: CallbackSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback_sender, "TOTAL_S", 0.3)
+
+    async def trickle(_: Request, peer: Peer) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            await peer.send(b"x: y\r\n")
+            await asyncio.sleep(0.05)
+
+    async with RawServer(trickle) as receiver:
+        assert (await sender.post(receiver.url, b"{}", HEADERS)).failure == "timed_out"
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 100000000000", b"Transfer-Encoding: chunked"])
+async def test_an_endless_answer_is_not_read(
+    sender: CallbackSender, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(callback_sender, "DRAIN_S", 0.5)
+    sent = 0
+
+    async def endless(_: Request, peer: Peer) -> None:
+        nonlocal sent
+        await peer.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+        part = b"x" * 65_536
+        while True:
+            await peer.send(b"10000\r\n" + part + b"\r\n" if b"chunked" in head else part)
+            sent += len(part)
+
+    async with RawServer(endless) as receiver:
+        reply = await sender.post(receiver.url, b"{}", HEADERS)
+        await eventually(lambda: receiver.open_count == 0, "the connection to be closed")
+    assert reply.is_success
+    # What the sockets of both ends hold is more than what is read.
+    assert sent < 16 << 20
+
+
+async def test_a_compressed_answer_is_not_unpacked(sender: CallbackSender) -> None:
+    async def broken(_: Request, peer: Peer) -> None:
+        await peer.answer(200, b"no gzip at all", Content_Encoding="gzip")
+
+    async with RawServer(broken) as receiver:
+        assert (await sender.post(receiver.url, b"{}", HEADERS)).is_success
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 99999 X\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"",
+    ],
+)
+async def test_an_answer_that_is_no_http_is_a_failure(sender: CallbackSender, said: bytes) -> None:
+    async def say(_: Request, peer: Peer) -> None:
+        await peer.send(said)
+        peer.close()
+
+    async with RawServer(say) as receiver:
+        reply = await sender.post(receiver.url, b"{}", HEADERS)
+    assert not reply.is_success
+    assert reply.failure in ("bad_answer", "connection_failed")
+
+
+async def test_a_receiver_that_is_away_is_a_failure(sender: CallbackSender) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    assert (await sender.post(f"http://127.0.0.1:{port}/", b"{}", HEADERS)).failure == "connection_failed"
+
+
+def self_signed(place: Path, name: str) -> tuple[Path, Path]:
+    cert, key = place / "cert.pem", place / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"),
+            *("-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", cert),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+async def test_a_certificate_must_be_trusted_and_bear_the_name(tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path, "hooks.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    sender = CallbackSender(ALLOWED, "Tidegate/test", answers("127.0.0.1"))
+    async with RawServer(tls=context) as receiver:
+        url = f"https://hooks.example:{receiver.port}/hook"
+        assert (await sender.post(url, b"{}", HEADERS)).failure == "tls_failed"
+        sender._tls.load_verify_locations(cert)
+        assert (await sender.post(url, b"{}", HEADERS)).is_success
+        assert receiver.requests[0].headers["Host"] == f"hooks.example:{receiver.port}"
+        assert (await sender.post(url.replace("hooks.example", "localhost"), b"{}", HEADERS)).failure == "tls_failed"
+    await sender.close()
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ("127.0.0.1",),
+        ("8.8.8.8", "127.0.0.1"),
+        ("::ffff:127.0.0.1",),
+        ("::1", "2606:4700::1111"),
+        ("169.254.169.254",),
+        (),
+    ],
+)
+async def test_a_name_with_any_closed_address_is_not_called(addresses: tuple[str, ...]) -> None:
+    async with RawServer() as receiver:
+        sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers(*addresses))
+        reply = await sender.post("http://hooks.example.com/", b"{}", HEADERS)
+        await sender.close()
+    assert reply.failure == "target_refused"
+    assert not receiver.connection_count
+
+
+async def test_a_name_that_does_not_resolve_looks_like_a_closed_one() -> None:
+    def fail(host: str, port: int) -> Sequence[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", fail)
+    assert (await sender.post("http://nothing.example.com/", b"{}", HEADERS)).failure == "target_refused"
+    await sender.close()
+
+
+async def test_a_name_is_resolved_once_for_each_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is public when it is checked and private a moment later: what was checked is dialled."""
+    asked: list[str] = []
+
+    def rebinding(host: str, port: int) -> Sequence[Any]:
+        asked.append(host)
+        found: Sequence[Any] = answers("192.0.2.1" if len(asked) > 1 else "127.0.0.1")(host, port)
+        return found
+
+    dialled: list[str] = []
+    real = callback_sender._checked_socket
+
+    def watch(target: Any, address: Any) -> socket.socket:
+        dialled.append(address[4][0])
+        return real(target, address)
+
+    monkeypatch.setattr(callback_sender, "_checked_socket", watch)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the connection resolved the name again"))
+    async with RawServer() as receiver:
+        sender = CallbackSender(ALLOWED, "Tidegate/test", rebinding)
+        assert (await sender.post(f"http://hooks.example:{receiver.port}/", b"{}", HEADERS)).is_success
+        await sender.close()
+    assert (asked, dialled) == (["hooks.example"], ["127.0.0.1"])
+
+
+async def test_a_socket_is_made_only_for_an_address_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even with the first check out of the way, nothing is dialled."""
+    sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers("127.0.0.1"))
+
+    async def unchecked(target: Any) -> list[Any]:
+        return [
+            {"hostname": target.host, "host": "127.0.0.1", "port": 80, "family": socket.AF_INET, "proto": 6, "flags": 0}
+        ]
+
+    monkeypatch.setattr(sender, "_addresses", unchecked)
+    assert not (await sender.post("http://hooks.example.com/", b"{}", HEADERS)).is_success
+    # An address as the URL's host needs no name server, and passes the same wall.
+    assert (await sender.post("http://127.0.0.1/", b"{}", HEADERS)).failure == "target_refused"
+    await sender.close()
+
+
+async def test_one_host_gets_a_few_calls_at_a_time_and_others_go_on(sender: CallbackSender) -> None:
+    release = asyncio.Event()
+
+    async def slow(_: Request, peer: Peer) -> None:
+        await release.wait()
+        await peer.answer()
+
+    async with RawServer(slow) as receiver, RawServer() as other:
+        waiting = [asyncio.create_task(sender.post(receiver.url, b"{}", HEADERS)) for _ in range(12)]
+        await eventually(lambda: receiver.open_count == callback_sender.PER_HOST_MAX, "the host's calls")
+        reply = await sender.post(f"http://localhost:{other.port}/", b"{}", HEADERS)
+        assert reply.is_success
+        release.set()
+        assert all(reply.is_success for reply in await asyncio.gather(*waiting))
+        assert receiver.open_count_highest == callback_sender.PER_HOST_MAX
+    assert not sender._hosts
+
+
+async def test_a_slow_name_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback_sender, "TOTAL_S", 0.2)
+
+    def slow(host: str, port: int) -> Sequence[Any]:
+        time.sleep(1.0)
+        return ()
+
+    sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", slow)
+    begun = time.monotonic()
+    assert (await sender.post("http://slow.example.com/", b"{}", HEADERS)).failure == "timed_out"
+    assert time.monotonic() - begun < 0.9
+    await sender.close()

@@ -1,0 +1,401 @@
+"""What every store does with webhook endpoints and deliveries: the outbox is written with the end of a job, and nothing in it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.contracts.store_world import LEASE_MS, START_MS, World
+from tidegate.core.callback_targets import CallbackReply
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller, Job, JobWebhook, LineError
+from tidegate.core.states import DeliveryState, JobState
+from tidegate.core.webhooks import DISABLED_AFTER_MS, EVENT_TYPES, EndpointShape, LeasedDelivery, WebhookEndpoint
+from tidegate.store.webhooks import ENDPOINTS_MAX
+
+pytestmark = pytest.mark.anyio
+
+URL = "https://hooks.example.com/a"
+OK, BROKEN, GONE = CallbackReply(200), CallbackReply(500), CallbackReply(410)
+FIRST, SECOND = b"1" * 32, b"2" * 32
+HOUR_MS = 3_600_000
+
+
+async def endpoint(
+    world: World, caller: Caller, *types: str, secret: bytes = FIRST, name: str = "one"
+) -> WebhookEndpoint:
+    shape = EndpointShape(name, URL, types or EVENT_TYPES)
+    return await world.store.create_webhook_endpoint(caller.tenant_id, world.id("whk"), shape, secret)
+
+
+async def cancelled(world: World, caller: Caller, **wishes: Any) -> Job:
+    """A job that ends before it was ingested."""
+    job = await world.job(caller, **wishes)
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    assert await world.store.end_unstarted(job.id)
+    return await world.look(job)
+
+
+async def lease(
+    world: World, worker_id: str, count_max: int = 100, tenant_max: int = 20, token: str = ""
+) -> list[LeasedDelivery]:
+    return await world.store.lease_webhooks(
+        worker_id, token or world.token(), count_max=count_max, tenant_max=tenant_max
+    )
+
+
+async def deliveries(world: World, caller: Caller, state: DeliveryState | None = None) -> list[Any]:
+    return await world.store.list_webhook_deliveries(caller.tenant_id, state, None, 1_000) or []
+
+
+async def test_an_endpoint_is_kept_listed_changed_and_deleted(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    made = await endpoint(world, caller, "batch.failed", "batch.completed")
+    assert (made.name, made.url, made.event_types) == ("one", URL, ("batch.failed", "batch.completed"))
+    assert (made.created_at, made.updated_at, made.disabled_at) == (START_MS, START_MS, None)
+    assert made.secret.reveal() not in repr(made)
+    assert made.secret.reveal().endswith(made.secret_hint[-4:])
+    assert await store.webhook_endpoint(caller.tenant_id, made.id) == made
+    # A creation whose commit was unknown is made again.
+    shape = EndpointShape("other", "https://x.example.com/", EVENT_TYPES)
+    assert await store.create_webhook_endpoint(caller.tenant_id, made.id, shape, SECOND) == made
+    await world.clock.advance(5_000)
+    same = await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape(name="one"))
+    assert same == made
+    changed = await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape(event_types=EVENT_TYPES))
+    assert changed is not None
+    assert (changed.event_types, changed.url, changed.updated_at) == (EVENT_TYPES, URL, START_MS + 5_000)
+    second = await endpoint(world, caller)
+    listed = await store.list_webhook_endpoints(caller.tenant_id, None, 10)
+    assert listed == [second, changed]
+    assert await store.list_webhook_endpoints(caller.tenant_id, second.id, 10) == [changed]
+    assert await store.list_webhook_endpoints(caller.tenant_id, world.id("whk"), 10) is None
+    assert await store.delete_webhook_endpoint(caller.tenant_id, made.id)
+    assert not await store.delete_webhook_endpoint(caller.tenant_id, made.id)
+    assert await store.webhook_endpoint(caller.tenant_id, made.id) is None
+
+
+async def test_nothing_of_another_tenant_is_found_or_changed(world: World) -> None:
+    ours, theirs, store = await world.caller("ours"), (await world.caller("theirs")).tenant_id, world.store
+    made = await endpoint(world, ours)
+    await cancelled(world, ours)
+    [delivery] = await deliveries(world, ours)
+    assert await store.webhook_endpoint(theirs, made.id) is None
+    assert await store.change_webhook_endpoint(theirs, made.id, EndpointShape(name="x")) is None
+    assert await store.rotate_webhook_secret(theirs, made.id, SECOND, 0) is None
+    assert not await store.delete_webhook_endpoint(theirs, made.id)
+    assert await store.list_webhook_endpoints(theirs, None, 10) == []
+    assert await store.list_webhook_endpoints(theirs, made.id, 10) is None
+    assert await store.list_webhook_deliveries(theirs, None, None, 10) == []
+    assert await store.list_webhook_deliveries(theirs, None, (delivery.event_id, made.id), 10) is None
+    assert await store.replay_webhook(theirs, delivery.event_id, made.id) is None
+    assert await store.webhook_endpoint(ours.tenant_id, made.id) == made
+    # A job of theirs tells nothing to an endpoint of ours.
+    await cancelled(world, await world.caller("theirs"))
+    assert await deliveries(world, ours) == [delivery]
+
+
+async def test_a_tenant_has_a_bounded_number_of_endpoints(world: World) -> None:
+    caller = await world.caller()
+    for _ in range(ENDPOINTS_MAX):
+        await endpoint(world, caller)
+    with pytest.raises(ApiProblem, match="Delete some"):
+        await endpoint(world, caller)
+    await endpoint(world, await world.caller("another"))
+
+
+async def test_every_end_of_a_job_writes_its_event(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    made = await endpoint(world, caller)
+    worker_id, token = await world.worker(), world.token()
+    refused = await world.job(caller)
+    assert await store.take_step(refused.id, JobState.VALIDATING, worker_id, token)
+    assert await store.refuse_job(refused.id, token, [LineError("x", "y")])
+    stopped = await cancelled(world, caller)
+    late = await world.job(caller, window_ms=1_000)
+    await world.clock.advance(2_000)
+    assert await store.expire_job(late.id)
+    assert await store.end_unstarted(late.id)
+    abandoned = await world.running(caller, 1)
+    log = await world.log()
+    await world.answer(log, abandoned, 0)
+    await store.abandon_job(caller.tenant_id, abandoned.id, None)
+    found = {one.job_id: one for one in await deliveries(world, caller)}
+    assert {job_id: one.event_type for job_id, one in found.items()} == {
+        refused.id: "batch.failed",
+        stopped.id: "batch.cancelled",
+        late.id: "batch.expired",
+        abandoned.id: "batch.failed",
+    }
+    for job_id, one in found.items():
+        assert one.event_id == "evt_" + job_id.removeprefix("batch_")
+        assert (one.endpoint_id, one.state, one.attempt_count) == (made.id, DeliveryState.PENDING, 0)
+    assert found[stopped.id].created_at == stopped.cancelled_at
+
+
+async def test_an_endpoint_gets_the_events_that_it_wants(world: World) -> None:
+    caller = await world.caller()
+    await endpoint(world, caller, "batch.completed", "batch.failed", "batch.expired")
+    wanted = [await endpoint(world, caller, *types) for types in (("batch.cancelled",), EVENT_TYPES)]
+    await cancelled(world, caller)
+    assert {one.endpoint_id for one in await deliveries(world, caller)} == {one.id for one in wanted}
+
+
+async def test_a_job_may_bring_an_endpoint_of_its_own(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    wish = JobWebhook("https://own.example.com/", ("batch.cancelled",), FIRST)
+    job = await cancelled(world, caller, webhook=wish)
+    assert job.webhook == JobWebhook(wish.url, wish.events)
+    await cancelled(world, caller)
+    own = await store.webhook_endpoint_of_job(caller.tenant_id, job.id)
+    assert own is not None
+    assert (own.url, own.event_types, own.job_id) == (wish.url, wish.events, job.id)
+    [one] = await deliveries(world, caller)
+    assert (one.job_id, one.endpoint_id, one.url) == (job.id, own.id, wish.url)
+    # It is managed with its job, and is nobody else's.
+    assert await store.webhook_endpoint(caller.tenant_id, own.id) is None
+    assert await store.list_webhook_endpoints(caller.tenant_id, None, 10) == []
+    assert not await store.delete_webhook_endpoint(caller.tenant_id, own.id)
+    assert await store.webhook_endpoint_of_job((await world.caller("theirs")).tenant_id, job.id) is None
+    unwanted = await cancelled(world, caller, webhook=JobWebhook(wish.url, ("batch.completed",), FIRST))
+    assert unwanted.id not in {one.job_id for one in await deliveries(world, caller)}
+
+
+async def test_a_delivery_is_leased_once_and_recorded(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    made = await endpoint(world, caller)
+    assert not await store.any_webhook_due()
+    job = await cancelled(world, caller)
+    assert await store.any_webhook_due()
+    worker_id = await world.worker()
+    [leased] = await lease(world, worker_id)
+    assert (leased.endpoint_id, leased.job_id, leased.url) == (made.id, job.id, URL)
+    assert (leased.sent_at, [one.reveal() for one in leased.secrets]) == (START_MS, [made.secret.reveal()])
+    assert not await store.any_webhook_due()
+    assert await lease(world, await world.worker()) == []
+    assert await store.record_webhook(leased, OK, None) is DeliveryState.DELIVERED
+    [one] = await deliveries(world, caller, DeliveryState.DELIVERED)
+    assert (one.attempt_count, one.status, one.failure, one.ended_at) == (1, 200, None, START_MS)
+    # A record whose commit was unknown is made again, and changes nothing.
+    assert await store.record_webhook(leased, BROKEN, None) is None
+    assert await deliveries(world, caller) == [one]
+    assert not await store.any_webhook_due()
+
+
+async def test_a_lease_whose_commit_was_unknown_is_taken_again(world: World) -> None:
+    caller, worker_id, token = await world.caller(), await world.worker(), world.token()
+    await endpoint(world, caller)
+    await cancelled(world, caller)
+    first = await lease(world, worker_id, token=token)
+    assert len(first) == 1
+    assert await lease(world, worker_id, token=token) == first
+
+
+async def test_what_a_dead_worker_was_sending_is_sent_again(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    await endpoint(world, caller)
+    await cancelled(world, caller)
+    dead = await world.worker()
+    [lost] = await lease(world, dead)
+    await store.declare_gone(dead, leaving=True)
+    assert await lease(world, dead) == []
+    [again] = await lease(world, await world.worker())
+    assert again.event_id == lost.event_id
+    # The dead worker's last word comes too late.
+    assert await store.record_webhook(lost, BROKEN, 5_000) is None
+    assert await store.record_webhook(again, OK, None) is DeliveryState.DELIVERED
+
+
+async def test_many_processes_share_the_outbox(world: World) -> None:
+    caller = await world.caller()
+    await endpoint(world, caller)
+    for _ in range(12):
+        await cancelled(world, caller)
+    workers = [await world.worker() for _ in range(4)]
+    others = [await world.open_another() for _ in workers]
+    taken = await asyncio.gather(
+        *(
+            store.lease_webhooks(worker_id, world.token(), count_max=5, tenant_max=20)
+            for store, worker_id in zip(others, workers, strict=True)
+        )
+    )
+    names = [one.event_id for some in taken for one in some]
+    assert len(names) == len(set(names))
+    for store in others:
+        await store.close()
+
+
+async def test_a_failed_try_waits_and_the_last_is_listed(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(DISABLED_AFTER_MS)
+    await endpoint(world, caller)
+    await cancelled(world, caller)
+    [leased] = await lease(world, worker_id)
+    assert await store.record_webhook(leased, BROKEN, 5_000) is DeliveryState.PENDING
+    [one] = await deliveries(world, caller)
+    assert (one.attempt_count, one.status, one.failure, one.due_at) == (1, 500, "http_5xx", START_MS + 5_000)
+    assert await lease(world, worker_id) == []
+    await world.clock.advance(5_000)
+    [leased] = await lease(world, worker_id)
+    assert leased.attempt_count == 1
+    assert await store.record_webhook(leased, CallbackReply(failure="timed_out"), None) is DeliveryState.FAILED
+    [one] = await deliveries(world, caller, DeliveryState.FAILED)
+    assert (one.attempt_count, one.status, one.failure, one.ended_at) == (2, None, "timed_out", START_MS + 5_000)
+    assert not await store.any_webhook_due()
+
+
+async def test_a_receiver_that_is_gone_disables_its_endpoint(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    made, other = await endpoint(world, caller), await endpoint(world, caller)
+    for _ in range(3):
+        await cancelled(world, caller)
+    leased = [one for one in await lease(world, worker_id, count_max=4) if one.endpoint_id == made.id]
+    rest = leased[1:]
+    assert await store.record_webhook(leased[0], GONE, None) is DeliveryState.FAILED
+    disabled = await store.webhook_endpoint(caller.tenant_id, made.id)
+    assert disabled is not None
+    assert (disabled.disabled_at, disabled.disabled_why) == (START_MS, "gone")
+    # What was being sent to it is not tried again; what waited for it, and what comes, is listed as failed.
+    for one in rest:
+        assert await store.record_webhook(one, BROKEN, 5_000) is DeliveryState.FAILED
+    await cancelled(world, caller)
+    found = [one for one in await deliveries(world, caller) if one.endpoint_id == made.id]
+    assert len(found) == 4
+    assert {one.state for one in found} == {DeliveryState.FAILED}
+    assert found[0].failure == "endpoint_disabled"
+    assert all(
+        one.state is DeliveryState.PENDING for one in await deliveries(world, caller) if one.endpoint_id == other.id
+    )
+    # Its owner enables it by a change, whatever it is.
+    enabled = await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape())
+    assert enabled is not None
+    assert (enabled.disabled_at, enabled.disabled_why) == (None, None)
+
+
+async def test_an_endpoint_that_fails_for_days_is_disabled(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * DISABLED_AFTER_MS)
+    made = await endpoint(world, caller)
+    await cancelled(world, caller)
+
+    async def fail() -> Any:
+        [leased] = await lease(world, worker_id)
+        await store.record_webhook(leased, BROKEN, HOUR_MS)
+        return await store.webhook_endpoint(caller.tenant_id, made.id)
+
+    assert (await fail()).disabled_at is None
+    await world.clock.advance(DISABLED_AFTER_MS - 1)
+    assert (await fail()).disabled_at is None
+    # One success, of whatever event, begins the days again.
+    await cancelled(world, caller)
+    [leased] = await lease(world, worker_id)
+    await store.record_webhook(leased, OK, None)
+    await world.clock.advance(HOUR_MS)
+    assert (await fail()).disabled_at is None
+    await world.clock.advance(DISABLED_AFTER_MS)
+    disabled = await fail()
+    assert disabled.disabled_why == "failing"
+    [failed] = await deliveries(world, caller, DeliveryState.FAILED)
+    assert failed.failure == "endpoint_disabled"
+
+
+async def test_a_delivery_can_be_replayed_and_a_success_enables_its_endpoint(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    made = await endpoint(world, caller)
+    await cancelled(world, caller)
+    [leased] = await lease(world, worker_id)
+    await store.record_webhook(leased, GONE, None)
+    again = await store.replay_webhook(caller.tenant_id, leased.event_id, made.id)
+    assert again is not None
+    assert (again.state, again.attempt_count, again.failure) == (DeliveryState.PENDING, 0, None)
+    assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again
+    assert await store.replay_webhook(caller.tenant_id, world.id("evt"), made.id) is None
+    [leased] = await lease(world, worker_id)
+    assert await store.record_webhook(leased, OK, None) is DeliveryState.DELIVERED
+    enabled = await store.webhook_endpoint(caller.tenant_id, made.id)
+    assert enabled is not None
+    assert enabled.disabled_at is None
+    # What arrived may be asked for again, too.
+    assert await store.replay_webhook(caller.tenant_id, leased.event_id, made.id) == again
+
+
+async def test_two_secrets_sign_while_one_is_replaced(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * DISABLED_AFTER_MS)
+    made = await endpoint(world, caller, secret=FIRST)
+    day_ms = 24 * HOUR_MS
+    rotated = await store.rotate_webhook_secret(caller.tenant_id, made.id, SECOND, day_ms)
+    assert rotated is not None
+    # Asked again after an unknown commit, the old secret is not lost.
+    assert await store.rotate_webhook_secret(caller.tenant_id, made.id, SECOND, day_ms) == rotated
+    await cancelled(world, caller)
+    [leased] = await lease(world, worker_id)
+    assert [one.reveal() for one in leased.secrets] == [rotated.secret.reveal(), made.secret.reveal()]
+    await store.record_webhook(leased, BROKEN, day_ms)
+    await world.clock.advance(day_ms)
+    [leased] = await lease(world, worker_id)
+    assert [one.reveal() for one in leased.secrets] == [rotated.secret.reveal()]
+    await store.record_webhook(leased, OK, None)
+    at_once = await store.rotate_webhook_secret(caller.tenant_id, made.id, FIRST, 0)
+    assert at_once is not None
+    await store.replay_webhook(caller.tenant_id, leased.event_id, made.id)
+    [leased] = await lease(world, worker_id)
+    assert [one.reveal() for one in leased.secrets] == [at_once.secret.reveal()]
+
+
+async def test_tenants_take_turns(world: World) -> None:
+    """One tenant's many deliveries, or its slow receivers, do not hold up another's."""
+    busy, calm, worker_id = await world.caller("busy"), await world.caller("calm"), await world.worker()
+    for caller in (busy, calm):
+        await endpoint(world, caller)
+    for _ in range(6):
+        await cancelled(world, busy)
+    await world.clock.advance(1_000)
+    await cancelled(world, calm)
+    first = await lease(world, worker_id, count_max=2)
+    assert {one.tenant_id for one in first} == {busy.tenant_id, calm.tenant_id}
+    more = await lease(world, worker_id, count_max=10, tenant_max=3)
+    assert [one.tenant_id for one in more] == [busy.tenant_id] * 2
+    assert await lease(world, worker_id, count_max=10, tenant_max=3) == []
+    await cancelled(world, calm)
+    assert [one.tenant_id for one in await lease(world, worker_id, count_max=10, tenant_max=3)] == [calm.tenant_id]
+
+
+async def test_deliveries_come_in_pages(world: World) -> None:
+    caller, store = await world.caller(), world.store
+    for _ in range(2):
+        await endpoint(world, caller)
+    for _ in range(3):
+        await cancelled(world, caller)
+    every = await deliveries(world, caller)
+    assert len(every) == 6
+    paged: list[Any] = []
+    while page := await store.list_webhook_deliveries(
+        caller.tenant_id, None, (paged[-1].event_id, paged[-1].endpoint_id) if paged else None, 4
+    ):
+        paged += page
+    assert paged == every
+
+
+async def test_a_deleted_endpoint_takes_its_deliveries_along(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    made = await endpoint(world, caller)
+    for _ in range(2):
+        await cancelled(world, caller)
+    [leased] = await lease(world, worker_id, count_max=1)
+    assert await store.delete_webhook_endpoint(caller.tenant_id, made.id)
+    assert await store.record_webhook(leased, BROKEN, 5_000) is None
+    assert not await store.any_webhook_due()
+    assert await deliveries(world, caller) == []
+
+
+async def test_a_job_is_forgotten_with_its_events_but_not_before_they_are_out(world: World) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker(10 * LEASE_MS)
+    job = await cancelled(world, caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
+    await world.clock.advance(LEASE_MS)
+    assert await store.ended_jobs(1_000, 10) == []
+    [leased] = await lease(world, worker_id)
+    await store.record_webhook(leased, BROKEN, None)
+    assert await store.ended_jobs(1_000, 10) == [job.id]
+    await store.forget_job(job.id)
+    assert await deliveries(world, caller) == []
+    assert await store.webhook_endpoint_of_job(caller.tenant_id, job.id) is None

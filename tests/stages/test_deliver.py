@@ -1,0 +1,238 @@
+"""The delivery loop over a real store and real receivers: retries, slow receivers, a store that goes away, and a send that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.upstream.raw_server import Peer, RawServer, Request, eventually
+from tidegate.backends.callback_sender import CallbackSender
+from tidegate.core import ids
+from tidegate.core.callback_targets import CallbackReply, TargetRules
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Caller, JobRequest, Stamp
+from tidegate.core.states import DeliveryState
+from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
+from tidegate.stages import deliver
+from tidegate.stages.deliver import WebhookDeliveries
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+
+pytestmark = pytest.mark.anyio
+
+RULES = TargetRules(frozenset({"127.0.0.1", "localhost"}), allow_http=True)
+
+
+def fresh(kind: str) -> str:
+    return ids.make(kind, secrets.token_bytes(ids.RANDOM_BYTES))
+
+
+class Clock:
+    """The store's clock and the process's, which a test sets ahead."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000) + self.ahead_ms
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000 + self.ahead_ms
+
+
+class Entropy:
+    def token_bytes(self, count: int) -> bytes:
+        return secrets.token_bytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2
+
+
+class World:
+    def __init__(self, store: Store, clock: Clock, worker_id: str) -> None:
+        self.store = store
+        self.clock = clock
+        self.worker_id = worker_id
+        self.sender = CallbackSender(RULES, "Tidegate/test")
+        self.deliveries = self.made(self.sender)
+
+    def made(self, callbacks: Any) -> WebhookDeliveries:
+        return WebhookDeliveries(self.store, callbacks, self.clock, Entropy(), lambda: self.worker_id)
+
+    async def caller(self, name: str) -> Caller:
+        return Caller(await self.store.put_tenant(fresh("tenant"), name))
+
+    async def endpoint(self, caller: Caller, url: str) -> str:
+        shape = EndpointShape("one", url, EVENT_TYPES)
+        made = await self.store.create_webhook_endpoint(caller.tenant_id, fresh("whk"), shape, b"s" * 32)
+        return made.id
+
+    async def end_job(self, caller: Caller) -> str:
+        blob_id, file_id, job_id = fresh("blob"), fresh("file"), fresh("batch")
+        await self.store.begin_blob(blob_id, "upload", self.worker_id)
+        await self.store.create_file(
+            caller,
+            file_id,
+            blob_id,
+            Stamp(3, "ab" * 32),
+            purpose="batch",
+            filename="in.jsonl",
+            line_count=1,
+            expires_after_ms=None,
+        )
+        await self.store.create_job(caller, job_id, JobRequest("/v1/embeddings", file_id, 86_400_000, "24h"))
+        await self.store.cancel_job(caller.tenant_id, job_id)
+        assert await self.store.end_unstarted(job_id)
+        return job_id
+
+    async def states(self, caller: Caller) -> list[tuple[str, int, str | None]]:
+        found = await self.store.list_webhook_deliveries(caller.tenant_id, None, None, 1_000)
+        return [(one.state.value, one.attempt_count, one.failure) for one in found or []]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    clock = Clock()
+    store = Store(SqliteDriver(tmp_path / "store.db", clock.now_ms))
+    await store.migrate()
+    worker_id = fresh("worker")
+    await store.enlist_worker(worker_id, "here", "test", 30 * 86_400_000)
+    made = World(store, clock, worker_id)
+    yield made
+    await made.sender.close()
+    await store.close()
+
+
+@pytest.fixture
+async def running(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(deliver, "POLL_S", 0.02)
+    task = asyncio.create_task(world.deliveries.run())
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def answering(status: Callable[[], int]) -> Callable[[Request, Peer], Awaitable[None]]:
+    async def script(_: Request, peer: Peer) -> None:
+        await peer.answer(status(), b"")
+
+    return script
+
+
+async def settled(world: World, caller: Caller, wanted: list[tuple[str, int, str | None]]) -> None:
+    async with asyncio.timeout(10):
+        while await world.states(caller) != wanted:  # noqa: ASYNC110 - nothing announces what the loop records
+            await asyncio.sleep(0.01)
+
+
+async def test_an_event_is_tried_ten_times_over_three_days_and_then_listed(running: World) -> None:
+    caller = await running.caller("acme")
+    async with RawServer(answering(lambda: 503)) as receiver:
+        await running.endpoint(caller, receiver.url)
+        await running.end_job(caller)
+        for attempt, wait_s in enumerate((5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400), start=1):
+            await settled(running, caller, [("pending", attempt, "http_5xx")])
+            running.clock.ahead_ms += wait_s * 1_000
+        await settled(running, caller, [("failed", 10, "http_5xx")])
+        running.clock.ahead_ms += 86_400_000
+        await asyncio.sleep(0.1)
+        assert len(receiver.requests) == 10
+    assert len({request.headers["webhook-id"] for request in receiver.requests}) == 1
+    stamps = [int(request.headers["webhook-timestamp"]) for request in receiver.requests]
+    assert stamps == sorted(set(stamps)), "each try has the time at which it was sent"
+
+
+async def test_a_receiver_that_recovers_gets_the_event(running: World) -> None:
+    caller, statuses = await running.caller("acme"), iter([500, 302, 200])
+    async with RawServer(answering(lambda: next(statuses))) as receiver:
+        await running.endpoint(caller, receiver.url)
+        await running.end_job(caller)
+        await settled(running, caller, [("pending", 1, "http_5xx")])
+        running.clock.ahead_ms += 6_000
+        await settled(running, caller, [("pending", 2, "http_3xx")])
+        running.clock.ahead_ms += 400_000
+        await settled(running, caller, [("delivered", 3, None)])
+
+
+async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: World) -> None:
+    slow, quick = await running.caller("slow"), await running.caller("quick")
+    async with RawServer(lambda _, peer: peer.until_gone()) as hanging, RawServer(answering(lambda: 200)) as receiver:
+        await running.endpoint(slow, hanging.url)
+        for _ in range(40):
+            await running.end_job(slow)
+        await eventually(lambda: hanging.open_count == 5, "the hanging receiver to be called")
+        await running.endpoint(quick, receiver.url.replace("127.0.0.1", "localhost"))
+        await running.end_job(quick)
+        begun = time.monotonic()
+        await settled(running, quick, [("delivered", 1, None)])
+        assert time.monotonic() - begun < 5
+        assert len(running.deliveries._sending) <= deliver.TENANT_MAX
+
+
+async def test_what_was_sent_is_recorded_once_the_store_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, record, failures = await world.caller("acme"), world.store.record_webhook, iter([True] * 3)
+
+    async def away(*args: Any) -> DeliveryState | None:
+        if next(failures, False):
+            raise StoreUnavailable("gone")
+        return await record(*args)
+
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await world.endpoint(caller, receiver.url)
+        await world.end_job(caller)
+        monkeypatch.setattr(world.store, "record_webhook", away)
+        assert await world.deliveries.lease() == 1
+        await settled(world, caller, [("delivered", 1, None)])
+        assert len(receiver.requests) == 1
+
+
+async def test_a_lease_that_may_have_committed_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, lease, lost = await world.caller("acme"), world.store.lease_webhooks, iter([True])
+
+    async def unknown(*args: Any, **more: Any) -> Any:
+        leased = await lease(*args, **more)
+        if next(lost, False):
+            raise StoreUnavailable("the answer was lost")
+        return leased
+
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await world.endpoint(caller, receiver.url)
+        await world.end_job(caller)
+        monkeypatch.setattr(world.store, "lease_webhooks", unknown)
+        with pytest.raises(StoreUnavailable):
+            await world.deliveries.lease()
+        assert await world.deliveries.lease() == 1
+        await settled(world, caller, [("delivered", 1, None)])
+
+
+async def test_a_store_that_is_away_stops_nothing_for_good(running: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, look, failures = await running.caller("acme"), running.store.any_webhook_due, iter([True] * 5)
+
+    async def away() -> bool:
+        if next(failures, False):
+            raise StoreUnavailable("gone")
+        return await look()
+
+    monkeypatch.setattr(running.store, "any_webhook_due", away)
+    async with RawServer(answering(lambda: 200)) as receiver:
+        await running.endpoint(caller, receiver.url)
+        await running.end_job(caller)
+        await settled(running, caller, [("delivered", 1, None)])
+
+
+async def test_a_send_that_breaks_counts_as_a_failed_try(world: World) -> None:
+    class Broken:
+        async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> CallbackReply:
+            raise RuntimeError("a fault of ours")
+
+    caller = await world.caller("acme")
+    await world.endpoint(caller, "https://hooks.example.com/")
+    await world.end_job(caller)
+    assert await world.made(Broken()).lease() == 1
+    await settled(world, caller, [("pending", 1, "internal_error")])
