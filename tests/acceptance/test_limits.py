@@ -7,7 +7,9 @@ Failures that other batch gateways were measured to have come back here as tests
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
 
 from tests.acceptance.conftest import MakeCrew
@@ -116,7 +118,7 @@ def test_an_eleventh_resource_runs_beside_ten_that_wait(make_crew: MakeCrew) -> 
     assert fullest(crew.sent("m")) == 10 * 3 + 12
 
 
-@pytest.mark.parametrize("scope", ["deployment", pytest.param("global", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("share_owner", ["deployment", pytest.param("global", marks=pytest.mark.soak)])
 def test_calls_in_flight_never_exceed_the_cap_of_all_workers(make_crew: MakeCrew, share_owner: str) -> None:
     cap = 8
     # Longer than a busy machine may keep a worker from beating: the slots of one that is taken for dead are given to others.
@@ -133,6 +135,31 @@ def test_calls_in_flight_never_exceed_the_cap_of_all_workers(make_crew: MakeCrew
     crew.add_worker()
     # What was in flight or unrecorded when the one died is called again.
     crew.site.judge(batch_id, lines, repeats_max=4 * IN_FLIGHT)
+    assert crew.most_at_once() == cap
+
+
+def test_interactive_calls_count_under_the_same_cap_in_every_process(make_crew: MakeCrew) -> None:
+    """Two API processes and a worker, all at once, against a cap of four: the engine is the witness."""
+    cap = 4
+    more = {"TIDEGATE_WORKER_LEASE_MS": "8000"}
+    crew = make_crew(lambda url: {"models": {"m": deployment(url, max_in_flight=cap)}}, latency_ms=200, more=more)
+    crew.start(1)
+    doors = [crew.site.url]
+    crew.site.api()
+    doors.append(crew.site.url)
+    lines = requests(40)
+    batch_id = crew.site.submit(lines)
+    wait_until(lambda: crew.most_at_once() == cap, END_S, "all slots to be used by the batch", poll_s=0.2)
+    ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with ThreadPoolExecutor(16) as pool:
+        asked = [
+            pool.submit(httpx2.post, f"{door}/v1/chat/completions", json=ask, timeout=60, trust_env=False)
+            for _ in range(8)
+            for door in doors
+        ]
+        answers = [one.result() for one in asked]
+    assert {one.status_code for one in answers} == {200}, [one.text for one in answers if one.status_code != 200][:1]
+    crew.site.judge(batch_id, lines)
     assert crew.most_at_once() == cap
 
 

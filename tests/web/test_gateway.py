@@ -298,9 +298,14 @@ def test_what_the_tide_goes_by_is_told_at_once(world: World) -> None:
     world.start(step)
     seen: list[tuple[int, int]] = []
 
+    class SeenTide:
+        """What a deployment's tide hears of interactive calls."""
+
+        def interactive_is(self, in_flight: int, awaiting: int) -> None:
+            seen.append((in_flight, awaiting))
+
     async def watch() -> None:
-        router = world.web.router
-        router.watch_interactive(lambda name: seen.append(router.interactive(name)))
+        next(iter(world.web.router._states.values())).tide = SeenTide()  # type: ignore[assignment]
 
     world.web.run(watch())
     with held(world, 1, stream=True):

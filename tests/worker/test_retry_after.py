@@ -15,9 +15,10 @@ DAY_MS = 86_400_000
 
 def rests_for_ms(settings: Settings) -> float:
     nothing: Any = None
-    lane = DeploymentState(Deployment("here", "http://127.0.0.1:1/v1"), nothing, nothing, deployment_policy(settings))
-    lane.failed(Throttled("429", status=429, retry_after_ms=100 * DAY_MS), "key", 1_000.0, 0.5)
-    return lane.ready_at_ms() - 1_000.0
+    place = Deployment("here", "http://127.0.0.1:1/v1")
+    state = DeploymentState(place, nothing, nothing, deployment_policy(settings), is_alone=True)
+    state.failed(Throttled("429", status=429, retry_after_ms=100 * DAY_MS), "key", 1_000.0, 0.5)
+    return state.ready_at_ms() - 1_000.0
 
 
 def test_a_deployment_rests_no_longer_than_the_setting_allows() -> None:

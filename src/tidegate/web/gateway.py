@@ -21,7 +21,7 @@ from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
-from tidegate.upstream.calls.interactive import InteractiveCall
+from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.context import WebContext
 from tidegate.web.dialects import Dialect
@@ -91,12 +91,17 @@ class GatewayRoutes:
         )
         book = self._context.book
         on_usage = None if book is None else functools.partial(book.add, caller, wish.model)
-        ask = InteractiveCall(
-            call, dialect.shape, wish.is_stream, self._gateway.flex_wait_s if wish.is_flex else 0.0, on_usage
+        traffic = Traffic(
+            dialect.shape,
+            wish.is_stream,
+            self._gateway.flex_wait_s if wish.is_flex else 0.0,
+            on_usage,
+            # Without keys there is one tenant, and no other to leave slots to.
+            caller.tenant_id if caller.key_id is not None else "",
         )
         judged = None if guard is None else functools.partial(guarded_answer, guard, about)
         held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
-        return ProxyResponse(lambda: router.open(ask), dialect, clock, wish.model, request_id, judged, held)
+        return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
 
     def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
         """What binds a call of this caller, with the limits that its key itself bears."""

@@ -27,7 +27,8 @@ from tidegate.core.usage.prices import NANO, Price
 from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
-from tidegate.upstream.routing.slots import Capacity
+from tidegate.upstream.routing.slots import Capacity, RoomSignal, SlotDemand, SlotSharing
+from tidegate.upstream.wait_line import WaitLine
 
 pytestmark = pytest.mark.anyio
 
@@ -246,7 +247,7 @@ async def test_a_budget_that_renews_in_time_is_waited_for(world: World, limits: 
 
 
 async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -> None:
-    parallel = KeySlots(None, None, world.clock)
+    parallel = KeySlots(SlotDemand(None), world.clock)
     key, both = (("key:k", 2),), (("tenant:t", 9), ("key:k", 2))
     await parallel.take(key)
     await parallel.take(both)
@@ -277,7 +278,7 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: World) -
 
 
 async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(world: World) -> None:
-    parallel = KeySlots(None, None, world.clock)
+    parallel = KeySlots(SlotDemand(None), world.clock)
     for _ in range(2):
         await parallel.take((("key:k", 2),))
     parallel.give_back((("key:k", 2),))
@@ -293,7 +294,9 @@ async def test_a_cap_that_is_lowered_holds_at_once_and_one_that_is_raised_too(wo
 async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
     world: World, limits: LedgerLimits
 ) -> None:
-    parallel = KeySlots(limits, lambda: "me", world.clock)
+    demand = SlotDemand(lambda: "me")
+    parallel = KeySlots(demand, world.clock)
+    sharing = SlotSharing(limits, demand, (parallel,), RoomSignal(WaitLine()), None)
     try:
         await parallel.take((("key:k", 5),))
         second = asyncio.create_task(parallel.take((("key:k", 5),)))
@@ -302,7 +305,7 @@ async def test_a_part_of_a_shared_cap_is_asked_for_and_nothing_goes_beyond_it(
         parallel.give_back((("key:k", 5),))
         await second
     finally:
-        await parallel.close()
+        await sharing.close()
 
 
 def wordy(world: World, budgets: tuple[Budget, ...], letters: int, text: bytes = b"abcd") -> Call:

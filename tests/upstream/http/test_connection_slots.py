@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 def seats(connections_max: int, kept: int) -> ConnectionSlots:
     limits = HttpLimits(connections_max=connections_max, kept_alive_max=1, interactive_connections=kept)
-    return ConnectionSlots(asyncio.get_running_loop(), limits)
+    return ConnectionSlots(limits)
 
 
 async def test_batch_leaves_the_kept_part_alone() -> None:
@@ -80,7 +80,7 @@ async def test_a_cancelled_waiter_leaves_every_seat_usable(interactive: bool, ha
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not some._batch, "the line holds only calls that still wait"
+    assert not some._background, "the line holds only calls that still wait"
     assert not some._interactive
     if not handed_over:
         some.give_back(interactive=interactive)

@@ -26,9 +26,10 @@ from tidegate.core.schedule import Reason
 from tidegate.core.tide.signals import Decision, Signals
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
-from tidegate.upstream.calls.interactive import InteractiveCall, Shaped
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.upstream.tide.tides import DeploymentTide
 
@@ -111,7 +112,7 @@ class Sea:
     def open(self, flex_wait_s: float = 0.0, size: int = 0) -> asyncio.Task[UpstreamResponse]:
         body = b'{"model":"m","stream":true,"user":"interactive","x":"%b"}' % (b"x" * size)
         shaped, call = Shaped(CHAT_ENDPOINT, body), self.world.call(body=body)
-        task = asyncio.create_task(self.router.open(InteractiveCall(call, lambda engine: shaped, True, flex_wait_s)))
+        task = asyncio.create_task(self.router.open(call, Traffic(lambda engine: shaped, True, flex_wait_s)))
         self.tasks.append(task)
         return task
 

@@ -1,13 +1,21 @@
-"""What an interactive call took of its budgets, and what it really used and cost: settled once, told once.
+"""What one call took of its budgets, and what it really used and cost: settled once, told once.
 
-Budgets and books hear the same: what the answer said of its usage, and by its text what it did not say; of a call that may have been done
-unheard, what was set aside for it. Where usage is written down is not known here.
+There are four ways in which a call can end, and one table of what each costs:
+
+    not sent      the permit goes back
+    refused       it counts as a request; it was not done, so it took no tokens and no money
+    perhaps done  all that was set aside counts as used, unless less is known of it
+    done          what the answer said of its usage, or an estimate where it said nothing
+
+Budgets and books hear the same. Where usage is written down is not known here.
 """
 
 from collections.abc import Callable
+from enum import Enum, auto
 
 from tidegate.core.answers.answer_text import estimated, written_bytes
 from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.errors import KeyRejected, Refused, Throttled, Unavailable
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import cost
 from tidegate.upstream.budgets.budget_client import BudgetClient
@@ -18,16 +26,35 @@ from tidegate.upstream.http.send_permit import SendPermit
 OnUsage = Callable[[Deployment, Usage], None]
 
 
+class CallEnd(Enum):
+    NOT_SENT = auto()
+    REFUSED = auto()
+    PERHAPS_DONE = auto()
+
+
+def end_of_failed(permit: SendPermit, wrong: BaseException) -> CallEnd:
+    """How a call ended that brought no answer."""
+    if not permit.begun:
+        return CallEnd.NOT_SENT
+    if isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable):
+        return CallEnd.REFUSED
+    return CallEnd.PERHAPS_DONE
+
+
 class CallReceipt:
-    __slots__ = ("_budgets", "_call", "_deployment", "_estimator", "_is_settled", "_on_usage", "_permit")
+    """`is_batch`: an item's call, which has batch's price and whose usage the store writes down with its outcome."""
+
+    __slots__ = ("_budgets", "_call", "_deployment", "_estimator", "_is_batch", "_is_settled", "_on_usage", "_permit")
 
     def __init__(
         self,
         budget_client: BudgetClient,
         estimator: TokenEstimator,
         call: Call,
-        permit: SendPermit | None,
+        permit: SendPermit,
         deployment: Deployment,
+        *,
+        is_batch: bool,
         on_usage: OnUsage | None = None,
     ) -> None:
         self._budgets = budget_client
@@ -35,43 +62,25 @@ class CallReceipt:
         self._call = call
         self._permit = permit
         self._deployment = deployment
+        self._is_batch = is_batch
         self._on_usage = on_usage
         self._is_settled = False
 
-    def settle_whole(self, usage: Usage, answer: bytes) -> None:
-        """The answer came whole. What it does not say is counted by its text."""
-        uncounted = 0
-        if not usage.output_tokens and self._call.endpoint not in SILENT:
-            uncounted = written_bytes(answer)
-        self.settle(usage, uncounted)
+    def settle_failed(self, end: CallEnd) -> None:
+        """It brought no answer, and none will come."""
+        match end:
+            case CallEnd.NOT_SENT:
+                self._is_settled = True
+                if self._permit.budgets:
+                    self._budgets.give_back(self._permit)
+            case CallEnd.REFUSED:
+                self._close(0, 0, None)
+            case CallEnd.PERHAPS_DONE:
+                self._settle_perhaps_done()
 
-    def settle(self, said: Usage | None, uncounted_bytes: int) -> None:
-        """The answer ended, or nobody wants the rest: what was heard of it is what it used, in the books and in the budgets."""
-        if said is not None and said.input_tokens and not uncounted_bytes:
-            self._estimator.learn(self._call.model, said)
-            if self._permit is not None and self._permit.nano:
-                self._estimator.learn_prompt(self._call, self._deployment, said)
-            self._pay(said.input_tokens + said.output_tokens, said)
-            return
-        seen = estimated(said, len(self._call.body), uncounted_bytes)
-        tokens = seen.input_tokens + seen.output_tokens
-        if self._permit is not None and self._deployment.estimate is Estimate.BOUND:
-            # Real tokens must not pass such a limit, and nobody said how many there were.
-            tokens = max(tokens, self._permit.tokens)
-        self._pay(tokens, seen)
-
-    def not_done(self, *, was_sent: bool) -> None:
-        """The upstream did not do it: nothing was sent, or it was turned away."""
-        if self._permit is not None and not was_sent:
-            self._is_settled = True
-            self._budgets.give_back(self._permit)
-        else:
-            self._close(0, 0, None)
-
-    def lost(self) -> None:
-        """It may have been done, and nobody will ever say: what was set aside counts as used, and stands in the books."""
+    def _settle_perhaps_done(self) -> None:
         price = self._deployment.price
-        if self._permit is None or not self._permit.nano or price is None:
+        if self._is_batch or not self._permit.nano or price is None:
             self._close(None, None, None)
             return
         used = self._estimator.most(self._call, self._deployment)
@@ -80,23 +89,55 @@ class CallReceipt:
             used = self._estimator.likely(self._call, self._deployment, used)
         self._pay(self._permit.tokens, used)
 
-    def left(self, *, is_stream: bool) -> None:
+    def settle_taken_back(self) -> None:
+        """The tide took it back before its first token: no answer was written, so only its prompt can have cost anything."""
+        nano = self._estimator.nano_unanswered(self._call, self._deployment) if self._permit.nano else 0
+        self._close(None, min(self._permit.nano, nano), None)
+
+    def settle_left(self, *, is_stream: bool) -> None:
         """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
-        if is_stream and self._permit is not None:
-            self.settle(None, 0)
+        if is_stream and self._permit.budgets:
+            self.settle(None)
         else:
-            self.lost()
+            self._settle_perhaps_done()
+
+    def settle_whole(self, usage: Usage, answer: bytes) -> None:
+        """The answer came whole. What it does not say is counted by its text."""
+        uncounted = 0
+        if not self._is_batch and not usage.output_tokens and self._call.endpoint not in SILENT:
+            uncounted = written_bytes(answer)
+        self.settle(usage, uncounted)
+
+    def settle(self, said: Usage | None, uncounted_bytes: int = 0) -> None:
+        """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
+        if said is not None and not uncounted_bytes and (said.input_tokens or (self._is_batch and said.output_tokens)):
+            self._estimator.learn(self._call.model, said, self._call.items)
+            if self._permit.nano:
+                self._estimator.learn_prompt(self._call, self._deployment, said)
+            self._pay(said.input_tokens + said.output_tokens, said)
+            return
+        if self._is_batch:
+            # It did not say what it took: all that was set aside, as far as is known.
+            self._close(None, None, None)
+            return
+        seen = estimated(said, len(self._call.body), uncounted_bytes)
+        tokens = seen.input_tokens + seen.output_tokens
+        if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
+            # Real tokens must not pass such a limit, and it was not said how many there were.
+            tokens = max(tokens, self._permit.tokens)
+        self._pay(tokens, seen)
 
     def _pay(self, tokens: int, used: Usage) -> None:
         price = self._deployment.price
-        is_paid = self._permit is not None and self._permit.nano
-        self._close(tokens, cost(used, price, batch=False).total_nano if is_paid and price is not None else 0, used)
+        is_paid = self._permit.nano and price is not None
+        paid = cost(used, price, batch=self._is_batch).total_nano if is_paid and price is not None else 0
+        self._close(tokens, paid, used)
 
     def _close(self, tokens: int | None, nano: int | None, used: Usage | None) -> None:
         if self._is_settled:
             return
         self._is_settled = True
-        if self._permit is not None:
+        if self._permit.budgets:
             self._budgets.used(self._permit, self._permit.tokens if tokens is None else tokens, nano)
         if used is not None and self._on_usage is not None:
             self._on_usage(self._deployment, used)

@@ -4,7 +4,6 @@ Our own ceiling, our own deadline and our own budgets are nobody's illness. It c
 """
 
 import math
-from collections.abc import Callable
 
 import structlog
 
@@ -26,11 +25,11 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock, Entropy, Rests
 from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
-from tidegate.upstream.calls.availability import Availability
+from tidegate.upstream.calls.view import View
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.retry_budget import Attempt
-from tidegate.upstream.routing.routes import NameRoute
+from tidegate.upstream.routing.routes import Routes
 
 log = structlog.get_logger(__name__)
 
@@ -40,15 +39,15 @@ class Feedback:
         self,
         clock: Clock,
         entropy: Entropy,
-        room: Availability,
-        route_of: Callable[[str], NameRoute],
+        view: View,
+        routes: Routes,
         rests: Rests | None,
         backpressure: Backpressure | None,
     ) -> None:
         self._clock = clock
         self._entropy = entropy
-        self._room = room
-        self._route_of = route_of
+        self._view = view
+        self._routes = routes
         self._rests = rests
         self._backpressure = backpressure
 
@@ -83,7 +82,7 @@ class Feedback:
             # Of an error also a key so short that an answer may well say it.
             error.body = error.body.replace(key.reveal().encode(), b"***")
         if not isinstance(error, PoolExhausted):
-            error.retry_after_ms = self._room.wait_ms(self._route_of(call.model), now_ms, call)
+            error.retry_after_ms = self._view.wait_ms(self._routes.of(call.model), now_ms, call)
         return error
 
     def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:

@@ -7,11 +7,11 @@ failed for being a group is tried alone. This module chooses no deployment and k
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from hashlib import blake2b
-from itertools import islice
 from operator import attrgetter
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -19,10 +19,11 @@ import structlog
 from tidegate import metrics
 from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
 from tidegate.core.grouping.chat import ChatPart
-from tidegate.core.grouping.embeddings import GroupSize, Part, Remedy
+from tidegate.core.grouping.embeddings import Part, Remedy
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
+from tidegate.upstream.grouping.benches import LEAD, Bench, Benches, GroupTrial, Seat, Told
 from tidegate.upstream.grouping.group_kinds import KINDS, GroupKind, Share
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
@@ -35,117 +36,27 @@ KEY_LENGTH_MAX = 255
 # What must be the same of two calls before their items share one: everything but what makes an item itself.
 _OWN = ("number", "body", "idempotency_key", "deadline_ms", "begin_by_ms", "tokens", "prefix_salt", "hand_backs")
 _common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _OWN])
-BenchKey = tuple[object, bytes]
 
 
-class _Trial:
-    """A group that came to nothing: when each of its items passes alone, the group itself was at fault."""
+class Sender(Protocol):
+    """What groups need of the road that calls take. Nothing may happen between `bears` and `open`, or the slot is another's."""
 
-    __slots__ = ("epoch", "kind", "left", "state")
+    async def find(self, route: NameRoute, call: Call) -> DeploymentState:
+        """Wait for a deployment that takes this call."""
 
-    def __init__(self, kind: GroupKind, state: DeploymentState, left: int, epoch: int) -> None:
-        self.kind = kind
-        self.state = state
-        self.left = left
-        self.epoch = epoch
+    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+        """Whether a deployment that takes an item also takes this call, which the item shares with others."""
 
-
-# What one who sits on a bench is told: lead, go alone and say how it went, or here is your answer.
-_LEAD = "lead"
-_Told = str | _Trial | Answer
-
-
-class _Seat:
-    __slots__ = ("call", "part", "turn")
-
-    def __init__(self, call: Call, part: Part | ChatPart, turn: "asyncio.Future[_Told]") -> None:
-        self.call = call
-        self.part = part
-        self.turn = turn
-
-    def tell(self, told: _Told | UpstreamError) -> None:
-        if self.turn.done():
-            return
-        if isinstance(told, UpstreamError):
-            self.turn.set_exception(told)
-            # Whoever sat here may have left: an error that nobody asks for any more is not worth a line in the log.
-            self.turn.exception()
-        else:
-            self.turn.set_result(told)
-
-
-class _Bench:
-    """Those who may share a call, in the order in which they came; leaders among them look for a slot."""
-
-    __slots__ = ("leaders", "seats")
-
-    def __init__(self) -> None:
-        self.seats: dict[_Seat, None] = {}
-        self.leaders: set[_Seat] = set()
-
-    def company(self, leader: _Seat, count: int) -> list[_Seat]:
-        """Who goes with a leader: those who came first and lead nobody."""
-        others = (seat for seat in self.seats if seat not in self.leaders)
-        return [leader, *islice(others, count - 1)]
-
-    def permit(self, seats: Iterable[_Seat], leaders: int = 1, items: int = 1) -> None:
-        """These sit here no longer. Of the others as many lead as are needed with so many items each, and not more than there are slots."""
-        for seat in seats:
-            self.seats.pop(seat, None)
-            self.leaders.discard(seat)
-        missing = min(leaders, -(-len(self.seats) // items)) - len(self.leaders)
-        if missing > 0:
-            others = [seat for seat in self.seats if seat not in self.leaders]
-            for seat in others[::items][:missing]:
-                self.leaders.add(seat)
-                seat.tell(_LEAD)
+    async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
+        """Send the call there, or where else the route leads."""
 
 
 class Groups:
-    """`find` waits for a deployment that takes a call, `send` sends it there or where else the route leads, `bears` says whether a
-    deployment takes this one too. Nothing may happen between the last two, or the slot is another's."""
-
-    def __init__(
-        self,
-        find: Callable[[NameRoute, Call], Awaitable[DeploymentState]],
-        send: Callable[[NameRoute, DeploymentState, Call], Awaitable[Answer]],
-        bears: Callable[[NameRoute, DeploymentState, Call], bool],
-        clock: Clock,
-        attempts_grouped: int,
-    ) -> None:
+    def __init__(self, sender: Sender, benches: Benches, clock: Clock, attempts_grouped: int) -> None:
+        self._sender = sender
+        self._benches = benches
         self._clock = clock
-        self._find = find
-        self._send = send
-        self._bears = bears
         self._attempts_grouped = attempts_grouped
-        self._benches: dict[NameRoute, dict[BenchKey, _Bench]] = {}
-        self._sizes: dict[tuple[DeploymentState, str], GroupSize] = {}
-        self._widths: dict[NameRoute, int] = {}
-        self._singly: dict[tuple[NameRoute, str], bool] = {}
-
-    def room(self, route: NameRoute, slots: int) -> int:
-        """How many more items so many free slots are worth, beside those who wait for one.
-
-        Where these fit together, a slot is worth several; where they do not, each of them takes one."""
-        width = self._widths.get(route) or self._width(route)
-        benches = self._benches.get(route)
-        slack = 0
-        for bench in benches.values() if benches else ():
-            calls = -(-len(bench.seats) // width)
-            slots -= calls
-            slack = max(slack, calls * width - len(bench.seats))
-        return slots * width + slack if slots >= 0 else 0
-
-    def _width(self, route: NameRoute) -> int:
-        width = max(self._size(state, kind).inputs for state in route.states for kind in KINDS.values())
-        self._widths[route] = width
-        return width
-
-    def refresh(self) -> None:
-        """Deployments came, changed or went."""
-        self._widths.clear()
-        self._sizes.clear()
-        self._singly.clear()
 
     async def send(self, route: NameRoute, call: Call) -> Answer:
         """Send one item, in company or alone."""
@@ -153,43 +64,32 @@ class Groups:
         part = self._read(kind, route, call) if kind is not None else None
         if kind is None or part is None:
             return await self._alone(route, call)
-        seat = _Seat(call, part, asyncio.get_running_loop().create_future())
+        seat = Seat(call, part, asyncio.get_running_loop().create_future())
         key = (_common(call), part.key)
-        benches = self._benches.setdefault(route, {})
-        bench = benches.get(key)
-        if bench is None:
-            bench = benches[key] = _Bench()
-        bench.seats[seat] = None
+        bench = self._benches.seat(route, key, seat)
         try:
             if not bench.leaders:
                 bench.leaders.add(seat)
                 # Whoever comes in this turn of the loop, or is woken in it, comes along.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                told: _Told = _LEAD
+                told: Told = LEAD
             else:
                 told = await seat.turn
-            if told is _LEAD:
+            if told is LEAD:
                 told = await self._lead(route, kind, bench, seat)
         finally:
             bench.permit((seat,))
-            if not bench.seats and benches.get(key) is bench:
-                del benches[key]
-                if not benches:
-                    self._benches.pop(route, None)
+            self._benches.remove_if_empty(route, key, bench)
         if isinstance(told, Answer):
             return told
         answer = await self._alone(route, call)
-        if isinstance(told, _Trial):
+        if isinstance(told, GroupTrial):
             self._passed_alone(told)
         return answer
 
     def _read(self, kind: GroupKind, route: NameRoute, call: Call) -> Part | ChatPart | None:
-        singly = self._singly.get((route, kind.endpoint))
-        if singly is None:
-            singly = all(kind.items_max(state.deployment) < 2 for state in route.states)
-            self._singly[route, kind.endpoint] = singly
-        if singly:
+        if self._benches.is_single(route, kind):
             return None
         if call.attempt_count >= self._attempts_grouped:
             # The last try of an item is its own, so that nobody fails for what is wrong with another.
@@ -203,45 +103,41 @@ class Groups:
         return None
 
     async def _alone(self, route: NameRoute, call: Call) -> Answer:
-        state = await self._find(route, call)
-        answer = await self._send(route, state, call)
-        size = self._sizes.get((state, call.endpoint))
+        state = await self._sender.find(route, call)
+        answer = await self._sender.send(route, call, state)
+        size = self._benches.known_size(state, call.endpoint)
         if size is not None and answer.deployment == state.deployment.name:
-            self._learn(state, call.endpoint, size.succeeded(size.epoch))
+            self._benches.learn(state, call.endpoint, size.succeeded(size.epoch))
         return answer
-
-    def _learn(self, state: DeploymentState, endpoint: str, size: GroupSize) -> None:
-        self._sizes[state, endpoint] = size
-        self._widths.clear()
 
     # The group.
 
-    async def _lead(self, route: NameRoute, kind: GroupKind, bench: _Bench, seat: _Seat) -> _Told:
+    async def _lead(self, route: NameRoute, kind: GroupKind, bench: Bench, seat: Seat) -> Told:
         """Wait for a slot and send whoever sits here by then; gives what came of the leader's own item."""
         try:
-            state = await self._find(route, seat.call)
+            state = await self._sender.find(route, seat.call)
         except UpstreamError as error:
             # What is missing is missing for all of them: they are of one job, under the same budgets.
             for other in [one for one in bench.seats if one not in bench.leaders]:
                 other.tell(_again(error))
                 bench.seats.pop(other)
             raise
-        size = self._size(state, kind)
+        size = self._benches.size(state, kind)
         members, call = self._members(route, kind, state, bench.company(seat, size.inputs))
         # Every slot that is free is somebody's in this same turn of the loop.
         slots = state.free_slots(self._clock.monotonic_ms()) - 1
         bench.permit(members, max(1, slots), size.inputs)
         if call is None:
-            return await self._send(route, state, seat.call)
+            return await self._sender.send(route, seat.call, state)
         narrow = copy(route)
         narrow.states = [one for one in route.states if self._takes(kind, one, members)]
-        shares: Sequence[Share | _Trial]
+        shares: Sequence[Share | GroupTrial]
         status, name = 0, ""
         try:
-            answer = await self._send(narrow, state, call)
+            answer = await self._sender.send(narrow, call, state)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
-            self._learn(state, kind.endpoint, self._size(state, kind).succeeded(size.epoch))
+            self._benches.learn(state, kind.endpoint, self._benches.size(state, kind).succeeded(size.epoch))
             _count(state, len(members), "answered")
         except UpstreamError as error:
             for place in narrow.states:
@@ -258,16 +154,9 @@ class Groups:
             raise found[0]
         return found[0]
 
-    def _size(self, state: DeploymentState, kind: GroupKind) -> GroupSize:
-        allowed = kind.items_max(state.deployment)
-        size = self._sizes.get((state, kind.endpoint))
-        if size is None or size.inputs_max != allowed:
-            size = self._sizes[state, kind.endpoint] = GroupSize.fresh(allowed)
-        return size
-
     def _members(
-        self, route: NameRoute, kind: GroupKind, state: DeploymentState, company: list[_Seat]
-    ) -> tuple[list[_Seat], Call | None]:
+        self, route: NameRoute, kind: GroupKind, state: DeploymentState, company: list[Seat]
+    ) -> tuple[list[Seat], Call | None]:
         """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
         members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(state.deployment)
         now_ms = self._clock.monotonic_ms()
@@ -280,12 +169,12 @@ class Groups:
             members.append(seat)
         while len(members) > 1 and len(members) >= kind.items_min(state.deployment):
             call = _joined(kind, members)
-            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._bears(route, state, call):
+            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._sender.bears(route, state, call):
                 return members, call
             members = members[: len(members) // 2]
         return members[:1], None
 
-    def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[_Seat]) -> bool:
+    def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[Seat]) -> bool:
         """Whether another deployment could take this group over, by its own settings."""
         cap = kind.tokens_max(state.deployment)
         return kind.items_max(state.deployment) >= len(members) and not (
@@ -293,28 +182,27 @@ class Groups:
         )
 
     def _after_failure(
-        self, kind: GroupKind, state: DeploymentState, members: Sequence[_Seat], error: UpstreamError, epoch: int
-    ) -> list[UpstreamError] | list[_Trial]:
-        size, remedy = self._size(state, kind).failed(error, epoch)
-        self._learn(state, kind.endpoint, size)
+        self, kind: GroupKind, state: DeploymentState, members: Sequence[Seat], error: UpstreamError, epoch: int
+    ) -> list[UpstreamError] | list[GroupTrial]:
+        size, remedy = self._benches.size(state, kind).failed(error, epoch)
+        self._benches.learn(state, kind.endpoint, size)
         _count(state, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
             # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
             metrics.group_isolations.of(state.deployment.name, error.reason).inc()
             log.warning("group_isolated", deployment=state.deployment.name, items=len(members), why=error.message)
-            return [_Trial(kind, state, len(members), epoch)] * len(members)
+            return [GroupTrial(kind, state, len(members), epoch)] * len(members)
         if remedy is not Remedy.REQUEUE:
             log.info("group_shrunk", deployment=state.deployment.name, items_max=size.inputs, why=error.reason)
         return [_again(error) for _ in members]
 
-    def _passed_alone(self, trial: _Trial) -> None:
-        trial.left -= 1
-        if not trial.left:
-            size = self._size(trial.state, trial.kind)
-            self._learn(trial.state, trial.kind.endpoint, size.unfit(trial.epoch))
+    def _passed_alone(self, trial: GroupTrial) -> None:
+        if trial.passed():
+            size = self._benches.size(trial.state, trial.kind)
+            self._benches.learn(trial.state, trial.kind.endpoint, size.unfit(trial.epoch))
 
 
-def _joined(kind: GroupKind, members: Sequence[_Seat]) -> Call:
+def _joined(kind: GroupKind, members: Sequence[Seat]) -> Call:
     """One call for all of these. It may begin as long as each of them may; its key names them all."""
     calls = [member.call for member in members]
     first = calls[0]

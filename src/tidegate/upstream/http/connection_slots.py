@@ -4,21 +4,20 @@ Batch work never has more than the ceiling less that part; interactive calls may
 """
 
 import asyncio
-from collections import deque
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
+from tidegate.upstream.wait_line import WaitLine
 
 
 class ConnectionSlots:
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
-        self._loop = loop
+    def __init__(self, limits: HttpLimits) -> None:
         self._max = limits.connections_max
         self._background_max = limits.connections_max - limits.interactive_connections
         self._in_use = 0
         self._background_in_use = 0
-        self._batch: deque[asyncio.Future[None]] = deque()
-        self._interactive: deque[asyncio.Future[None]] = deque()
+        self._background = WaitLine()
+        self._interactive = WaitLine()
 
     def free(self) -> int:
         """How many more calls of batch work fit."""
@@ -38,18 +37,18 @@ class ConnectionSlots:
 
     async def wait(self, timeout_s: float, *, interactive: bool) -> None:
         """Wait in line for a seat that another call hands over; it is ours when this returns."""
-        place: asyncio.Future[None] = self._loop.create_future()
-        line = self._interactive if interactive else self._batch
-        line.append(place)
+        line = self._interactive if interactive else self._background
+        turn = line.join()
         try:
             async with asyncio.timeout(timeout_s):
-                await place
+                await turn
             return
-        except TimeoutError:
-            self._stop_waiting(place, line, interactive=interactive)
-        except asyncio.CancelledError:
-            self._stop_waiting(place, line, interactive=interactive)
-            raise
+        except BaseException as stopped:
+            if line.give_up(turn):
+                # The seat was handed over in the moment we stopped waiting for it.
+                self.give_back(interactive=interactive)
+            if not isinstance(stopped, TimeoutError):
+                raise
         raise PoolExhausted(
             f"no free connection within {timeout_s:g} s: all {self._max} are in use; "
             "raise http.connections_max or lower the calls in flight",
@@ -60,27 +59,8 @@ class ConnectionSlots:
         self._in_use -= 1
         if not interactive:
             self._background_in_use -= 1
-        if self._interactive or self._batch:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        while self._interactive and self._in_use < self._max:
-            place = self._interactive.popleft()
-            if not place.done():
-                self._in_use += 1
-                place.set_result(None)
-        while self._batch and self.free() > 0:
-            place = self._batch.popleft()
-            if not place.done():
-                self._in_use += 1
-                self._background_in_use += 1
-                place.set_result(None)
-
-    def _stop_waiting(
-        self, place: "asyncio.Future[None]", line: "deque[asyncio.Future[None]]", *, interactive: bool
-    ) -> None:
-        if place.done() and not place.cancelled():
-            # The seat was handed over in the moment we stopped waiting for it.
-            self.give_back(interactive=interactive)
-        elif place in line:
-            line.remove(place)
+        while self._in_use < self._max and self._interactive.call_first():
+            self._in_use += 1
+        while self.free() > 0 and self._background.call_first():
+            self._in_use += 1
+            self._background_in_use += 1

@@ -24,6 +24,10 @@ class SendPermit:
         self.nano = nano
         self.begun = False
 
+    def expire_by(self, moment_ms: float) -> None:
+        """Run out at this moment, or earlier."""
+        self.dies_ms = min(self.dies_ms, moment_ms)
+
     def begin(self) -> None:
         """The next thing that happens is the first byte on the wire."""
         if self._clock.monotonic_ms() >= self.dies_ms:

@@ -199,7 +199,7 @@ class AiohttpTransport:
         self.connections = Connections(limits)
         self._loop = asyncio.get_running_loop()
         self._sweep = TimeoutSweep(self._loop, limits)
-        self._seats = ConnectionSlots(self._loop, limits)
+        self._seats = ConnectionSlots(limits)
         # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 

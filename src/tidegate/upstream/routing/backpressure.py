@@ -44,9 +44,12 @@ class Backpressure:
                     one.background_rests_until_ms = 0.0
 
     def obey(self) -> None:
-        """Obey what other processes said of models that this one has not tried since it last obeyed."""
+        """Obey what other processes were asked by deployments, and said of models that this one has not tried since it last obeyed."""
         now_ms = self._clock.monotonic_ms()
-        for name, until_ms in self._rests.current().items():
+        current = self._rests.current()
+        for state in self._states:
+            state.rest_until(current.get(state.deployment.name, 0.0))
+        for name, until_ms in current.items():
             model = name.removeprefix(GROUP)
             if not name.startswith(GROUP) or model in self._deaf or until_ms <= now_ms:
                 continue

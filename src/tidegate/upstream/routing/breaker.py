@@ -34,6 +34,8 @@ class Breaker:
         self.is_open = False
         self.ready_at_ms = 0.0
         self._policy = policy
+        # A question beside the calls was answered: the next call may prove that the deployment is well.
+        self.has_answered = False
         self._paused = False
         self._probes_in_flight = 0
         self._consecutive = 0
@@ -57,7 +59,12 @@ class Breaker:
     def begin_probe(self, now_ms: float) -> None:
         """This call is the interval's probe: the next may come one interval later, whether this one has ended or not."""
         self.ready_at_ms = now_ms + self._interval_ms()
+        self.has_answered = False
         self._probes_in_flight += 1
+
+    def probe_answered(self) -> None:
+        """The deployment answered a question that was asked beside the calls."""
+        self.has_answered = True
 
     def end_probe(self) -> None:
         self._probes_in_flight -= 1

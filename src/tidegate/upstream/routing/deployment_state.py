@@ -23,6 +23,7 @@ from tidegate.upstream.routing.priority_hints import PriorityHints
 from tidegate.upstream.routing.refusals import Refusals
 from tidegate.upstream.routing.retry_budget import RetryBudget
 from tidegate.upstream.routing.retry_budget import RetryBudgetPolicy as RetryBudgetPolicy
+from tidegate.upstream.routing.slots import Slots
 from tidegate.upstream.tide.tides import DeploymentTide
 
 # A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
@@ -37,8 +38,15 @@ TLS_REJECTED = "upstream_tls_rejected"
 # Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
 KEY_REST_MS_MAX = 6_000
 
-# Slots that were asked for and that nobody has looked at since are kept for so many questions, at two a second.
-UNSEEN_ROUNDS_MAX = 30
+# While interactive calls come, batch work leaves this part of a deployment's slots free for the next ones, and so long after the last.
+FREE_FOR_USERS = 1 / 8
+USERS_COME_MS = 60_000.0
+# One owner's interactive calls leave this part of the slots to owners that have none in flight, where there are at least so many.
+FREE_FOR_OTHERS = 1 / 16
+FREE_FOR_OTHERS_FROM = 4
+
+# The batch work's own part of a deployment's slots, where it is smaller than the whole, has a name of its own.
+BACKGROUND_SLOTS = "background:"
 
 # What lies in a queue presses nobody: whoever takes from it has a pace of its own.
 QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
@@ -85,22 +93,29 @@ class DeploymentStatus:
 
 
 class DeploymentState:
-    def __init__(self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy) -> None:
+    """`is_alone`: there are no other processes, so that all of its slots are this one's."""
+
+    def __init__(
+        self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
+    ) -> None:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
         self.quota = Quota()
+        # Calls of batch work, flex calls among them, and interactive ones.
         self.in_flight = 0
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
+        # Interactive calls that wait for a slot here, and those in flight, by whose they are.
+        self.interactive_waiting: Counter[str] = Counter()
+        self._interactive_owners: Counter[str] = Counter()
+        self._users_until_ms = -math.inf
         self.tide: DeploymentTide | None = None
         self.waiting = 0
-        self.slots = deployment.background_in_flight_max
+        self._is_alone = is_alone
+        self.slots = Slots(deployment.name, 0, 0)
+        self.background_slots: Slots | None = None
         self.expecting = 0
-        self.is_short = self.is_asked = False
-        self._is_seen = False
-        self._unseen_rounds = 0
-        self.highest = 0
         self.tokens_in_flight = 0
         self.discovered: Limit | None = None
         self.rests_until_ms = 0.0
@@ -129,7 +144,20 @@ class DeploymentState:
         self.open_line = line if isinstance(line, StreamingClient) else None
         self.queued_line = line if isinstance(line, QueuedClient) else None
         self.control = control
-        self.slots = min(self.slots, deployment.background_in_flight_max)
+        # The operator's number holds over all calls; where it is learned, only batch work is held to what was learned.
+        self.counts_interactive = deployment.is_capacity_known and deployment.takes_interactive
+        background_max = deployment.background_in_flight_max
+        self.slots.set_cap(
+            deployment.max_in_flight if self.counts_interactive else background_max, is_alone=self._is_alone
+        )
+        if not self.counts_interactive or background_max >= deployment.max_in_flight:
+            self.background_slots = None
+        else:
+            if self.background_slots is None:
+                self.background_slots = Slots(BACKGROUND_SLOTS + deployment.name, 0, 0)
+                self.background_slots.count(self.in_flight)
+            self.background_slots.set_cap(background_max, is_alone=self._is_alone)
+        self.slots.count(self.in_flight + (self.interactive_in_flight if self.counts_interactive else 0))
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
         self.hinter = PriorityHints(deployment)
@@ -173,13 +201,20 @@ class DeploymentState:
             return 0
         if self.quota.is_known and self.quota.opens_at_ms() > now_ms:
             return 0
-        # Interactive calls go first: what they have of the deployment is not batch's to use.
-        slots = self.slots
-        if self.interactive_in_flight:
-            slots = min(slots, self.deployment.max_in_flight - self.interactive_in_flight)
-        free = slots - self.in_flight - self.expecting
+        free = self.slots.share - self.slots.in_flight
+        if self.counts_interactive:
+            # Interactive calls go first: what they wait for, or are likely to need, is not batch's to use.
+            if self.interactive_waiting:
+                free -= self.interactive_waiting.total()
+            if self._users_until_ms > now_ms:
+                free -= self._free_for_users
+            if self.background_slots is not None:
+                free = min(free, self.background_slots.share - self.in_flight)
+        elif self.interactive_in_flight:
+            free = min(free, self.deployment.max_in_flight - self.interactive_in_flight - self.in_flight)
+        free -= self.expecting
         if free <= 0:
-            self.is_short = True
+            self._is_short()
             return 0
         if self.tide is not None:
             free = min(free, self.tide.calls - self.in_flight - self.expecting)
@@ -187,8 +222,30 @@ class DeploymentState:
                 return 0
         if self.tokens_max and self.tokens_in_flight >= self.tokens_max:
             return 0
-        self._is_seen = True
+        self.slots.note_seen()
+        if self.background_slots is not None:
+            self.background_slots.note_seen()
         return 1 if self.breaker.is_open else free
+
+    def takes_interactive(self, owner: str) -> bool:
+        """Whether one more interactive call of this owner has a slot here now."""
+        if self.counts_interactive:
+            share = self.slots.share
+            free = share - self.slots.in_flight
+        else:
+            share = self.deployment.max_in_flight
+            free = share - self.interactive_in_flight
+        if free < 1:
+            self.slots.note_short()
+            return False
+        mine = self._interactive_owners[owner] if owner else 0
+        if not mine:
+            return True
+        if share >= FREE_FOR_OTHERS_FROM and free <= max(1, int(share * FREE_FOR_OTHERS)):
+            self.slots.note_short()
+            return False
+        # Of those who wait, the owner with the fewest calls in flight goes first.
+        return all(self._interactive_owners[other] >= mine for other in self.interactive_waiting)
 
     def bears(self, tokens: int) -> bool:
         """Whether so many more tokens fit here; one call alone always does."""
@@ -197,39 +254,103 @@ class DeploymentState:
     def load(self) -> float:
         return (self.in_flight + self.interactive_in_flight + 1) / self.weight
 
+    # What calls take of it while they are in flight.
+
+    def begin_background(self) -> None:
+        self.in_flight += 1
+        self.slots.begin()
+        if self.background_slots is not None:
+            self.background_slots.begin()
+
+    def end_background(self) -> None:
+        self.in_flight -= 1
+        self.slots.end()
+        if self.background_slots is not None:
+            self.background_slots.end()
+
+    def begin_interactive(self, owner: str, now_ms: float) -> None:
+        self.interactive_in_flight += 1
+        self.interactive_awaiting += 1
+        self._users_until_ms = now_ms + USERS_COME_MS
+        if owner:
+            self._interactive_owners[owner] += 1
+        if self.counts_interactive:
+            self.slots.begin()
+
+    def end_interactive(self, owner: str) -> None:
+        self.interactive_in_flight -= 1
+        if owner:
+            self._interactive_owners[owner] -= 1
+            if not self._interactive_owners[owner]:
+                del self._interactive_owners[owner]
+        if self.counts_interactive:
+            self.slots.end()
+
+    def first_token_came(self) -> None:
+        """One of its interactive calls waits for its first token no longer."""
+        self.interactive_awaiting -= 1
+
+    def begin_wait(self, owner: str | None) -> None:
+        """A call waits for a slot here: an interactive one of this owner, or one of batch work."""
+        if owner is None:
+            self.waiting += 1
+        else:
+            self.interactive_waiting[owner] += 1
+
+    def end_wait(self, owner: str | None) -> None:
+        if owner is None:
+            self.waiting -= 1
+            return
+        self.interactive_waiting[owner] -= 1
+        if not self.interactive_waiting[owner]:
+            del self.interactive_waiting[owner]
+
+    def begin_expecting(self) -> None:
+        """A call that waits for its budget a moment comes back here: a slot is kept for it."""
+        self.expecting += 1
+
+    def end_expecting(self) -> None:
+        self.expecting -= 1
+
+    def add_tokens(self, tokens: int) -> None:
+        """So many more tokens are in flight here; fewer where it is negative."""
+        self.tokens_in_flight += tokens
+
     # The part of a deployment that this process has.
 
-    def share(self, slots: int) -> None:
-        """So many of the deployment's slots are this process's, and the same part of its tokens in flight."""
+    @property
+    def _free_for_users(self) -> int:
+        cap = self.slots.cap
+        return min(max(1, int(cap * FREE_FOR_USERS)), cap - 1)
+
+    def _is_short(self) -> None:
+        self.slots.note_short()
+        if self.background_slots is not None:
+            self.background_slots.note_short()
+
+    def ask_for_slots(self) -> None:
+        """Note that batch calls would go here if there were slots."""
+        self.slots.note_asked()
+        if self.background_slots is not None:
+            self.background_slots.note_asked()
+
+    def own_slots(self, now_ms: float) -> list[Slots]:
+        """Those of which this process needs a share."""
+        self.slots.keep_spare(self._free_for_users if self.counts_interactive and self._users_until_ms > now_ms else 0)
+        return [self.slots] if self.background_slots is None else [self.slots, self.background_slots]
+
+    def has_share(self) -> None:
+        """As much of its tokens in flight is this process's as of its slots."""
         deployment = self.deployment
-        self.slots = slots
-        self.highest = self.in_flight
-        self.is_short = False
-        # Whoever asked looks again only at its next poll: what came meanwhile is kept until then, or nobody would ever find it.
-        self._unseen_rounds = 0 if self._is_seen or not self.is_asked else self._unseen_rounds + 1
-        if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
-            self.is_asked = False
-            self._unseen_rounds = 0
-        self._is_seen = False
         if deployment.tokens_in_flight_max:
-            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots // deployment.background_in_flight_max)
-
-    def wanted_slots(self) -> int:
-        """How many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
-        if self.is_short:
-            wanted = max(2 * self.slots, self.in_flight + 4)
-        elif self.highest:
-            wanted = self.highest + self.highest // 4 + 1
-        else:
-            wanted = int(self.is_asked)
-        return min(wanted, self.deployment.background_in_flight_max)
-
-    def let_go(self, wanted: int) -> int:
-        """Begin nothing that needs more slots than are wanted; says how many may be in flight until the next share."""
-        self.slots = min(self.slots, max(wanted, self.in_flight))
-        return max(self.slots, self.in_flight)
+            slots = self.slots if self.background_slots is None else self.background_slots
+            self.tokens_max = max(1, deployment.tokens_in_flight_max * slots.share // slots.cap)
 
     # What it says about itself.
+
+    def note_empty(self, *, is_empty: bool) -> None:
+        """Its last answer said whether it has anything left."""
+        self.is_empty = is_empty
 
     def note_limits(self, note_limits: RateLimitHeaders, now_ms: float) -> bool:
         """It said what its limits are. True when that is news."""
@@ -319,7 +440,7 @@ class DeploymentState:
             models=self.deployment.models,
             state="resting" if resting else self.breaker.state,
             in_flight=self.in_flight,
-            max_in_flight=self.slots,
+            max_in_flight=self.slots.share,
             rests_for_ms=max(0, math.ceil(self.ready_at_ms() - now_ms)),
             answered=self.answered,
             failures=dict(self.failures),

@@ -3,25 +3,31 @@
 It makes deployments and changes their terms; it routes nothing and sends nothing.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 from tidegate.core.deployments import Deployment
 from tidegate.core.errors import SettingsError
+from tidegate.core.ports import Clock
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.http.transport import Client, Transport
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
+from tidegate.upstream.routing.slots import Slots
 from tidegate.upstream.tide.tides import DeploymentTide, tide_terms
 
 
 class Deployments(dict[str, DeploymentState]):
-    """By the deployment's name. `tide_for` makes the tide of a deployment, where it has one."""
+    """By the deployment's name. `is_alone`: all slots of a deployment are this process's. `tide_for` makes a deployment's tide."""
 
     def __init__(
         self,
         transport: Transport,
         control: Transport,
         policy: DeploymentPolicy,
+        clock: Clock,
         tide_for: Callable[[Deployment, Client], DeploymentTide | None],
+        *,
+        is_alone: bool,
     ) -> None:
         super().__init__()
         # Calls that a deployment leaves behind still cost what they did there.
@@ -29,13 +35,17 @@ class Deployments(dict[str, DeploymentState]):
         self._transport = transport
         self._control = control
         self._policy = policy
+        self._clock = clock
         self._tide_for = tide_for
+        self._is_alone = is_alone
+        # Their calls have not ended, and nothing more begins there.
+        self._leaving: list[DeploymentState] = []
         self._is_grouping = False
 
-    def serve(self, deployments: Iterable[Deployment], *, is_alone: bool) -> dict[str, str]:
+    def serve(self, deployments: Iterable[Deployment]) -> dict[str, str]:
         """Have one deployment for each of these, and say which deployments cannot be used and why: those are left out.
 
-        Nothing changes before every line is there. `is_alone`: all slots of a deployment are this process's.
+        Nothing changes before every line is there.
         """
         kept: dict[str, DeploymentState] = {}
         changed: list[tuple[DeploymentState, Deployment, Client, Client]] = []
@@ -57,7 +67,7 @@ class Deployments(dict[str, DeploymentState]):
                     continue
                 if state is None or not state.deployment.is_same_server(deployment):
                     # What is in flight at the server before ends there, and says nothing about this one.
-                    state = DeploymentState(deployment, line, control, self._policy)
+                    state = DeploymentState(deployment, line, control, self._policy, is_alone=self._is_alone)
                     state.tide = self._tide_for(deployment, control)
                 changed.append((state, deployment, line, control))
             kept[name] = state
@@ -65,8 +75,7 @@ class Deployments(dict[str, DeploymentState]):
             if tide_terms(state.deployment) != tide_terms(deployment):
                 state.tide = self._tide_for(deployment, control)
             state.update(deployment, line, control)
-            if is_alone:
-                state.slots = deployment.background_in_flight_max
+        self._leaving += [state for state in self.values() if state not in kept.values()]
         self.clear()
         self.update(kept)
         self._is_grouping = any(state.deployment.items_per_call_max > 1 for state in kept.values())
@@ -77,8 +86,20 @@ class Deployments(dict[str, DeploymentState]):
                 self.prices.pop(name, None)
         return refused
 
-    def for_background(self) -> list[DeploymentState]:
-        return [state for state in self.values() if state.deployment.takes_background]
+    def slots(self) -> Iterable[Slots]:
+        now_ms = self._clock.monotonic_ms()
+        shared = [one for one in self.values() if one.deployment.takes_background or one.counts_interactive]
+        return [slots for state in shared for slots in state.own_slots(now_ms)]
+
+    def leaving_slots(self) -> Iterable[Slots]:
+        """Those of deployments that are gone are held until their calls have ended."""
+        leaving = self._leaving
+        self._leaving = [state for state in leaving if state.slots.in_flight]
+        return [slots for state in leaving for slots in state.own_slots(math.inf)]
+
+    def has_shares(self) -> None:
+        for state in self.values():
+            state.has_share()
 
     def spare_calls(self, in_flight_max: int) -> int:
         """How many more calls this process may have out. Where items share calls, nobody outside can count these."""

@@ -4,6 +4,7 @@ The first spares items: while a breaker is open, a server that does not even ans
 second is for `doctor` and for `/v1/models`. Neither counts as a call, and neither changes a deployment's health by itself.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -104,6 +105,37 @@ async def probe(state: DeploymentState) -> None:
             return
         why, code = f"GET /models was answered with status {reply.status}", FAILING
     raise Unavailable(f"{state.deployment.name} is still away: {why}", code=code)
+
+
+class SideProbes:
+    """Questions to shut deployments beside users' calls: a call is not risked on a server that does not even answer `GET /models`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def ask(self, state: DeploymentState) -> None:
+        """Ask once, while others go on; what is answered shows in the deployment's breaker."""
+        name = state.deployment.name
+        if name not in self._tasks:
+            self._tasks[name] = task = asyncio.create_task(self._ask(state))
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _ask(self, state: DeploymentState) -> None:
+        try:
+            await probe(state)
+        except Unavailable:
+            # Asked again one interval later.
+            state.breaker.begin_probe(self._clock.monotonic_ms())
+            state.breaker.end_probe()
+        else:
+            state.breaker.probe_answered()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:

@@ -1,26 +1,33 @@
-"""How many calls this process may have in flight: per deployment, per model and in all, over every process never above the cap.
+"""How many calls this process may have in flight under a name, over every process never above the name's cap.
 
-With the embedded store there is one process and the caps are its own. With several, a small loop asks the Limits port for this process's
-part: often while it needs more, twice a second otherwise. Before the first answer it has none. A part is kept while the store cannot be
-reached; that no call begins when this process may be taken for dead is what a call's `begin_by_ms` is for.
+A name is a deployment's, a model's, a key's, or that of everything. With the embedded store there is one process and the caps are its own.
+With several, one loop asks the Limits port for this process's share of each: often while it needs more, twice a second otherwise. Before
+the first answer it has none. A share is kept while the store cannot be reached; that no call begins when this process may be taken for
+dead is what a call's `begin_by_ms` is for.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import DiscoveredLimitsStore, Fleet, Limits, Notices, Rests
-from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.wait_line import WaitLine
 
 log = structlog.get_logger(__name__)
 
 PERIOD_S = 0.5
 HURRY_S = 0.05
+STEP_MAX = 4
+MODEL = "model:"
 GLOBAL = "global"
+
+# Slots that were asked for and that no call has looked at since are kept for so many questions, at two a second.
+UNSEEN_ROUNDS_MAX = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,117 +52,283 @@ class Capacity:
     runs_items: bool = True
 
 
-class ModelSlots:
-    """Calls in flight per model and in all, for the names that have a cap. The model's is looked at before the one over all."""
+class Slots:
+    """The calls of one name: the cap over all processes, this process's share of it, and how many are in flight here."""
 
-    def __init__(self, model_max: Mapping[str, int], all_max: int) -> None:
-        self._all_max = all_max
-        self.caps: dict[str, int] = {}
-        self.slots: dict[str, int] = {}
+    __slots__ = (
+        "_unseen_rounds",
+        "cap",
+        "highest",
+        "in_flight",
+        "is_asked",
+        "is_seen",
+        "is_short",
+        "name",
+        "share",
+        "spare",
+    )
+
+    def __init__(self, name: str, cap: int, share: int) -> None:
+        self.name = name
+        self.cap = cap
+        self.share = share
+        self.in_flight = 0
+        # The most in flight since the last share.
+        self.highest = 0
+        self.is_short = self.is_asked = self.is_seen = False
+        self.spare = 0
+        self._unseen_rounds = 0
+
+    @property
+    def free(self) -> int:
+        return self.share - self.in_flight
+
+    def set_cap(self, cap: int, *, is_alone: bool) -> None:
+        """Change the cap; where there is no other process, all of it is this one's."""
+        self.cap = cap
+        self.share = cap if is_alone else min(self.share, cap)
+
+    def note_short(self) -> None:
+        """Note that a call found none free."""
+        self.is_short = True
+
+    def note_asked(self) -> None:
+        """Note that a worker would send if there were any."""
+        self.is_asked = True
+
+    def note_seen(self) -> None:
+        """Note that a call or a worker saw some free."""
+        self.is_seen = True
+
+    def keep_spare(self, count: int) -> None:
+        """Want so many beside those in flight, for calls that may come at any moment."""
+        self.spare = count
+
+    def count(self, in_flight: int) -> None:
+        """Take over what is in flight already."""
+        self.in_flight = in_flight
+
+    def begin(self) -> None:
+        self.in_flight += 1
+        if self.in_flight > self.highest:
+            self.highest = self.in_flight
+
+    def end(self) -> None:
+        self.in_flight -= 1
+
+    def wanted(self) -> int:
+        """How many are worth asking for: twice as many when there were too few, else a little more than were used."""
+        if self.is_short:
+            # Of a small cap not all at once: another process may need some in the next moment.
+            wanted = max(2 * self.share, self.in_flight + min(STEP_MAX, max(1, self.cap // 3)))
+        elif self.highest:
+            wanted = self.highest + self.highest // 4 + 1
+        else:
+            wanted = int(self.is_asked)
+        return min(max(wanted, self.in_flight + self.spare if self.spare else 0), self.cap)
+
+    def let_go(self, wanted: int) -> int:
+        """Begin nothing that needs more than is wanted; says how many may be in flight until the next share."""
+        self.share = min(self.share, max(wanted, self.in_flight))
+        return max(self.share, self.in_flight)
+
+    def grant(self, share: int) -> None:
+        """So many are this process's until the next answer."""
+        self.share = min(share, self.cap)
+        self.highest = self.in_flight
+        self.is_short = False
+        # Whoever asked looks again only at its next poll: what came meanwhile is kept until then, or it would never be found.
+        self._unseen_rounds = 0 if self.is_seen or not self.is_asked else self._unseen_rounds + 1
+        if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
+            self.is_asked = False
+            self._unseen_rounds = 0
+        self.is_seen = False
+
+
+class SlotOwner(Protocol):
+    """Has slots that are shared with other processes."""
+
+    def slots(self) -> Iterable[Slots]:
+        """Those of which a share is asked for now."""
+
+    def leaving_slots(self) -> Iterable[Slots]:
+        """Those of which nothing more begins: what is in flight stays held, the rest is given back."""
+
+    def has_shares(self) -> None:
+        """An answer came, and every slot of `slots` has its share."""
+
+
+class ModelSlots:
+    """Calls of batch work in flight per model and in all, for the names that have a cap. The model's is asked before the one over all."""
+
+    def __init__(self, model_max: Mapping[str, int], all_max: int, *, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._all = Slots(GLOBAL, all_max, all_max if is_alone else 0) if all_max else None
+        self._by_model: dict[str, Slots] = {}
+        self._lifted: list[Slots] = []
         # All that is out, also of models without a cap: they may get one while it is.
         self._out: dict[str, int] = {}
-        self._out_in_all = 0
-        self.is_shared = False
-        self.lifted: set[str] = set()
-        self._short: set[str] = set()
+        self.has_caps = self._all is not None
         self.allow(model_max)
 
     def allow(self, model_max: Mapping[str, int] | None) -> None:
-        """These are the models' caps from now on; None leaves them. Where slots are shared, a new one gives some only when they were asked
-        for."""
+        """These are the models' caps from now on; None leaves them. Where slots are shared, a new cap gives some only after an answer."""
         if model_max is None:
             return
-        caps = {f"model:{model}": count for model, count in model_max.items()}
-        if self._all_max:
-            caps[GLOBAL] = self._all_max
-        self.lifted = (self.lifted | self.caps.keys()) - caps.keys()
-        self.caps = caps
-        self.slots = {name: min(self.slots.get(name, 0), cap) if self.is_shared else cap for name, cap in caps.items()}
+        self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
+        before, self._by_model = self._by_model, {}
+        for model, cap in model_max.items():
+            one = self._by_model[model] = before.get(model) or Slots(MODEL + model, cap, 0)
+            one.set_cap(cap, is_alone=self._is_alone)
+            one.count(self._out.get(model, 0))
+        self.has_caps = self._all is not None or bool(self._by_model)
 
     def room(self, model: str) -> float:
+        """How many more calls for this model may go out."""
         room = math.inf
-        for name in (f"model:{model}", GLOBAL):
-            if name in self.slots:
-                room = min(room, self.slots[name] - self.in_flight(name))
+        for one in (self._by_model.get(model), self._all):
+            if one is not None:
+                room = min(room, one.free)
                 if room < 1:
-                    self._short.add(name)
+                    one.note_short()
                     break
         return room
 
-    def wanted(self, name: str, *, is_wanted: bool) -> int:
-        """How many are worth asking for: see a deployment's."""
-        if name in self._short:
-            self._short.discard(name)
-            wanted = max(2 * self.slots[name], self.in_flight(name) + 4)
-        elif in_flight := self.in_flight(name):
-            wanted = in_flight + in_flight // 4 + 1
-        else:
-            wanted = int(is_wanted)
-        return min(wanted, self.caps[name])
+    def ask_for(self, model: str) -> None:
+        """Calls for this model would go out if there were slots."""
+        for one in (self._by_model.get(model), self._all):
+            if one is not None:
+                one.note_asked()
 
-    def count(self, model: str, more: int) -> None:
-        self._out_in_all += more
-        count = self._out.get(model, 0) + more
+    def begin(self, model: str) -> None:
+        self._out[model] = self._out.get(model, 0) + 1
+        if not self.has_caps:
+            return
+        if (one := self._by_model.get(model)) is not None:
+            one.begin()
+        if self._all is not None:
+            self._all.begin()
+
+    def end(self, model: str) -> None:
+        count = self._out[model] - 1
         if count:
             self._out[model] = count
         else:
             # Callers choose the names of models: what is not needed must not pile up.
             del self._out[model]
+        if not self.has_caps:
+            return
+        if (one := self._by_model.get(model)) is not None:
+            one.end()
+        if self._all is not None:
+            self._all.end()
 
-    def in_flight(self, name: str) -> int:
-        return self._out_in_all if name == GLOBAL else self._out.get(name.removeprefix("model:"), 0)
+    def slots(self) -> Iterable[Slots]:
+        return [*self._by_model.values(), *(() if self._all is None else (self._all,))]
 
-    def let_go(self, name: str, wanted: int) -> int:
-        """Begin nothing that needs more than is wanted; says how many may be in flight until the next share."""
-        in_flight = self.in_flight(name)
-        self.slots[name] = min(self.slots[name], max(wanted, in_flight))
-        return max(self.slots[name], in_flight)
+    def leaving_slots(self) -> Iterable[Slots]:
+        # No call counts under a cap that is gone: what was held of it is given back.
+        lifted, self._lifted = self._lifted, []
+        return [Slots(one.name, one.cap, 0) for one in lifted]
+
+    def has_shares(self) -> None:
+        pass
 
 
-class DeploymentSlots:
-    """The loop that keeps this process's part; `worker_id` is asked each time, for a process may begin a new life."""
+class RoomSignal:
+    """More may go than before: those who stand in the line look again, and those outside are told."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        worker_id: Callable[[], str],
-        states: Sequence[DeploymentState],
-        caps: ModelSlots,
-        rests: Rests | None,
-        on_more: Callable[[], None],
-    ) -> None:
-        self._limits = limits
+    def __init__(self, line: WaitLine) -> None:
+        self._line = line
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        self._listeners.append(tell)
+
+    def wake(self) -> None:
+        """Something came free here: the first in line may wait for another model than the one whose slot it is, so all look again."""
+        if self._line:
+            self._line.call_all()
+
+    def announce(self) -> None:
+        self.wake()
+        for tell in self._listeners:
+            tell()
+
+
+class OthersWord(Protocol):
+    def obey(self) -> None: ...
+
+
+class SlotDemand:
+    """What those who are short of slots leave for the loop that shares them, and whose the slots at hand are.
+
+    `worker_id` is asked each time, for a process may begin a new life. Without it this is the only process, and all slots are its own.
+    """
+
+    def __init__(self, worker_id: Callable[[], str] | None) -> None:
+        self.is_alone = worker_id is None
         self._worker_id = worker_id
-        self._states: list[DeploymentState] = []
-        self._leaving: list[DeploymentState] = []
-        self._caps = caps
-        self._rests = rests
-        self._on_more = on_more
-        self._hurry = asyncio.Event()
-        self._reached = True
-        self._holds = False
         self._given_to = ""
-        self.serve(states)
-        caps.slots = dict.fromkeys(caps.caps, 0)
-        caps.is_shared = True
-        self._task = asyncio.create_task(self._run())
+        self._hurry = asyncio.Event()
+        self._urgent = asyncio.Event()
 
     @property
     def is_current(self) -> bool:
         """Whether the slots at hand were given to the life that this process leads now: those of one that was declared gone are others'."""
-        return self._given_to == self._worker_id()
+        return self._worker_id is None or self._given_to == self._worker_id()
 
-    def serve(self, states: Sequence[DeploymentState]) -> None:
-        """Ask for slots of these from now on; those of one that is gone are held until its calls have ended."""
-        self._leaving += [state for state in self._states if state not in states]
-        for state in states:
-            if state not in self._states:
-                state.share(0)
-        self._states = list(states)
+    def worker_id(self) -> str:
+        assert self._worker_id is not None
+        return self._worker_id()
 
-    def hurry(self) -> None:
-        """Somebody was short of a slot."""
+    def given_to(self, worker_id: str) -> None:
+        self._given_to = worker_id
+
+    def hurry(self, *, is_urgent: bool = False) -> None:
+        """Note that a call was short of a slot; `is_urgent` when someone waits for its answer."""
         self._hurry.set()
+        if is_urgent:
+            self._urgent.set()
+
+    def clear(self) -> None:
+        self._hurry.clear()
+        self._urgent.clear()
+
+    async def wait(self, timeout_s: float, *, is_urgent: bool) -> None:
+        """Wait until a call is short of a slot, and not longer than this."""
+        event = self._urgent if is_urgent else self._hurry
+        if event.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+
+class SlotSharing:
+    """The loop that keeps this process's shares.
+
+    `others` is what other processes say of deployments and models: it is obeyed at each round.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        demand: SlotDemand,
+        owners: Sequence[SlotOwner],
+        room: RoomSignal,
+        others: OthersWord | None,
+    ) -> None:
+        self._limits = limits
+        self._demand = demand
+        self._owners = owners
+        self._room = room
+        self._others = others
+        self._reached = True
+        self._holds = False
+        self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         self._task.cancel()
@@ -163,8 +336,9 @@ class DeploymentSlots:
 
     async def _run(self) -> None:
         while True:
-            self._hurry.clear()
-            self._obey_rests()
+            self._demand.clear()
+            if self._others is not None:
+                self._others.obey()
             grew = False
             try:
                 grew = await self._ask()
@@ -176,67 +350,37 @@ class DeploymentSlots:
             except Exception as error:
                 log.error("slots_crashed", kind=type(error).__name__)
             # Whoever is short asks again soon, as long as that brings more; a deployment that is full is asked at an easy pace.
-            await asyncio.sleep(HURRY_S if grew else PERIOD_S)
-            if not self._hurry.is_set():
-                await self._wait()
-
-    def _obey_rests(self) -> None:
-        if self._rests is not None:
-            resting = self._rests.current()
-            for state in self._states:
-                state.rest_until(resting.get(state.deployment.name, 0.0))
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(PERIOD_S):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
+            await asyncio.sleep(HURRY_S)
+            if not grew:
+                await self._demand.wait(PERIOD_S - HURRY_S, is_urgent=True)
+            await self._demand.wait(PERIOD_S, is_urgent=False)
 
     async def _ask(self) -> bool:
         """True when this brought more slots."""
         wanted: dict[str, int] = {}
         in_use: dict[str, int] = {}
         caps: dict[str, int] = {}
-        for state in self._states:
-            name = state.deployment.name
-            caps[name] = state.deployment.background_in_flight_max
-            wanted[name] = state.wanted_slots()
-            in_use[name] = state.let_go(wanted[name])
-        for state in self._leaving:
-            name = state.deployment.name
-            caps.setdefault(name, state.deployment.background_in_flight_max)
-            wanted.setdefault(name, 0)
-            in_use[name] = in_use.get(name, 0) + state.in_flight
-        self._leaving = [state for state in self._leaving if state.in_flight]
-        for name, cap in self._caps.caps.items():
-            caps[name] = cap
-            served = (state for state in self._states if name == GLOBAL or _serves(state, name.removeprefix("model:")))
-            is_wanted = any(wanted[state.deployment.name] for state in served)
-            wanted[name] = self._caps.wanted(name, is_wanted=is_wanted)
-            in_use[name] = self._caps.let_go(name, wanted[name])
-        lifted, self._caps.lifted = self._caps.lifted, set()
-        for name in lifted:
-            # Nobody counts these any more: what was held of them is given back.
-            caps[name], wanted[name], in_use[name] = 1, 0, 0
+        asked = [one for owner in self._owners for one in owner.slots()]
+        for one in asked:
+            caps[one.name] = one.cap
+            wanted[one.name] = one.wanted()
+            in_use[one.name] = one.let_go(wanted[one.name])
+        for one in [one for owner in self._owners for one in owner.leaving_slots()]:
+            caps.setdefault(one.name, one.cap)
+            wanted.setdefault(one.name, 0)
+            in_use[one.name] = in_use.get(one.name, 0) + one.in_flight
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
             # Nothing is wanted and nothing is held: an idle process asks nobody, and the first who is short is heard at once.
             return True
-        held = self._held()
+        held = sum(one.share for one in asked)
         self._holds = True
-        me = self._worker_id()
+        me = self._demand.worker_id()
         shares = await self._limits.share_slots(me, wanted, in_use, caps)
-        self._given_to = me
+        self._demand.given_to(me)
         self._holds = any(shares.values()) or any(in_use.values())
-        for state in self._states:
-            state.share(shares.get(state.deployment.name, 0))
-        self._caps.slots = {name: min(shares.get(name, 0), cap) for name, cap in self._caps.caps.items()}
-        self._on_more()
-        return self._held() > held
-
-    def _held(self) -> int:
-        return sum(state.slots for state in self._states) + sum(self._caps.slots.values())
-
-
-def _serves(state: DeploymentState, model: str) -> bool:
-    return not state.deployment.models or model in state.deployment.models
+        for one in asked:
+            one.grant(shares.get(one.name, 0))
+        for owner in self._owners:
+            owner.has_shares()
+        self._room.announce()
+        return sum(one.share for one in asked) > held

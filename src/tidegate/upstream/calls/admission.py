@@ -1,0 +1,185 @@
+"""What a call takes of its deployment while it is under way: a slot, a place in the tide, an attempt; and what its end teaches.
+
+Calls of batch work and flex calls count among batch's, interactive ones by themselves, and all of them against the deployment's slots. An
+admission ends exactly once. Nothing is chosen or sent here.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from tidegate.core.errors import UpstreamError
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.calls.feedback import Feedback
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.retry_budget import Attempt
+from tidegate.upstream.routing.routes import NameRoute, Routes
+from tidegate.upstream.routing.slots import ModelSlots, RoomSignal
+from tidegate.upstream.tide.tide_loop import TideLoop
+from tidegate.upstream.tide.tides import BackgroundFlight
+
+# The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
+UNSEEN_FIRST_TOKEN_S = 1.0
+
+# A server that answers so has too much to do.
+BUSY = (429, 503, 529)
+
+
+class Admission:
+    """One call at one deployment. `number` is which of its deployment's calls it is, once it goes out."""
+
+    __slots__ = ("attempt", "call", "flight", "is_awaiting", "is_probe", "model", "number", "state", "timer", "traffic")
+
+    def __init__(
+        self,
+        state: DeploymentState,
+        call: Call,
+        traffic: Traffic | None,
+        model: str,
+        attempt: Attempt,
+        is_probe: bool,
+    ) -> None:
+        self.state = state
+        self.call = call
+        self.traffic = traffic
+        self.model = model
+        self.attempt = attempt
+        self.is_probe = is_probe
+        self.number = 0
+        self.flight: BackgroundFlight | None = None
+        # An interactive call that has no first token yet.
+        self.is_awaiting = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def go_out(self, tokens: int) -> None:
+        """The call is sent now, and takes so many tokens by our estimate."""
+        self.number = self.state.quota.count(tokens)
+
+
+class Admissions:
+    def __init__(
+        self, routes: Routes, slots: ModelSlots, feedback: Feedback, tides: TideLoop, room: RoomSignal, clock: Clock
+    ) -> None:
+        self._routes = routes
+        self._model_slots = slots
+        self._feedback = feedback
+        self._tides = tides
+        self._room = room
+        self._clock = clock
+
+    def begin(
+        self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
+    ) -> Admission:
+        """Take what the call needs; nothing may have happened since its deployment was chosen."""
+        is_probe = state.breaker.is_open
+        if is_probe:
+            state.breaker.begin_probe(now_ms)
+        is_retry = bool(call.attempt_count) and self._routes.is_retry(state, call, now_ms)
+        attempt = state.budget.count(now_ms, is_retry=is_retry)
+        # A resource may lead to another model by the time the call ends.
+        model = route.model_of(call.model)
+        admission = Admission(state, call, traffic, model, attempt, is_probe)
+        if traffic is not None and not traffic.flex_wait_s:
+            state.begin_interactive(traffic.owner, now_ms)
+            admission.is_awaiting = True
+            self._tell_tide(state)
+            if not traffic.is_stream:
+                self.expect_first_token(admission)
+            return admission
+        state.begin_background()
+        self._model_slots.begin(model)
+        if state.tide is not None:
+            if traffic is None:
+                kind = (model, call.endpoint)
+                admission.flight = state.tide.begin(call.idempotency_key, call.body, call.hand_backs, kind)
+            else:
+                # The tide never takes a flex call back, for someone waits for it.
+                admission.flight = state.tide.begin(call.idempotency_key, call.body)
+        return admission
+
+    def expect_first_token(self, admission: Admission) -> None:
+        """The answer's first byte is its last, so its first token is not seen."""
+        if admission.is_awaiting and admission.timer is None:
+            loop = asyncio.get_running_loop()
+            admission.timer = loop.call_later(UNSEEN_FIRST_TOKEN_S, self.first_token, admission)
+
+    def first_token(self, admission: Admission) -> None:
+        """The prompt is done with."""
+        state = admission.state
+        if admission.is_awaiting:
+            admission.is_awaiting = False
+            state.first_token_came()
+            self._tell_tide(state)
+        elif admission.flight is not None and state.tide is not None:
+            state.tide.first_token(admission.flight)
+
+    def end(
+        self, admission: Admission, error: UpstreamError | None = None, answer_tokens: int | None = None
+    ) -> UpstreamError | None:
+        """Give back what the call took, and let its deployment learn. With `answer_tokens` it was answered; with neither it was ended from
+        here. Gives the error that the caller sees."""
+        state, traffic = admission.state, admission.traffic
+        learned = None
+        if error is not None:
+            # It still counts as in flight.
+            learned = self._feedback.failed(state, admission.call, error, admission.attempt)
+        elif answer_tokens is not None:
+            self._feedback.answered(state)
+        if traffic is not None and not traffic.flex_wait_s:
+            if admission.timer is not None:
+                admission.timer.cancel()
+            if admission.is_awaiting:
+                admission.is_awaiting = False
+                state.first_token_came()
+            state.end_interactive(traffic.owner)
+            self._tell_tide(state)
+        else:
+            state.end_background()
+            self._model_slots.end(admission.model)
+            if admission.flight is not None and state.tide is not None:
+                is_busy = error is not None and error.status in BUSY
+                # How long a streamed answer took is also its reader's doing.
+                tokens = answer_tokens if traffic is None else None
+                state.tide.end(admission.flight, tokens, refused=is_busy)
+        if admission.is_probe:
+            state.breaker.end_probe()
+        self._room.wake()
+        return learned
+
+    # Calls that wait for a slot.
+
+    def begin_wait(self, states: Iterable[DeploymentState], call: Call, traffic: Traffic | None) -> None:
+        for state in states:
+            if traffic is not None and not traffic.flex_wait_s:
+                state.begin_wait(traffic.owner)
+                self._tell_tide(state)
+            else:
+                state.begin_wait(None)
+                if state.tide is not None:
+                    state.tide.stands(call.idempotency_key, call.body)
+
+    def end_wait(
+        self,
+        states: Iterable[DeploymentState],
+        call: Call,
+        traffic: Traffic | None,
+        chosen: DeploymentState | None = None,
+    ) -> None:
+        """The call waits there no longer; at the chosen one it begins in this same moment, so its tide has nothing to hear."""
+        for state in states:
+            if traffic is not None and not traffic.flex_wait_s:
+                state.end_wait(traffic.owner)
+                if state is not chosen:
+                    self._tell_tide(state)
+            else:
+                state.end_wait(None)
+                if state.tide is not None:
+                    state.tide.leaves(call.idempotency_key)
+
+    def _tell_tide(self, state: DeploymentState) -> None:
+        if state.tide is not None:
+            # One that waits for a slot waits for its first token too: batch work stands back for it.
+            waiting = state.interactive_waiting.total()
+            state.tide.interactive_is(state.interactive_in_flight + waiting, state.interactive_awaiting + waiting)
+            self._tides.announce(state.deployment.name)

@@ -1,0 +1,262 @@
+"""One call under way at one deployment: its request, the permit under which it is sent, and its answer up to where the caller takes over.
+
+A permit is taken, the call is sent under it, and what it took is settled, whoever sent it: by one table, however it ends. It neither
+chooses a deployment nor judges one.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from tidegate.core.answers import answer as answers
+from tidegate.core.deployments import Estimate
+from tidegate.core.errors import BrokenAnswer, UpstreamError, Withheld
+from tidegate.core.nouns import Answer, Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.budgets.budget_client import FREE, BudgetClient
+from tidegate.upstream.budgets.call_receipt import CallEnd, CallReceipt, end_of_failed
+from tidegate.upstream.budgets.token_estimator import WHOLE_BUDGET, TokenEstimator
+from tidegate.upstream.calls.admission import Admission, Admissions
+from tidegate.upstream.calls.limit_notes import LimitNotes
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import ItemTranslation, Shaped, is_translated
+from tidegate.upstream.http import classify
+from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
+from tidegate.upstream.http.streams import Stream
+from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute
+from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
+
+log = structlog.get_logger(__name__)
+
+# A connection that takes longer than a permit lives is kept, so the second permit is nearly always enough.
+PERMITS_MAX = 4
+PERMIT_EXPIRED_MS = 1_000
+EVENT_STREAM = "text/event-stream"
+
+T = TypeVar("T")
+# How a call is sent once, under a permit.
+Go = Callable[[Admission, Shaped, float, SendPermit, CallReceipt], Awaitable[T]]
+
+
+class Exchange:
+    def __init__(
+        self,
+        budget_client: BudgetClient,
+        estimator: TokenEstimator,
+        admissions: Admissions,
+        notes: LimitNotes,
+        clock: Clock,
+        patience_ms: float,
+    ) -> None:
+        self._budgets = budget_client
+        self._estimator = estimator
+        self._admissions = admissions
+        self._notes = notes
+        self._clock = clock
+        self._patience_ms = patience_ms
+        self._usage = UsageAsking()
+
+    def read_reply(self, admission: Admission, endpoint: str, reply: HttpReply) -> Answer:
+        """The answer to an item's call; raises an UpstreamError of one class when it is none."""
+        status, headers, body = reply
+        state = admission.state
+        by_requests, by_tokens = state.tells_by
+        if by_requests in headers or by_tokens in headers:
+            self._notes.note(state, headers, admission.call, admission.number)
+        line, usage = classify.accept(endpoint, status, headers, body, self._clock.now_ms)
+        return Answer(status, line, usage, state.deployment.name)
+
+    async def send_item(self, route: NameRoute, admission: Admission, total_s: float) -> Answer:
+        """Send any other call of an item, and read its whole answer."""
+        call, state = admission.call, admission.state
+        engine = state.deployment.engine
+        if not is_translated(call.endpoint, engine):
+            shaped = Shaped(call.endpoint, state.hinter.body(route.body(state, call.body)))
+            return await self._under_permit(route, admission, shaped, total_s, self._send_once)
+        translation = ItemTranslation(call.endpoint, call.body, engine, self._clock.now_ms() // 1000)
+        said = translation.shaped
+        shaped = said._replace(body=state.hinter.body(route.body(state, said.body)))
+        try:
+            found = await self._under_permit(route, admission, shaped, total_s, self._send_once)
+        except UpstreamError as error:
+            translation.failed(error)
+            raise
+        return Answer(found.status, translation.answer(found.body), found.usage, found.deployment)
+
+    async def open(self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float) -> UpstreamResponse:
+        """Send an interactive call, and ask a stream for its usage; without asking where the server refuses that."""
+        state, traffic = admission.state, admission.traffic
+        assert traffic is not None
+        shaped = shaped._replace(body=route.body(state, shaped.body))
+        asking = None
+        if traffic.is_stream:
+            is_said_otherwise = shaped.endpoint != admission.call.endpoint
+            asking = self._usage.request(state, shaped.endpoint, shaped.body, is_translated=is_said_otherwise)
+        if asking is None:
+            return await self._under_permit(route, admission, shaped, total_s, self._open_once)
+        if self._usage.takes(state) is not False:
+            wished = shaped._replace(body=asking.body, hides_usage=asking.is_extra)
+            try:
+                response = await self._under_permit(route, admission, wished, total_s, self._open_once)
+            except UpstreamError as error:
+                if not self._usage.may_be_refused_for(state, error):
+                    raise
+            else:
+                self._usage.learn(state, takes=True)
+                return response
+        plain = asking.plain()
+        if plain is not None:
+            shaped = shaped._replace(body=plain)
+        response = await self._under_permit(route, admission, shaped, total_s, self._open_once)
+        if self._usage.takes(state) is not False:
+            self._usage.learn(state, takes=False)
+            log.info("stream_usage_refused", deployment=state.deployment.name)
+        return response
+
+    # Under a permit.
+
+    async def _under_permit(
+        self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float, go: Go[T]
+    ) -> T:
+        """Take a permit, send the call under it and settle it; with the next one when a permit ran out before anything was written."""
+        call, state, traffic = admission.call, admission.state, admission.traffic
+        deployment, is_item = state.deployment, traffic is None
+        terms = self._budgets.terms(route.budgets(state) + call.budgets)
+        is_weighed = bool(is_item and state.tokens_max)
+        tokens = self._estimator.tokens(call, deployment.estimate) if terms.counts_tokens or is_weighed else 0
+        is_bound = deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
+        nano = self._estimator.nano(call, deployment, batch=is_item) if terms.counts_money else FREE
+        # A user does not wait for an answer until a budget renews.
+        give_up_ms = call.deadline_ms if is_item else self._clock.monotonic_ms() + self._patience_ms
+        weighed = tokens if is_item else 0
+        state.add_tokens(weighed)
+        try:
+            for _ in range(PERMITS_MAX):
+                if terms.budgets:
+                    permit = await self._budgets.take(
+                        terms, tokens, is_bound=is_bound, cost=nano, give_up_ms=give_up_ms
+                    )
+                else:
+                    permit = SendPermit(self._clock, (), "", 0, math.inf)
+                on_usage = None if traffic is None else traffic.on_usage
+                receipt = CallReceipt(
+                    self._budgets, self._estimator, call, permit, deployment, is_batch=is_item, on_usage=on_usage
+                )
+                try:
+                    self._look_again(state, permit, call, tokens)
+                    admission.go_out(tokens)
+                    return await go(admission, shaped, total_s, permit, receipt)
+                except PermitExpired:
+                    # Nothing was written, and the connection that took so long is there now.
+                    receipt.settle_failed(CallEnd.NOT_SENT)
+                except BaseException as wrong:
+                    _settle_failed(receipt, admission, permit, wrong)
+                    raise
+        finally:
+            state.add_tokens(-weighed)
+        until_ms = self._clock.monotonic_ms() + PERMIT_EXPIRED_MS
+        raise Withheld(
+            "every permit to send ran out before a connection was there", until_ms=until_ms, code="permit_expired"
+        )
+
+    def _look_again(self, state: DeploymentState, permit: SendPermit, call: Call, tokens: int) -> None:
+        """Refuse to begin what may not begin any more: a permit may have been waited for.
+
+        Nothing begins when the lease that covers the call may be over, after its job's window, or at a deployment that asked for a rest
+        meanwhile or has said that less is left."""
+        now_ms = self._clock.monotonic_ms()
+        opens_at_ms = state.quota.opens_at_ms(tokens)
+        if opens_at_ms > now_ms:
+            raise Withheld("the deployment said that no more is left", until_ms=opens_at_ms, code="upstream_rests")
+        if state.rests_until_ms > now_ms:
+            raise Withheld("the deployment asked for a rest", until_ms=state.rests_until_ms, code="upstream_rests")
+        if now_ms >= call.begin_by_ms:
+            raise Withheld("the lease may be over before the call was sent", until_ms=now_ms, code="lease_over")
+        if now_ms >= call.deadline_ms:
+            raise Withheld("the call's deadline passed before it was sent", until_ms=now_ms, code="deadline_passed")
+        permit.expire_by(min(call.begin_by_ms, call.deadline_ms))
+
+    async def _send_once(
+        self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
+    ) -> Answer:
+        call, state = admission.call, admission.state
+        hinter = state.hinter
+        hints = b"" if hinter.is_silent else hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
+        reply = await state.line.post(
+            state.url(shaped.endpoint), call.idempotency_key, shaped.body, total_s, hints, permit, call.attempt_count
+        )
+        answer = self.read_reply(admission, shaped.endpoint, reply)
+        receipt.settle(answer.usage)
+        return answer
+
+    async def _open_once(
+        self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
+    ) -> UpstreamResponse:
+        call, state, traffic = admission.call, admission.state, admission.traffic
+        line = state.open_line
+        assert line is not None
+        assert traffic is not None
+        stream = await line.open(
+            state.url(shaped.endpoint),
+            call.idempotency_key,
+            shaped.body,
+            total_s,
+            shaped.headers,
+            permit,
+            interactive=not traffic.flex_wait_s,
+        )
+        try:
+            return await self._read_answer(admission, traffic, shaped, stream, receipt)
+        except BaseException:
+            stream.close()
+            raise
+
+    async def _read_answer(
+        self, admission: Admission, traffic: Traffic, shaped: Shaped, stream: Stream, receipt: CallReceipt
+    ) -> UpstreamResponse:
+        """The answer up to its first byte, or whole where it is not streamed."""
+        headers, told_by = stream.headers, admission.state.tells_by
+        if told_by[0] in headers or told_by[1] in headers:
+            self._notes.note(admission.state, headers, admission.call, admission.number)
+        is_good = 200 <= stream.status <= 299
+        if is_good and traffic.is_stream and headers.get("Content-Type", "").startswith(EVENT_STREAM):
+            first = await stream.read()
+            if not first:
+                raise BrokenAnswer("the upstream's stream ended before it began", status=stream.status)
+            self._admissions.first_token(admission)
+            return UpstreamResponse(
+                self._admissions, admission, stream, receipt, first=first, hides_usage=shaped.hides_usage
+            )
+        self._admissions.expect_first_token(admission)
+        body = await stream.read_whole()
+        if not is_good:
+            raise classify.refusal(stream.status, headers, body, self._clock.now_ms())
+        why = ""
+        try:
+            _, usage = answers.read(shaped.endpoint, body)
+        except answers.NotAnAnswer as wrong:
+            why = str(wrong)
+        if why:
+            raise BrokenAnswer(why, status=stream.status)
+        receipt.settle_whole(usage, body)
+        self._admissions.end(admission, answer_tokens=usage.output_tokens)
+        return UpstreamResponse(self._admissions, admission, stream, receipt, body=body)
+
+
+def _settle_failed(receipt: CallReceipt, admission: Admission, permit: SendPermit, wrong: BaseException) -> None:
+    end = CallEnd.REFUSED if permit.begun and names_the_option(wrong) else end_of_failed(permit, wrong)
+    flight = admission.flight
+    if end is not CallEnd.PERHAPS_DONE:
+        receipt.settle_failed(end)
+    elif flight is not None and flight.handed_back:
+        receipt.settle_taken_back()
+    elif admission.traffic is not None and isinstance(wrong, asyncio.CancelledError):
+        receipt.settle_left(is_stream=admission.traffic.is_stream)
+    else:
+        receipt.settle_failed(end)

@@ -1,0 +1,59 @@
+"""What answers say of their deployment's limits, passed on to whoever goes by it: the deployment, its budgets and the other processes."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from tidegate.core.nouns import Call
+from tidegate.core.ports import Clock, Rests
+from tidegate.upstream.budgets import rate_limit_headers
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.token_estimator import TokenEstimator
+from tidegate.upstream.http import classify
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
+
+log = structlog.get_logger(__name__)
+
+
+class LimitNotes:
+    def __init__(
+        self,
+        budget_client: BudgetClient,
+        estimator: TokenEstimator,
+        clock: Clock,
+        discovered: DiscoveredLimits | None,
+        rests: Rests | None,
+    ) -> None:
+        self._budgets = budget_client
+        self._estimator = estimator
+        self._clock = clock
+        self._discovered = discovered
+        self._rests = rests
+
+    def note(self, state: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
+        """Learn from the answer to the deployment's call with this number, which says something of limits."""
+        now_ms = self._clock.monotonic_ms()
+        wall_ms = self._clock.now_ms()
+        reported = rate_limit_headers.read_rate_limits(headers, wall_ms)
+        left = rate_limit_headers.read_rest_left(
+            headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or rate_limit_headers.MINUTE_MS
+        )
+        tokens = self._estimator.tokens(call, state.deployment.estimate)
+        state.note_empty(is_empty=left.is_nothing)
+        state.quota.note(left, number, tokens, now_ms)
+        if reported is None:
+            return
+        if state.note_limits(reported, now_ms):
+            log.info(
+                "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
+            )
+            if state.discovered is not None and not left.is_nothing:
+                # What went out before is inside the window too, and all processes must know it. Of a rest they are told otherwise.
+                spent = state.quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
+                renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)
+                self._budgets.charge(state.budgets[-1], *spent, now_ms + renew_ms)
+            if self._discovered is not None:
+                self._discovered.note(state)
+        if reported.empty_for_ms and self._rests is not None:
+            self._rests.publish(state.deployment.name, reported.empty_for_ms)

@@ -1,0 +1,110 @@
+"""A call for a name: within what its key may have at once, along the name's own deployments and then its fallbacks.
+
+A call goes on to the next only if those before can neither have done nor billed it. An item goes alone or in a group, by its route. A call
+that a worker which is gone left in a queue is waited for there, and sent to no other.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, overload
+
+import structlog
+
+from tidegate.core.errors import KeyRejected, PoolExhausted, Throttled, Unavailable, UpstreamError
+from tidegate.core.nouns import Answer, Call
+from tidegate.core.ports import Clock
+from tidegate.upstream.calls.call_path import CallPath
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.view import View
+from tidegate.upstream.grouping.groups import Groups
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.key_slots import KeySlots
+from tidegate.upstream.routing.routes import NameRoute
+
+log = structlog.get_logger(__name__)
+
+
+class NamedCalls:
+    def __init__(self, path: CallPath, groups: Groups, key_slots: KeySlots, view: View, clock: Clock) -> None:
+        self._path = path
+        self._groups = groups
+        self._key_slots = key_slots
+        self._view = view
+        self._clock = clock
+
+    def send(self, route: NameRoute, call: Call) -> Coroutine[Any, Any, Answer]:
+        """Send an item's call."""
+        if call.parallel:
+            return self._send_within(route, call)
+        return self._send_by(route, call) if route.is_direct else self._send(route, call)
+
+    async def open(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
+        """Begin an interactive call: its answer, whole or from its first byte on."""
+        if not call.parallel:
+            return await self._along(route, call, traffic)
+        place = await self._key_slots.take(call.parallel)
+        try:
+            response = await self._along(route, call, traffic)
+        except BaseException:
+            place.give_back()
+            raise
+        response.keep(place)
+        return response
+
+    async def _send_within(self, route: NameRoute, call: Call) -> Answer:
+        place = await self._key_slots.take(call.parallel)
+        try:
+            return await self._send(route, call)
+        finally:
+            place.give_back()
+
+    async def _send(self, route: NameRoute, call: Call) -> Answer:
+        for one in (route, *route.fallbacks):
+            if one.queued_states and (len(one.states) > 1 or route.fallbacks):
+                state = await _out_at(one, call)
+                if state is not None:
+                    return await self._path.send_to(one, call, state)
+        return await self._along(route, call, None)
+
+    def _send_by(self, route: NameRoute, call: Call) -> Coroutine[Any, Any, Answer]:
+        return self._groups.send(route, call) if route.items_per_call > 1 else self._path.open(route, call, None)
+
+    @overload
+    async def _along(self, route: NameRoute, call: Call, traffic: None) -> Answer: ...
+
+    @overload
+    async def _along(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse: ...
+
+    async def _along(self, route: NameRoute, call: Call, traffic: Traffic | None) -> Answer | UpstreamResponse:
+        """The name's own deployments, then the fallbacks that its key allows.
+
+        A retry goes first to those that did not fail this call, or all its tries could go to the one deployment that is ill.
+        """
+        failed: UpstreamError | None = None
+        ways = route.ways(call.models)
+        if call.attempt_count:
+            ways = tuple(sorted(ways, key=lambda one: one.has_failed(call)))
+        for one in ways:
+            try:
+                if traffic is None:
+                    return await self._send_by(one, call)
+                return await self._path.open(one, call, traffic)
+            except (Throttled, Unavailable, KeyRejected, PoolExhausted) as error:
+                if not route.fallbacks or error.code in ("deadline_passed", "lease_over"):
+                    raise
+                log.info("upstream_fallback", model=call.model, failed=one.model_of(call.model), why=error.code)
+                failed = failed or error
+        assert failed is not None
+        if failed.retry_after_ms is None:
+            # When it failed, those after it still took calls.
+            failed.retry_after_ms = self._view.wait_ms(route, self._clock.monotonic_ms(), call)
+        raise failed
+
+
+async def _out_at(route: NameRoute, call: Call) -> DeploymentState | None:
+    """Where a worker that is gone left this very call."""
+    for state in route.queued_states:
+        line = state.queued_line
+        if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):
+            return state
+    return None

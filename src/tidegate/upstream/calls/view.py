@@ -1,0 +1,120 @@
+"""What is known of the deployments of a route at one moment: who has a slot, whose budgets are spent, and from when on they take calls.
+
+It reads deployments, budgets and slots. It chooses no deployment, waits for nothing and sends nothing.
+"""
+
+import math
+from collections.abc import Iterable
+
+from tidegate.core.budgets.budget import Budget
+from tidegate.core.nouns import Call
+from tidegate.upstream.budgets.budget_client import BudgetClient
+from tidegate.upstream.budgets.token_estimator import TokenEstimator
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.routing.routes import NameRoute, Routes
+from tidegate.upstream.routing.slots import ModelSlots, SlotDemand
+
+
+class View:
+    def __init__(
+        self,
+        routes: Routes,
+        slots: ModelSlots,
+        demand: SlotDemand,
+        budget_client: BudgetClient,
+        estimator: TokenEstimator,
+        patience_ms: float,
+    ) -> None:
+        self._routes = routes
+        self._model_slots = slots
+        self._demand = demand
+        self._budgets = budget_client
+        self._estimator = estimator
+        self._patience_ms = patience_ms
+
+    # Slots.
+
+    def has_model_slots(self, route: NameRoute, call: Call) -> bool:
+        """Whether the call's model has a slot for batch work, and the slots at hand are this process's."""
+        slots = self._model_slots
+        if (self._demand.is_alone or self._demand.is_current) and (
+            not slots.has_caps or slots.room(route.model_of(call.model)) >= 1
+        ):
+            return True
+        self.ask_for_slots(route, call.model)
+        return False
+
+    def has_slot_for_user(self, state: DeploymentState, owner: str) -> bool:
+        return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.is_current)
+
+    def takes_item(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
+        """Whether a deployment has a slot for this call of batch work, and nothing of its own against it."""
+        if state.free_slots(now_ms) < 1 or state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
+            return False
+        if call.attempt_count and not self._routes.may_try(state, call, now_ms):
+            return False
+        if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
+            return False
+        return not state.tokens_max or state.bears(self._estimator.tokens(call, state.deployment.estimate))
+
+    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+        """Whether a deployment that takes an item also takes this call, which the item shares with others."""
+        if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
+            return False
+        terms = self._budgets.terms(route.budgets(state) + call.budgets)
+        if not state.tokens_max and not terms.counts_tokens:
+            return True
+        tokens = self._estimator.tokens(call, state.deployment.estimate)
+        fits_now = not state.tokens_max or state.tokens_in_flight + tokens <= state.tokens_max
+        return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
+
+    def may_try(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
+        return self._routes.may_try(state, call, now_ms)
+
+    def hurry(self, *, is_urgent: bool = False) -> None:
+        self._demand.hurry(is_urgent=is_urgent)
+
+    def are_limits_away(self, now_ms: float) -> bool:
+        return self._budgets.unreachable_until_ms > now_ms
+
+    def ask_for_slots(self, route: NameRoute, model: str) -> None:
+        """Note that batch calls for this name would go out if there were slots."""
+        for state in route.states:
+            state.ask_for_slots()
+        self._model_slots.ask_for(route.model_of(model))
+
+    # Moments.
+
+    def budgets_spent_until_ms(self, route: NameRoute, state: DeploymentState) -> float:
+        """The moment until which the budgets of a name on a deployment are spent."""
+        return self._budgets.spent_until_ms(route.budgets(state))
+
+    def worth_sending_at_ms(self, budgets: tuple[Budget, ...]) -> float:
+        """The moment before which nothing is worth sending under these budgets, as far as is known here."""
+        return self._budgets.spent_until_ms(budgets) - self._patience_ms
+
+    def opens_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
+        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
+        budgets = route.budgets(state)
+        if not budgets:
+            return 0.0
+        return max(self._budgets.spent_until_ms(budgets) - self._patience_ms, self._budgets.unreachable_until_ms)
+
+    def ready_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
+        return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
+
+    def waits_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
+        """Until when calls for a name are better off elsewhere than on this deployment."""
+        return max(state.rest_ends_ms(now_ms), state.background_rests_until_ms, self.opens_at_ms(route, state))
+
+    def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
+        """How long until the first deployment takes this call; None when one does now, or none is left."""
+        states = list(chain(route, call.models)) or [(route, state) for state in route.interactive_states]
+        moments = (max(self.waits_ms(one, state, now_ms), state.waits_until_ms(call)) for one, state in states)
+        wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
+        return wait_ms if wait_ms > 0 else None
+
+
+def chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tuple[NameRoute, DeploymentState]]:
+    """Every deployment that batch calls for this name may go to, under which of its names."""
+    return ((one, state) for one in route.ways(models) for state in one.states)

@@ -1,0 +1,153 @@
+"""A deployment's `max_in_flight` holds over batch work and interactive calls together, in one process and over several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.upstream.raw_server import RawServer, eventually
+from tests.upstream.routing.test_slots import PATIENT, Air, calls, processes
+from tests.upstream.world import CHAT_ENDPOINT, World, deployment
+from tidegate.core.errors import PoolExhausted
+from tidegate.store.sqlite import SqliteDriver
+from tidegate.store.store import Store
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = Store(SqliteDriver(None, World().clock.now_ms))
+    await store.migrate()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def ask(world: World, router: Router, body: bytes = b"user", owner: str = "") -> asyncio.Task[UpstreamResponse]:
+    traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, body), False, owner=owner)
+    return asyncio.ensure_future(router.open(world.call(body=body), traffic))
+
+
+async def test_all_calls_of_one_process_stay_within_the_cap_and_users_go_first() -> None:
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        async with world.router(deployment(server.url, max_in_flight=4), limits=PATIENT) as router:
+            items = [asyncio.create_task(router.send(call)) for call in calls(world, 12)]
+            await eventually(lambda: air.flying.get(b"m") == 4, "all slots to be in use")
+            users = [ask(world, router) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            assert air.flying[b"all"] == 4, "a full deployment gets no more, whoever asks"
+            assert router.free_slots("m") == 0
+            air.landing.set()
+            await asyncio.gather(*users)
+            assert sum(not item.done() for item in items) >= 4, "users went before the items that waited longer"
+            await asyncio.gather(*items)
+    assert air.highest[b"all"] == 4
+
+
+async def test_items_leave_a_slot_free_while_users_come() -> None:
+    world, air = World(), Air()
+    air.landing.set()
+    async with RawServer(air) as server:
+        async with world.router(deployment(server.url, max_in_flight=16), limits=PATIENT) as router:
+            assert router.free_slots("m") == 16
+            await ask(world, router)
+            assert router.free_slots("m") == 14
+            world.clock.advance(60_000)
+            assert router.free_slots("m") == 16
+
+
+async def test_all_calls_of_all_processes_stay_within_the_cap(store: Store) -> None:
+    """Two API processes and a worker, and a server that counts."""
+    air = Air()
+    async with RawServer(air) as server:
+        async with processes(store, 3, deployment(server.url, max_in_flight=4)) as made:
+            (one, worker), *doors = made
+            items = [asyncio.create_task(worker.send(call)) for call in calls(one, 12)]
+            await eventually(lambda: air.flying.get(b"m") == 4, "the worker to have all slots", 10)
+            users = [ask(world, door) for world, door in doors for _ in range(8)]
+            await asyncio.sleep(0.3)
+            assert air.flying[b"all"] == 4
+            air.landing.set()
+            await asyncio.gather(*users, *items)
+    assert air.highest[b"all"] == 4
+    assert air.highest[b"user"] > 1, "users had slots of the worker's"
+
+
+async def test_an_idle_process_serves_its_first_user_at_once(store: Store) -> None:
+    air = Air()
+    air.landing.set()
+    async with RawServer(air) as server:
+        async with processes(store, 2, deployment(server.url, max_in_flight=4)) as made:
+            await asyncio.sleep(0.2)
+            for world, door in made:
+                async with asyncio.timeout(0.4):
+                    await ask(world, door)
+
+
+async def test_slow_calls_of_one_tenant_do_not_shut_out_others() -> None:
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        async with world.router(deployment(server.url, max_in_flight=64), limits=PATIENT) as router:
+            slow = [ask(world, router, b"slow", "a") for _ in range(64)]
+            await eventually(lambda: air.flying.get(b"slow") == 60, "what one tenant may have")
+            others = [ask(world, router, b"others", name) for name in ("b", "c")]
+            await eventually(lambda: air.flying.get(b"others") == 2, "the others to be served beside them")
+            air.landing.set()
+            await asyncio.gather(*slow, *others)
+    assert air.highest[b"all"] <= 64
+
+
+async def test_the_tenant_with_fewer_calls_is_served_first() -> None:
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        async with world.router(deployment(server.url, max_in_flight=2), limits=PATIENT) as router:
+            first = [ask(world, router, b"many", "a") for _ in range(6)]
+            await eventually(lambda: air.flying.get(b"many") == 2, "one tenant to have all there is")
+            late = ask(world, router, b"few", "b")
+            await asyncio.sleep(0.01)
+            air.landing.set()
+            await late
+            assert sum(not one.done() for one in first) >= 2, "the late one did not wait for all that came before it"
+            await asyncio.gather(*first)
+
+
+async def test_one_who_waits_too_long_or_leaves_takes_no_slot_along() -> None:
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        limits = PATIENT.__class__(pool_timeout_s=0.1)
+        async with world.router(deployment(server.url, max_in_flight=1), limits=limits) as router:
+            item = asyncio.create_task(router.send(world.call(body=b"m")))
+            await eventually(lambda: air.flying.get(b"all") == 1, "the slot to be taken")
+            with pytest.raises(PoolExhausted):
+                await ask(world, router)
+            leaves = ask(world, router)
+            await asyncio.sleep(0)
+            leaves.cancel()
+            await asyncio.gather(leaves, return_exceptions=True)
+            air.landing.set()
+            await item
+            assert router.free_slots("m") == 1
+            await ask(world, router)
+            assert router.interactive("one") == (0, 0)
+
+
+async def test_a_learned_number_does_not_bind_users() -> None:
+    world, air = World(), Air()
+    async with RawServer(air) as server:
+        place = deployment(server.url, max_in_flight=4, is_capacity_known=False)
+        async with world.router(place, limits=PATIENT) as router:
+            items = [asyncio.create_task(router.send(call)) for call in calls(world, 8)]
+            await eventually(lambda: air.flying.get(b"m", 0) >= 1, "what was learned to be in use")
+            users = [ask(world, router) for _ in range(4)]
+            await eventually(lambda: air.flying.get(b"user") == 4, "users to be served beside it")
+            air.landing.set()
+            await asyncio.gather(*users, *items)
