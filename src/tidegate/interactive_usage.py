@@ -60,15 +60,15 @@ class InteractiveUsageBook:
             self._writing = None
 
     async def _write(self, entries: list[SpendEntry]) -> None:
-        is_said = False
+        is_logged = False
         while True:
             try:
                 await self._store.add_interactive(self._writer, self._number, entries)
                 return
             except StoreError as error:
-                if not is_said:
+                if not is_logged:
                     log.warning("usage_postponed", error=str(error), calls=sum(one.spend.calls for one in entries))
-                is_said = True
+                is_logged = True
             await asyncio.sleep(_RETRY_S)
 
     async def _pause(self, pause_s: float) -> None:

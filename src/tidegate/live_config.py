@@ -67,7 +67,7 @@ class LiveConfig:
             found = added(self._settings, documents, renewal=self._renewal)
             ours = (*map(self._renewal.renewed, deployments(self._settings)), *found.deployments)
             if (now := self._renewal.troubles) and now != troubles:
-                log.warning("secrets_reload_failed", why=sorted(f"{file} {said}" for file, said in now.items()))
+                log.warning("secrets_reload_failed", why=sorted(f"{file} {trouble}" for file, trouble in now.items()))
             named = (*resources(self._settings), *found.resources)
             metrics.pin(models=[one for two in ours for one in two.models], deployments=[one.name for one in ours])
             # Rules come before the deployments that they bind.

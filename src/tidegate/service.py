@@ -195,10 +195,10 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        router, roster = await stack.enter_async_context(_router(parts, me, roles))
+        router, live_config = await stack.enter_async_context(_router(parts, me, roles))
         if roles.worker and not router.status():
             raise SettingsError(NO_MODEL_SERVER)
-        worker = _worker(parts, me, router, roster, is_kept=roles.api) if roles.worker else None
+        worker = _worker(parts, me, router, live_config, is_kept=roles.api) if roles.worker else None
         callbacks = await stack.enter_async_context(callback_sender(settings))
         if roles.worker:
             deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id)
@@ -216,7 +216,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         if roles.api:
             book = InteractiveUsageBook(parts.store, parts.entropy)
             stack.push_async_callback(book.close)
-            app = build_app(replace(context, roster=roster, book=book))
+            app = build_app(replace(context, live_config=live_config, book=book))
             address = await stack.enter_async_context(
                 listening(app, settings.server.host, settings.server.port, listen_limits(settings), stop)
             )
@@ -240,11 +240,11 @@ async def callback_sender(settings: Settings) -> AsyncIterator[Callbacks]:
         await sender.close()
 
 
-def _worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig, *, is_kept: bool) -> RunsItems:
+def _worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig, *, is_kept: bool) -> RunsItems:
     """A worker that ends with its process after an internal error, or one that is made anew: a process that has callers goes on."""
 
     def make() -> Worker:
-        return build_worker(parts, me, router, roster)
+        return build_worker(parts, me, router, live_config)
 
     return KeptWorker(make, me, parts.settings.worker.heartbeat_ms) if is_kept else make()
 
@@ -267,9 +267,9 @@ async def working(settings: Settings) -> AsyncIterator[Working]:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
-        async with _router(parts, me, Roles(api=False, worker=True)) as (router, roster):
+        async with _router(parts, me, Roles(api=False, worker=True)) as (router, live_config):
             stop = asyncio.Event()
-            worker = _worker(parts, me, router, roster, is_kept=True)
+            worker = _worker(parts, me, router, live_config, is_kept=True)
             task = asyncio.create_task(worker.run(stop))
             try:
                 yield Working(parts, me, worker, router)
@@ -374,11 +374,11 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             functools.partial(RedisQueue, owner=me.id),
         )
         stack.push_async_callback(router.close)
-        roster = LiveConfig(parts.store, settings, router.replace)
-        await roster.look()
-        following = asyncio.create_task(roster.follow())
+        live_config = LiveConfig(parts.store, settings, router.replace)
+        await live_config.look()
+        following = asyncio.create_task(live_config.follow())
         stack.push_async_callback(_ended, following)
-        yield router, roster
+        yield router, live_config
 
 
 @asynccontextmanager
@@ -413,13 +413,13 @@ def deployment_policy(settings: Settings) -> DeploymentPolicy:
     )
 
 
-def build_worker(parts: Parts, me: Registration, router: Router, roster: LiveConfig) -> Worker:
+def build_worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig) -> Worker:
     """A worker over these parts."""
     return Worker(
         WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wake),
         me,
         worker_options(parts.settings, parts.scratch),
-        OperatorPolicies(parts.settings, roster, router.price_of),
+        OperatorPolicies(parts.settings, live_config, router.price_of),
         InputPasses(),
     )
 

@@ -64,14 +64,8 @@ OUTSIDE_SETS = {
 # Rooms (and single modules) with a retired word in a name.
 RETIRED_WORDS = {
     "cli said",
-    "cli told",
     "cli wishes",
-    "core said",
     "core stems",
-    "interactive_usage.py said",
-    "live_config.py said",
-    "service.py roster",
-    "settings said",
     "store presence",
     "store told",
     "upstream bill",
@@ -82,7 +76,6 @@ RETIRED_WORDS = {
     "upstream seats",
     "upstream told",
     "web anew",
-    "web roster",
     "web said",
     "web told",
 }

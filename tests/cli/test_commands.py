@@ -137,4 +137,4 @@ logging.getLogger("other").info("of no interest")
     )
     [line] = [line for line in done.stderr.splitlines() if " library " in line]
     assert "of no interest" not in done.stderr
-    assert line.endswith(r"warning library name=other said=odd \x1b[31m\n")
+    assert line.endswith(r"warning library name=other message=odd \x1b[31m\n")

@@ -43,10 +43,10 @@ def doctor(
     """
     findings = uvloop.run(_examine(config, data, {"upstream.url": upstream, "upstream.api_key": api_key}))
     if as_json:
-        terminal.show_json([{"about": f.about, "grade": f.grade, "said": f.said, "to_do": f.to_do} for f in findings])
+        terminal.show_json([{"about": f.about, "grade": f.grade, "said": f.text, "to_do": f.to_do} for f in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.grade:<8} {finding.about:<10} {terminal.clean(finding.said)}")
+            typer.echo(f"{finding.grade:<8} {finding.about:<10} {terminal.clean(finding.text)}")
             if finding.to_do:
                 typer.echo(f"{'':20}-> {terminal.clean(finding.to_do)}")
     raise typer.Exit(UNWELL if any(finding.grade is Grade.WRONG for finding in findings) else 0)
@@ -168,8 +168,8 @@ async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
             "blobs", Grade.WRONG, f"{parts.settings.blobs.url}: {error}", "check blobs.* in `tidegate config`"
         )
     counts = await parts.store.state_counts()
-    said = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
-    yield DoctorFinding("batches", Grade.OK, said)
+    text = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none yet"
+    yield DoctorFinding("batches", Grade.OK, text)
     async for finding in examine.tenants(parts):
         yield finding
     host = parts.settings.server.host

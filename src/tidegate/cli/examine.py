@@ -47,7 +47,7 @@ class DoctorFinding:
 
     about: str
     grade: Grade
-    said: str
+    text: str
     to_do: str = ""
 
 
@@ -61,16 +61,16 @@ def budgets(
     named += [(f"tenant {name}", tenants.of(name).limits) for name in sorted(tenants.names())]
     named += [(f"budgets.{name}", limits_of(getattr(settings.budgets, name))) for name in ("tenant", "user", "key")]
     for what, limits in named:
-        for said in _never_binding(limits):
+        for problem in _never_binding(limits):
             yield DoctorFinding(
-                "limits", Grade.WARNING, f"{what}: {said}", "lower the shorter one, or raise the longer one"
+                "limits", Grade.WARNING, f"{what}: {problem}", "lower the shorter one, or raise the longer one"
             )
     caps = slot_caps(settings) | {MODEL_SLOTS + name: one.in_flight_max for name, one in models.items()}
     for model in (*settings.models, *models):
         below = sum(one.background_in_flight_max for one in served if one.models == (model,))
         if caps.get(MODEL_SLOTS + model, 0) > below:
-            said = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
-            yield DoctorFinding("limits", Grade.WARNING, said, "raise max_in_flight of its deployments, or lower it")
+            problem = f"{model}: in_flight_max is above what its deployments take together ({below:,})"
+            yield DoctorFinding("limits", Grade.WARNING, problem, "raise max_in_flight of its deployments, or lower it")
 
 
 def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
@@ -101,18 +101,18 @@ async def redis(settings: Settings) -> AsyncIterator[DoctorFinding]:
         await connection.ping()
         took_ms = (time.monotonic() - began_s) * 1000
     except (RedisError, OSError, TimeoutError, ValueError) as error:
-        said = f"{where} does not answer: {str(error) or type(error).__name__}"
+        problem = f"{where} does not answer: {str(error) or type(error).__name__}"
         to_do = "start it or mend redis.url; until then limits come from the store alone"
-        yield DoctorFinding("redis", Grade.WARNING, said, to_do)
+        yield DoctorFinding("redis", Grade.WARNING, problem, to_do)
         return
     finally:
         await connection.aclose()
-    said = f"{where} answers, version {info.get('redis_version', 'unknown')}; we are {settings.redis.name} there"
+    problem = f"{where} answers, version {info.get('redis_version', 'unknown')}; we are {settings.redis.name} there"
     if took_ms > settings.redis.timeout_ms:
-        said = f"{where} took {took_ms:.0f} ms to answer, more than redis.timeout_ms ({settings.redis.timeout_ms})"
-        yield DoctorFinding("redis", Grade.WARNING, said, "use one that is nearer, or raise redis.timeout_ms")
+        problem = f"{where} took {took_ms:.0f} ms to answer, more than redis.timeout_ms ({settings.redis.timeout_ms})"
+        yield DoctorFinding("redis", Grade.WARNING, problem, "use one that is nearer, or raise redis.timeout_ms")
         return
-    yield DoctorFinding("redis", Grade.OK, said)
+    yield DoctorFinding("redis", Grade.OK, problem)
 
 
 async def queues(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
@@ -132,30 +132,32 @@ async def queues(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
 
 def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[DoctorFinding]:
     if state.evicts:
-        said = f"{where}: Redis throws keys away when it is full, requests and paid answers among them"
-        yield DoctorFinding("queue", Grade.WRONG, said, "set its maxmemory-policy to noeviction")
+        problem = f"{where}: Redis throws keys away when it is full, requests and paid answers among them"
+        yield DoctorFinding("queue", Grade.WRONG, problem, "set its maxmemory-policy to noeviction")
     if not state.is_persistent:
-        said = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
-        yield DoctorFinding("queue", Grade.WARNING, said, "set appendonly to yes")
+        problem = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
+        yield DoctorFinding("queue", Grade.WARNING, problem, "set appendonly to yes")
     if state.waiting and state.oldest_deadline_s < time.time():
-        said = f"{where}: {state.waiting:,} requests wait, some past their deadline: nobody takes them"
+        problem = f"{where}: {state.waiting:,} requests wait, some past their deadline: nobody takes them"
         yield DoctorFinding(
-            "queue", Grade.WARNING, said, "start llm-d's async processor at this queue, or look why it does not take"
+            "queue", Grade.WARNING, problem, "start llm-d's async processor at this queue, or look why it does not take"
         )
     if state.dead:
-        said = f"{where}: {state.dead:,} results could not be read or were nobody's"
+        problem = f"{where}: {state.dead:,} results could not be read or were nobody's"
         to_do = f"look at them with redis-cli LRANGE {queue.results}:dead 0 9, then delete that key"
-        yield DoctorFinding("queue", Grade.WARNING, said, to_do)
-    said = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
-    yield DoctorFinding("queue", Grade.OK, said)
+        yield DoctorFinding("queue", Grade.WARNING, problem, to_do)
+    problem = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
+    yield DoctorFinding("queue", Grade.OK, problem)
 
 
 async def tenants(parts: "Parts") -> AsyncIterator[DoctorFinding]:
     """Tenants that the settings name and nobody has made."""
     for name in sorted(Tenants(parts.settings).names())[:TENANTS_MAX]:
         if await parts.store.tenant_by_name(name) is None:
-            said = f"`tenants` gives {name} a weight or budgets, but there is no such organization"
-            yield DoctorFinding("tenants", Grade.WARNING, said, f"tidegate keys create --org {name}, or mend the name")
+            problem = f"`tenants` gives {name} a weight or budgets, but there is no such organization"
+            yield DoctorFinding(
+                "tenants", Grade.WARNING, problem, f"tidegate keys create --org {name}, or mend the name"
+            )
 
 
 async def engines(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
@@ -190,30 +192,30 @@ async def _scraped(url: str) -> str | Exception:
 def _read(one: Deployment, text: str | Exception) -> Iterator[DoctorFinding]:
     address = metrics_address(one)
     if isinstance(text, Exception):
-        said = f"{one.name}: no metrics at {address} ({text or type(text).__name__})"
+        problem = f"{one.name}: no metrics at {address} ({text or type(text).__name__})"
         yield DoctorFinding(
-            "tide", Grade.WARNING, said, "set metrics_url; until then the tide goes by latency and refusals alone"
+            "tide", Grade.WARNING, problem, "set metrics_url; until then the tide goes by latency and refusals alone"
         )
         return
     prefix = _PREFIXES.get(one.engine, "")
     names = [*one.metrics_names.values()] if one.metrics_names else [prefix]
     missing = [name for name in names if name and name not in text]
     if missing:
-        said = f"{one.name}: its metrics lack {', '.join(missing[:5])}"
+        problem = f"{one.name}: its metrics lack {', '.join(missing[:5])}"
         yield DoctorFinding(
-            "tide", Grade.WARNING, said, "check engine, metrics_url and metrics_names of the deployment"
+            "tide", Grade.WARNING, problem, "check engine, metrics_url and metrics_names of the deployment"
         )
         return
     yield DoctorFinding("tide", Grade.OK, f"{one.name} shows its load at {address}")
     if (tokens := largest_step(text)) > PREFILL_CHUNK_TOKENS:
-        said = f"{one.name} runs steps of more than {PREFILL_CHUNK_TOKENS} tokens (up to {tokens:,}), which interactive users wait for"
+        problem = f"{one.name} runs steps of more than {PREFILL_CHUNK_TOKENS} tokens (up to {tokens:,}), which interactive users wait for"
         yield DoctorFinding(
-            "tide", Grade.WARNING, said, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}"
+            "tide", Grade.WARNING, problem, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}"
         )
     if one.engine in _PREFIXES and not one.hints.priority_field:
-        said = f"{one.name} is not told which calls are batch work"
+        problem = f"{one.name} is not told which calls are batch work"
         to_do = f"start it with {_PRIORITY_FLAGS[one.engine]}, then set hints.priority_field: priority"
-        yield DoctorFinding("tide", Grade.WARNING, said, to_do)
+        yield DoctorFinding("tide", Grade.WARNING, problem, to_do)
 
 
 def largest_step(text: str) -> int:

@@ -58,9 +58,9 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
         used = [one for one in await shown(settings) if one.kind == "deployment"] if known.has_server else []
         for one in used:
             where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
-            said = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
+            text = f"the server that runs here uses {where}: {STATES.get(one.state, one.state) or 'not tried yet'}"
             grade = Grade.OK if one.state in ("", "closed", "resting") else Grade.WARNING
-            yield DoctorFinding("upstream", grade, said, "" if grade is Grade.OK else "its log says why")
+            yield DoctorFinding("upstream", grade, text, "" if grade is Grade.OK else "its log says why")
         if used:
             return
         to_do = "name one with --upstream http://HOST:PORT/v1, under models in a --config file, or by `tidegate deployments add`"
@@ -72,7 +72,7 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
     for probe in await service.probe_upstreams(settings, more):
         answers[probe.deployment] = probe.reachable and probe.status not in (401, 403)
         yield _tried(by_name[probe.deployment], probe, is_added=probe.deployment in known.added)
-    for warning in (said for one in more for said in one.warnings):
+    for warning in (one_warning for one in more for one_warning in one.warnings):
         yield DoctorFinding("upstream", Grade.WARNING, warning)
     for finding in _not_served(settings, known):
         yield finding
@@ -94,9 +94,9 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
     expected = (one.upstream_model,) if one.upstream_model else one.models
     if expected and probe.is_whole and not set(expected) & set(probe.models):
         served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"
-        said = f"{where} does not list {expected[0]}; it serves: {served}"
+        text = f"{where} does not list {expected[0]}; it serves: {served}"
         to_do = "correct upstream_model" if one.upstream_model else "check the model's name, or set upstream_model"
-        return DoctorFinding("upstream", Grade.WARNING, said, to_do)
+        return DoctorFinding("upstream", Grade.WARNING, text, to_do)
     return DoctorFinding("upstream", Grade.OK, f"{where} answers in {probe.took_ms:.0f} ms")
 
 
@@ -107,10 +107,10 @@ def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFi
 
     for one in known.deployments:
         if lacking := unserved_endpoints(one.engine, (*ENDPOINTS, *settings.endpoints)):
-            said = (
+            text = (
                 f"{one.name} speaks Anthropic's Messages: {CHAT} is translated, and not served are {', '.join(lacking)}"
             )
-            yield DoctorFinding("upstream", Grade.OK, said)
+            yield DoctorFinding("upstream", Grade.OK, text)
     for model in dict.fromkeys(model for one in known.deployments for model in one.models):
         places = _serving(model, known)
         if not any(one.takes_interactive for one in places):
@@ -130,16 +130,16 @@ def _led(resource: Resource, known: RoutingExamined, answers: Mapping[str, bool]
     lost = [model for model in ways if not _serving(model, known)]
     name = f"{resource.name} (added)" if resource.name in known.added else resource.name
     if ways[0] in lost:
-        said = f"{name} leads to {ways[0]!r}, which no deployment serves"
-        yield DoctorFinding("resource", Grade.WRONG, said, "add a deployment of it, or mend the resource's model")
+        text = f"{name} leads to {ways[0]!r}, which no deployment serves"
+        yield DoctorFinding("resource", Grade.WRONG, text, "add a deployment of it, or mend the resource's model")
         return
     for model in lost:
-        said = f"{name} falls back to {model!r}, which no deployment serves"
-        yield DoctorFinding("resource", Grade.WARNING, said, "add a deployment of it, or take it from the fallbacks")
+        text = f"{name} falls back to {model!r}, which no deployment serves"
+        yield DoctorFinding("resource", Grade.WARNING, text, "add a deployment of it, or take it from the fallbacks")
     places = [one for model in ways for one in _serving(model, known)]
     if not any(one.queue is not None or answers.get(one.name) for one in places):
-        said = f"{name} leads to {ways[0]!r}, and none of the {len(places)} deployments behind it answers"
-        yield DoctorFinding("resource", Grade.WRONG, said, "mend those first: see above")
+        text = f"{name} leads to {ways[0]!r}, and none of the {len(places)} deployments behind it answers"
+        yield DoctorFinding("resource", Grade.WRONG, text, "mend those first: see above")
         return
     yield DoctorFinding("resource", Grade.OK, f"{name} leads to {', then '.join(dict.fromkeys(ways))}")
 

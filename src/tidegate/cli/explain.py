@@ -51,13 +51,13 @@ def explain(
     options.check_batch_id(batch)
     settings = options.loaded(config, data).settings
     job, explain_inputs = uvloop.run(explain_inputs_of(settings, org, batch))
-    said = reasons.explain(job, explain_inputs)
+    sentences = reasons.explain(job, explain_inputs)
     if as_json:
         facts = dataclasses.asdict(explain_inputs)
         facts["prospects"] = facts.pop("forecasts")
-        terminal.show_json({"batch": job.id, "status": job.state, "why": said, "standing": facts})
+        terminal.show_json({"batch": job.id, "status": job.state, "why": sentences, "standing": facts})
         return
-    for sentence in said:
+    for sentence in sentences:
         typer.echo(terminal.clean(sentence))
 
 
@@ -74,11 +74,11 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
         bound = await _bound(parts, places, job, [one.model for one in outlook.models])
         spent, waits_ms = await _spent(parts, bound)
         forecasts = await _forecasts(parts, job, outlook, await _least_ms(parts, job, bound, waits_ms))
-        told = await parts.store.tides()
+        tides_now = await parts.store.tides()
         models = [one.model for one in forecasts]
-        closed = dict.fromkeys(tides_closed(places, told, models), schedule.Reason.TIDE_CLOSED)
+        closed = dict.fromkeys(tides_closed(places, tides_now, models), schedule.Reason.TIDE_CLOSED)
         closed |= dict.fromkeys(spent, schedule.Reason.BUDGET_SPENT)
-        tides = tide_notes(places, told, models)
+        tides = tide_notes(places, tides_now, models)
         return job, dataclasses.replace(
             explain_inputs,
             forecasts=tuple(
@@ -142,21 +142,25 @@ async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[
     return spent, waits_ms
 
 
-def tide_notes(places: Places, told: Sequence[tuple[str, str]], models: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def tide_notes(
+    places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
     """What the running processes said lately of the tides of the deployments that serve each model, as sentences."""
     notes = {}
     for model, serving in _serving(places, models).items():
-        said = dict.fromkeys(f"the tide of {place} lets batch have {why}." for place, why in told if place in serving)
+        lines = dict.fromkeys(
+            f"the tide of {place} lets batch have {why}." for place, why in tides_now if place in serving
+        )
         notes[model] = (
-            *list(said)[:TIDES_MAX],
-            *([f"and {len(said) - TIDES_MAX} more."] if len(said) > TIDES_MAX else []),
+            *list(lines)[:TIDES_MAX],
+            *([f"and {len(lines) - TIDES_MAX} more."] if len(lines) > TIDES_MAX else []),
         )
     return notes
 
 
-def tides_closed(places: Places, told: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
+def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
     """The models that interactive calls leave no room at, as somebody said lately of every deployment that serves them."""
-    shut = {place for place, why in told if schedule.Reason.TIDE_CLOSED in why}
+    shut = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
     return [model for model, serving in _serving(places, models).items() if serving and serving <= shut]
 
 

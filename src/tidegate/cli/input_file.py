@@ -181,8 +181,8 @@ def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
         ]
         for model, entry in sorted(settings.models.items())
     }
-    said = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, wishes, turn])
-    return ids.make("batch", hashlib.sha256(said).digest()[: ids.RANDOM_BYTES])
+    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, wishes, turn])
+    return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
 
 
 def _one_spelling(url: str) -> str:

@@ -19,7 +19,7 @@ def limit_text(limit: Limit) -> str:
         ("batches", limit.jobs),
         ("bytes", limit.bytes),
     ]
-    return f"{limit.period}:{','.join(f'{name}={said}' for name, said in sides if said)}"
+    return f"{limit.period}:{','.join(f'{name}={amount}' for name, amount in sides if amount)}"
 
 
 def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
@@ -41,15 +41,15 @@ def _limit(text: str) -> "KeyLimitAsk":
 
     period, _, sides = text.partition(":")
     given = [side.partition("=")[::2] for side in sides.split(",")]
-    said = dict(given)
-    if not all(said.values()) or not set(said) <= {"requests", "tokens", "cost", "batches", "bytes"}:
+    amounts = dict(given)
+    if not all(amounts.values()) or not set(amounts) <= {"requests", "tokens", "cost", "batches", "bytes"}:
         raise SettingsError(
             f"--limit {text!r} cannot be read: write it like minute:requests=10,tokens=500 or month:cost=20.50."
         )
-    if len(said) < len(given):
+    if len(amounts) < len(given):
         raise SettingsError(f"--limit {text!r} says the same twice: which of them is meant?")
-    cost = said.pop("cost", None)
-    counts = {name: int(count) if count.isascii() and count.isdecimal() else 0 for name, count in said.items()}
+    cost = amounts.pop("cost", None)
+    counts = {name: int(count) if count.isascii() and count.isdecimal() else 0 for name, count in amounts.items()}
     for name, count in counts.items():
         if not 0 < count <= COUNT_MAX:
             raise SettingsError(f"--limit {text!r}: `{name}` must be a whole number from 1 to {COUNT_MAX:,}.")

@@ -347,7 +347,7 @@ async def _pepper(parts: "Parts") -> bytes:
 async def _list(settings: Settings) -> list[dict[str, object]]:
     async with server_client.reading(settings) as parts:
         now_ms = await parts.store.now_ms()
-        return [_told(row, now_ms) for row in await parts.store.list_keys(KEYS_SHOWN_MAX)]
+        return [_shown(row, now_ms) for row in await parts.store.list_keys(KEYS_SHOWN_MAX)]
 
 
 async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
@@ -394,7 +394,7 @@ async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
         return (await delete_keys(parts.store, deletion)).deleted
 
 
-def _told(row: dict[str, Any], now_ms: int) -> dict[str, object]:
+def _shown(row: dict[str, Any], now_ms: int) -> dict[str, object]:
     from tidegate.store.rows import limits_from
 
     is_over = row["expires_at"] is not None and row["expires_at"] <= now_ms

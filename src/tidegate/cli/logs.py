@@ -21,7 +21,7 @@ EVENT_LINES_MAX = 20
 _KNOWN_MAX = 1_000
 _LIMITED_LEVELS = ("warning", "error", "critical")
 # What differs from one time to the next, though it is the same thing that happens again.
-_WORDS = ("error", "problem", "fault", "said", "request_id")
+_WORDS = ("error", "problem", "fault", "message", "request_id")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -39,11 +39,11 @@ class _Libraries(logging.Handler):
     """What a library says through Python's own logging, as a line like any other."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        structlog.get_logger().log(record.levelno, "library", name=record.name, said=record.getMessage())
+        structlog.get_logger().log(record.levelno, "library", name=record.name, message=record.getMessage())
 
 
 class Repeats:
-    """Lets a warning or an error through once in a while, however often it is said; the next line that passes says how many did not."""
+    """Lets a warning or an error through once in a while, however often it is repeated; the next line that passes says how many did not."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
@@ -100,7 +100,7 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _Libraries) for handler in root.handlers):
         root.addHandler(_Libraries(logging.WARNING))
-    # A body that cannot be read is its sender's mistake, and told to the sender.
+    # A body that cannot be read is its sender's mistake, and answered to the sender.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 

@@ -107,5 +107,5 @@ def remove_model(
     do(options.loaded(config, data).settings, "model", "remove", name, {}, revision, as_json=as_json)
 
 
-def _retry(said: object) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in said.items()) if isinstance(said, dict) else ""
+def _retry(retry: object) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in retry.items()) if isinstance(retry, dict) else ""

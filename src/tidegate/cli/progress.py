@@ -140,14 +140,14 @@ class LineDisplay:
 
     def __init__(self) -> None:
         self._pace = ProgressPace()
-        self._said: tuple[JobState, str] | None = None
-        self._said_s = 0.0
+        self._shown: tuple[JobState, str] | None = None
+        self._shown_s = 0.0
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        if (now.state, now.trouble) == self._said and now.at_s - self._said_s < LINE_EVERY_S:
+        if (now.state, now.trouble) == self._shown and now.at_s - self._shown_s < LINE_EVERY_S:
             return
-        self._said, self._said_s = (now.state, now.trouble), now.at_s
+        self._shown, self._shown_s = (now.state, now.trouble), now.at_s
         terminal.say(words(now, self._pace))
 
     def close(self) -> None:

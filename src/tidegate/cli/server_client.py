@@ -66,10 +66,10 @@ class ServerClient:
                     aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
                     session.request(method, f"http://localhost{path}", data=body, headers=headers) as response,
                 ):
-                    said = await response.content.read(ANSWER_BYTES_MAX)
+                    answer_bytes = await response.content.read(ANSWER_BYTES_MAX)
                     if response.status < 300:
-                        return msgspec.json.decode(said, type=answer)
-                    raise _refusal(response.status, said)
+                        return msgspec.json.decode(answer_bytes, type=answer)
+                    raise _refusal(response.status, answer_bytes)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             raise StoreUnavailable(
                 f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
@@ -101,9 +101,9 @@ def running_server(settings: Settings) -> ServerClient | None:
     return ServerClient(control, settings.data_dir) if control is not None else None
 
 
-def _refusal(status: int, said: bytes) -> ApiProblem:
+def _refusal(status: int, answer_bytes: bytes) -> ApiProblem:
     try:
-        error = msgspec.json.decode(said, type=_Problem).error
+        error = msgspec.json.decode(answer_bytes, type=_Problem).error
     except msgspec.MsgspecError:
         error = _Error(f"the server answered with status {status}")
     return ApiProblem(status, error.code or "refused", error.message)

@@ -146,8 +146,8 @@ def _deployment(name: str, fields: Mapping[str, object], resolve: Callable[[str]
 
 def _terms(settings: Settings, fields: Mapping[str, object]) -> ModelTerms:
     entry = _model_terms(fields)
-    if said := models.retry_problem(settings, entry):
-        raise SettingsError(f"retry {said}")
+    if problem := models.retry_problem(settings, entry):
+        raise SettingsError(f"retry {problem}")
     return entry
 
 

@@ -33,8 +33,8 @@ def field_rules(
     other = _rules(ENGINE_FIELDS[EngineKind(upstream.engine)], upstream.allowed_fields, upstream.media_hosts)
     found = {}
     for model, steering in refused.items():
-        said = terms.get(model) or ModelTerms()
-        found[model] = _rules(steering - {""}, said.allowed_fields, said.media_hosts)
+        of_model = terms.get(model) or ModelTerms()
+        found[model] = _rules(steering - {""}, of_model.allowed_fields, of_model.media_hosts)
     by_name = {one.name: one for one in named}
     of_resources = {}
     for name, own in by_name.items():
@@ -65,8 +65,8 @@ def field_problems(path: KeyPath, fields: Iterable[str], hosts: Iterable[str]) -
             )
     for index, host in enumerate(hosts):
         if not is_host_pattern(host):
-            said = f"is {host!r}; write a host, with its port where it is not 80 or 443, or `*.` before one for all names below it"
-            yield (*path, "media_hosts", index), said
+            problem = f"is {host!r}; write a host, with its port where it is not 80 or 443, or `*.` before one for all names below it"
+            yield (*path, "media_hosts", index), problem
 
 
 def _rules(refused: frozenset[str], fields: Iterable[str], hosts: Iterable[str]) -> FieldRules:

@@ -344,8 +344,8 @@ class Retry(Group, frozen=True):
 
     def policy(self) -> RetryPolicy:
         """The same values as the retry decision takes them."""
-        said = msgspec.structs.asdict(self)
-        return RetryPolicy(**{name: value for name, value in said.items() if not name.startswith("budget_")})
+        given = msgspec.structs.asdict(self)
+        return RetryPolicy(**{name: value for name, value in given.items() if not name.startswith("budget_")})
 
 
 class Retention(Group, frozen=True):

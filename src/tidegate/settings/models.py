@@ -92,8 +92,8 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
                 "and `models` are both set: one gateway serves every model, or each model names its own deployments; remove one of them",
             )
     for model, entry in settings.models.items():
-        if said := retry_problem(settings, entry):
-            yield ("models", model, "retry"), said
+        if problem := retry_problem(settings, entry):
+            yield ("models", model, "retry"), problem
     for path, model, index, place in _entries(settings):
         name = name_of(model, index, place)
         yield from deployment_problems(path, name, model, place)
@@ -170,8 +170,8 @@ def _resource_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield (*path, "model"), f"is {model!r}, but {name!r} is itself a model; give the resource another name"
         for index, after in enumerate(entry.fallbacks):
             if after not in settings.models and after not in settings.resources and not settings.upstream.url:
-                said = f"is {after!r}, which neither `models` nor `resources` names; list it there or mend the name"
-                yield (*path, "fallbacks", index), said
+                problem = f"is {after!r}, which neither `models` nor `resources` names; list it there or mend the name"
+                yield (*path, "fallbacks", index), problem
         if way := fallback_loop(name, by_name):
             yield (*path, "fallbacks"), f"lead back to it ({' -> '.join(way)}); take one of them away"
 
@@ -232,24 +232,24 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
 
 
 def _queue(model: str, entry: ModelDeployment) -> Queue | None:
-    said = entry.queue
-    if said is None:
+    queue = entry.queue
+    if queue is None:
         return None
-    pool = said.pool or model
+    pool = queue.pool or model
     # The list of results is ours alone: what a stranger takes from it is lost to us.
     requests, results = f"llm-d-async:requests:{pool}", f"llm-d-async:results:{pool}:tidegate"
-    return Queue(said.url, said.requests or requests, said.results or results)
+    return Queue(queue.url, queue.requests or requests, queue.results or results)
 
 
 def _chat_batching(entry: ModelDeployment) -> ChatBatching:
-    said = msgspec.structs.asdict(entry.chat_batching)
-    return ChatBatching.named(said.pop("mode"), adapter=ChatAdapter(said.pop("adapter")), **said)
+    chat = msgspec.structs.asdict(entry.chat_batching)
+    return ChatBatching.named(chat.pop("mode"), adapter=ChatAdapter(chat.pop("adapter")), **chat)
 
 
 def price_of(entry: ModelDeployment) -> Price | None:
     """What tokens cost there; None when they cost nothing."""
-    said = entry.price
-    price = Price.of(said.input, said.cached, said.output, said.batch_factor)
+    given = entry.price
+    price = Price.of(given.input, given.cached, given.output, given.batch_factor)
     return price if price.input_nano or price.cached_nano or price.output_nano else None
 
 
@@ -266,8 +266,8 @@ def retry_policies(
 
 def retry_of(settings: Settings, entry: ModelSettings | ModelTerms) -> RetryPolicy | None:
     """A model's own way; None where it says nothing of it."""
-    said = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
-    return replace(settings.retry.policy(), **said) if said else None
+    given = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
+    return replace(settings.retry.policy(), **given) if given else None
 
 
 def model_caps(settings: Settings, more: Mapping[str, ModelTerms] | None = None) -> dict[str, int]:

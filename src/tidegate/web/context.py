@@ -25,7 +25,7 @@ class WebContext:
 
     `router` is the way to the model servers, `callbacks` the way to tenants' webhooks.
     `readiness` says for each further part of the process (the worker, say) what is wrong with
-    it, or None. `control_token` is what commands on this machine show instead of a key. `roster` follows what is added at run time,
+    it, or None. `control_token` is what commands on this machine show instead of a key. `live_config` follows what is added at run time,
     `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
     """
 
@@ -41,22 +41,22 @@ class WebContext:
     callbacks: Callbacks
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
-    roster: LiveConfig | None = None
+    live_config: LiveConfig | None = None
     book: InteractiveUsageBook | None = None
     stop: asyncio.Event | None = None
 
     def model_of(self) -> Mapping[str, str]:
         """The model behind each resource: one mapping, which follows what is added at run time."""
-        if self.roster is not None:
-            return self.roster.model_of
+        if self.live_config is not None:
+            return self.live_config.model_of
         return {one.name: one.model for one in resources(self.settings)}
 
     def reached_by(self) -> Mapping[str, tuple[str, ...]]:
         """Every name that a call to a resource may come under: one mapping, which follows what is added at run time."""
-        return self.roster.reached_by if self.roster is not None else reached_names(resources(self.settings))
+        return self.live_config.reached_by if self.live_config is not None else reached_names(resources(self.settings))
 
     def fields_of(self) -> Mapping[str, FieldRules]:
         """What callers of each name may not say: one mapping, which follows what is added at run time."""
-        if self.roster is not None:
-            return self.roster.fields_of
+        if self.live_config is not None:
+            return self.live_config.fields_of
         return field_rules(self.settings, deployments(self.settings), resources(self.settings))

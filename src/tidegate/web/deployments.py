@@ -228,7 +228,7 @@ class DeploymentRoutes:
     def __init__(self, context: WebContext) -> None:
         self._clerk = RoutingEditor(context.store, context.settings, looks_up=True)
         self._router = context.router
-        self._roster = context.roster
+        self._live_config = context.live_config
         self._body_bytes_max = context.settings.limits.body_bytes_max
 
     def routes(self) -> list[Guarded]:
@@ -242,7 +242,7 @@ class DeploymentRoutes:
         require_operator(request)
         status = {one.name: one for one in self._router.status()}
         shown = []
-        for one in await self._clerk.list(self._roster.unusable if self._roster else None):
+        for one in await self._clerk.list(self._live_config.unusable if self._live_config else None):
             if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
                 one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
             shown.append(one)
@@ -253,9 +253,9 @@ class DeploymentRoutes:
             require_operator(request)
             wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
             done: RoutingDone = await getattr(self._clerk, verb)(kind, wish)
-            if self._roster is not None:
+            if self._live_config is not None:
                 # The others follow within seconds; whoever asked here sees it at once.
-                await self._roster.look()
+                await self._live_config.look()
             return schemas.json_answer(done)
 
         return do

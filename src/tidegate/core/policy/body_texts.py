@@ -56,7 +56,7 @@ _NUMBERS = frozenset((int, float))
 _INEXACT = 1e15
 _LONG_NUMBER = re.compile(rb"\d{15,}")
 _DATA_URL = re.compile(r"\s*data:([\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*),", re.IGNORECASE)
-_SAID = ("text", "content", "token", "thinking", "refusal", "input_text")
+_TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text")
 # What a model server says about its answer, and never the model itself.
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
 
@@ -73,11 +73,11 @@ class BodyTexts:
         self._is_answer = is_answer
         self._keys = 0
         try:
-            said = _decoded(body)
-            if type(said) is dict:
-                self._top(said)
+            fields = _decoded(body)
+            if type(fields) is dict:
+                self._top(fields)
             else:
-                self._list("", [said], is_free=False)
+                self._list("", [fields], is_free=False)
         except (ValueError, RecursionError):
             self.texts.append(body.decode("utf-8", "replace"))
             self.unseen = "it is not JSON, or nested too deeply"
@@ -87,9 +87,9 @@ class BodyTexts:
             self.unseen = self.unseen or "a field is named twice"
             self.texts += [_plain(token) for token in re.findall(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', body)]
 
-    def _top(self, said: dict[str, Any]) -> None:
-        looked_at = dict(said)
-        for name in OF_ANSWER & said.keys() if self._is_answer else ():
+    def _top(self, fields: dict[str, Any]) -> None:
+        looked_at = dict(fields)
+        for name in OF_ANSWER & fields.keys() if self._is_answer else ():
             self._keys += 1 + _count_keys(looked_at.pop(name))
         if type(looked_at.get("model")) is str:
             self._keys += 1
@@ -153,8 +153,8 @@ class BodyTexts:
             if end < len(parts) and roles[end] == roles[begin]:
                 continue
             if end - begin > 1:
-                said = [text for part in parts[begin:end] if (text := _said(part))]
-                self.texts += ["".join(said), "\n".join(said)] if len(said) > 1 else ()
+                texts = [text for part in parts[begin:end] if (text := _text_of(part))]
+                self.texts += ["".join(texts), "\n".join(texts)] if len(texts) > 1 else ()
             begin = end
 
     def _text(self, name: str, text: str, beside: dict[str, Any]) -> None:
@@ -261,13 +261,13 @@ def _is_declared(beside: dict[str, Any]) -> bool:
     )
 
 
-def _said(part: Any) -> str:
+def _text_of(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, list):
-        return "".join(map(_said, part))
+        return "".join(map(_text_of, part))
     if isinstance(part, dict):
-        return next((_said(part[name]) for name in _SAID if isinstance(part.get(name), str | list)), "")
+        return next((_text_of(part[name]) for name in _TEXT_NAMES if isinstance(part.get(name), str | list)), "")
     return ""
 
 

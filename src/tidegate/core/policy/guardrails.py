@@ -179,9 +179,9 @@ class Patterns:
         return Transformed(redacted) if self._look(redacted, what) is None else refusal
 
     def _look(self, body: bytes, what: str) -> GuardrailRefusal | None:
-        said = BodyTexts(body, is_answer=what == "answer")
-        may_find = any(map(self._finder.may_find_in, readings("\0".join(said.texts))))
-        for text in dict.fromkeys(said.texts) if may_find or len(body) > self._text_chars_max else ():
+        found = BodyTexts(body, is_answer=what == "answer")
+        may_find = any(map(self._finder.may_find_in, readings("\0".join(found.texts))))
+        for text in dict.fromkeys(found.texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
                 return GuardrailRefusal(
                     GuardrailCode.LENGTH,
@@ -193,10 +193,10 @@ class Patterns:
                     GuardrailCode.PATTERN,
                     f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
                 )
-        if said.unseen and self._unseen is Unseen.REFUSE:
+        if found.unseen and self._unseen is Unseen.REFUSE:
             return GuardrailRefusal(
                 GuardrailCode.UNSEEN,
-                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {said.unseen}.",
+                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {found.unseen}.",
             )
         return None
 

@@ -74,8 +74,8 @@ class Finder:
 
     def finds(self, text: str) -> bool:
         """Return whether one of the patterns is in this text."""
-        said = text.encode("utf-8", "replace")
-        return any(pattern.search(said) is not None for pattern in self._each[text.isascii()])
+        encoded = text.encode("utf-8", "replace")
+        return any(pattern.search(encoded) is not None for pattern in self._each[text.isascii()])
 
     def may_find_in(self, joined: str) -> bool:
         """Return False when none of the texts that were joined into this one, with a NUL between them, has one of the patterns."""
@@ -97,9 +97,11 @@ def _compiled(pattern: str, where: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as wrong:
-        said = wrong.args[0] if wrong.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        raise SettingsError(f"{where} is too much for RE2, which runs it: {said}. Bound its repeats by less") from None
+        reason = wrong.args[0] if wrong.args else ""
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise SettingsError(
+            f"{where} is too much for RE2, which runs it: {reason}. Bound its repeats by less"
+        ) from None
 
 
 def _parsed(text: str, where: str) -> Any:
