@@ -40,9 +40,10 @@ class Door:
         return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
 
 
-async def key(world: World, **wishes: Any) -> Caller:
+async def key(world: World, *, team: str | None = None, user: str | None = None, **rights: Any) -> Caller:
     tenant = await world.store.put_tenant(world.id("tenant"), "acme")
-    await world.store.put_key(Caller(tenant, "k1"), b"hash", "", KeyRights(**{"models": "[]"} | wishes))
+    owner = Caller(tenant, "k1", team, user)
+    await world.store.put_key(owner, b"hash", "", KeyRights(**{"models": "[]"} | rights))
     return Caller(tenant, "k1")
 
 
