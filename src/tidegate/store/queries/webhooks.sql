@@ -85,26 +85,31 @@ where state = 'pending' and due_at <= now_ms()
 limit 1;
 
 -- webhook_deliveries_lease --
--- Tenants take turns, and one that has many deliveries out waits for others: a slow receiver holds up its own tenant alone.
+-- Tenants take turns, and one that has many deliveries out waits for others: a slow receiver holds up its own tenant alone. A row that
+-- another transaction changes is left to the next pass, so a lease waits for nothing.
 update webhook_deliveries set worker_id = :worker_id, lease_token = :token
 where (event_id, endpoint_id) in (
-        select t.event_id, t.endpoint_id
-        from (
-            select d.event_id, d.endpoint_id, d.due_at,
-                coalesce(busy.deliveries, 0) + row_number() over (partition by d.tenant_id order by d.due_at, d.event_id) as turn
-            from webhook_deliveries d
-            left join (
-                select o.tenant_id, count(*) as deliveries from webhook_deliveries o
-                where o.lease_token is not null
-                    and exists (select 1 from workers w where w.id = o.worker_id and w.state = 'alive')
-                group by o.tenant_id
-            ) busy on busy.tenant_id = d.tenant_id
-            where d.state = 'pending' and d.due_at <= now_ms()
-                and (d.worker_id is null or not exists (select 1 from workers w where w.id = d.worker_id and w.state = 'alive'))
-        ) t
-        where t.turn <= :tenant_max
-        order by t.turn, t.due_at
-        limit :count_max
+        select p.event_id, p.endpoint_id from webhook_deliveries p
+        where (p.event_id, p.endpoint_id) in (
+            select t.event_id, t.endpoint_id
+            from (
+                select d.event_id, d.endpoint_id, d.due_at,
+                    coalesce(busy.deliveries, 0) + row_number() over (partition by d.tenant_id order by d.due_at, d.event_id) as turn
+                from webhook_deliveries d
+                left join (
+                    select o.tenant_id, count(*) as deliveries from webhook_deliveries o
+                    where o.lease_token is not null
+                        and exists (select 1 from workers w where w.id = o.worker_id and w.state = 'alive')
+                    group by o.tenant_id
+                ) busy on busy.tenant_id = d.tenant_id
+                where d.state = 'pending' and d.due_at <= now_ms()
+                    and (d.worker_id is null or not exists (select 1 from workers w where w.id = d.worker_id and w.state = 'alive'))
+            ) t
+            where t.turn <= :tenant_max
+            order by t.turn, t.due_at
+            limit :count_max
+        )
+        /*! for update skip locked */
     )
     and state = 'pending' and due_at <= now_ms()
     and (worker_id is null or not exists (select 1 from workers w where w.id = webhook_deliveries.worker_id and w.state = 'alive'))
