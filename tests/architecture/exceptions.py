@@ -66,8 +66,6 @@ RETIRED_WORDS = {
     "cli said",
     "cli wishes",
     "core stems",
-    "store presence",
-    "store told",
     "upstream bill",
     "upstream bills",
     "upstream heard",

@@ -87,7 +87,7 @@ def test_an_operator_switches_the_mode_for_every_process(start_web: Any) -> None
 
 def test_a_switch_of_another_version_changes_nothing(web: WebServer, client: httpx2.Client) -> None:
     for value in ('{"mode":"smart_v99","shadow_mode":"x"}', "[]", "not json", '{"mode":5}'):
-        web.rewrite("insert or replace into meta (name, value) values ('scheduler_switch', '$')".replace("$", value))
+        web.rewrite("insert or replace into meta (name, value) values ('mode_override', '$')".replace("$", value))
         shown = client.get("/control/scheduler", headers=OPERATOR).json()
         assert (shown["mode"], shown["shadow_mode"]) == ("smart_v1", "none")
 

@@ -1,4 +1,4 @@
-"""Verbs about shared limits: budgets, slots in flight, and limits that upstreams told.
+"""Verbs about shared limits: budgets, slots in flight, and limits that upstreams report.
 
 Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown may be asked again: what the first
 one took is lost until it leaves its window, and nothing is ever granted twice. The arithmetic is the core's.
@@ -187,7 +187,7 @@ class StoredBudgets(Table):
 
     @writes
     async def store_name(self, tx: Tx, candidate: str) -> str:
-        """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are told
+        """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are kept
         apart by it, because what one store lent must never be spent in another's name."""
         await tx.all("store_name_put", value=candidate)
         row = await tx.one("store_name_get")

@@ -1,4 +1,4 @@
-"""Verbs about what processes tell each other of their calls; a row that was not told again lately counts for nothing."""
+"""Verbs about what processes report to each other of their calls; a report that is not recent counts for nothing."""
 
 from collections.abc import Mapping
 
@@ -13,20 +13,20 @@ _SHOWN_MAX = 200
 _OTHERS_MAX = 10_000
 
 
-class Presence(Table):
+class FleetReports(Table):
     @writes
     async def report_to_fleet(
         self, tx: Tx, worker_id: str, mine: Mapping[str, Present]
     ) -> dict[str, dict[str, FleetReport]]:
-        """Say what this process has at each deployment; return what every other process told lately, by deployment and process."""
+        """Say what this process has at each deployment; return what every other process reported lately, by deployment and process."""
         rows = [
             (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why)
             for name, one in sorted(mine.items())
         ]  # fmt: skip
-        await tx.many("presence_put", rows)
+        await tx.many("fleet_report_put", rows)
         others: dict[str, dict[str, FleetReport]] = {}
         for name, other, workers, calls, interactive, awaiting, has_gateway, age_ms in await tx.all(
-            "presence_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
+            "fleet_report_others", worker_id=worker_id, lately_ms=LATELY_MS, count_max=_OTHERS_MAX
         ):
             present = Present(workers, calls, interactive, awaiting, bool(has_gateway))
             others.setdefault(name, {})[other] = FleetReport(present, max(0, age_ms))
@@ -35,9 +35,9 @@ class Presence(Table):
     @reads
     async def tides(self, tx: Tx) -> list[tuple[str, str]]:
         """Why the tide of each deployment stands as it does, in the words of each process that spoke lately."""
-        rows = await tx.all("presence_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
+        rows = await tx.all("fleet_report_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
         return [(row[0], row[1]) for row in rows]
 
     @writes
     async def forget_fleet_reports(self, tx: Tx) -> None:
-        await tx.all("presence_forget", keep_ms=KEEP_MS)
+        await tx.all("fleet_report_forget", keep_ms=KEEP_MS)

@@ -19,7 +19,7 @@ def real_cost(usage: Usage) -> int:
 
 
 @dataclass(slots=True)
-class Charges:
+class FlowAccounting:
     """Sums of one transaction. Its rows are locked last and in one order, so two flushes wait for each other only for a moment."""
 
     _flows: dict[tuple[str, str], int] = field(default_factory=dict)

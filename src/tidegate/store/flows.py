@@ -1,4 +1,4 @@
-"""Verbs about flows: waking with new work, going to sleep without any, weights. What they are charged stands in `charges.py`."""
+"""Verbs about flows: waking with new work, going to sleep without any, weights. What they are charged stands in `flow_accounting.py`."""
 
 from tidegate.core.nouns import AwakeFlow
 from tidegate.store.driver import Row, Tx

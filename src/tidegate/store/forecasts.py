@@ -11,7 +11,7 @@ from tidegate.store.snapshots import OUTLOOK_JOBS_MAX, RATE_MINUTES, other_flows
 from tidegate.store.table import IDEMPOTENCY_KEEP_MS, Table, reads
 
 
-class Prospects(Table):
+class Forecasts(Table):
     @reads
     async def forecast(self, tx: Tx, model: str, share_owner: str, units: int) -> ModelOutlook:
         """What would stand before so many work units of this share owner on this model, if they came now."""

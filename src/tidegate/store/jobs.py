@@ -177,7 +177,7 @@ class Jobs(Table):
 
     @writes
     async def end_unstarted(self, tx: Tx, job_id: str, token: str | None = None) -> bool:
-        """End a job that was told to close before it was ingested: it has no result files."""
+        """End a job that was asked to close before it was ingested: it has no result files."""
         ended = await tx.one("job_end_unstarted", id=job_id, token=token) is not None
         if ended:
             await put_events(tx, job_id)

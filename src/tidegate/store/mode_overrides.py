@@ -1,4 +1,4 @@
-"""Verbs about what an operator switches at run time, for every process."""
+"""Verbs about the scheduling mode that an operator sets at run time, for every process."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.store.driver import Tx
 from tidegate.store.table import Table, reads, writes
 
-_SCHEDULER = "scheduler_switch"
+_MODE = "mode_override"
 
 
-class Switches(Table):
+class ModeOverrides(Table):
     @reads
     async def mode_override(self, tx: Tx) -> ModeOverride:
-        """How the scheduler was switched; nothing of what another version wrote can break this one."""
-        row = await tx.one("switch_get", name=_SCHEDULER)
+        """Return the mode that an operator set; nothing of what another version wrote can break this one."""
+        row = await tx.one("mode_override_get", name=_MODE)
         if row is None:
             return ModeOverride()
         try:
@@ -22,6 +22,6 @@ class Switches(Table):
             return ModeOverride()
 
     @writes
-    async def override_mode(self, tx: Tx, switch: ModeOverride) -> None:
-        """Every process follows with its next look; an empty switch gives back what the settings say."""
-        await tx.all("switch_put", name=_SCHEDULER, value=msgspec.json.encode(switch).decode())
+    async def override_mode(self, tx: Tx, wanted: ModeOverride) -> None:
+        """Every process follows with its next look; an empty override gives back what the settings say."""
+        await tx.all("mode_override_put", name=_MODE, value=msgspec.json.encode(wanted).decode())

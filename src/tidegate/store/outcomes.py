@@ -1,6 +1,6 @@
 """Verbs about what became of items: recording outcomes while a job runs, and publishing it at its end.
 
-The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) comes only from the rows that were new.
+The job's row is locked first. Everything else (extents, counters, usage, offsets, accounting) comes only from the rows that were new.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tidegate.core.nouns import Job, JobFlush, LineError, Recorded, Rest, Rewrit
 from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
-from tidegate.store.flow_accounting import Charges
+from tidegate.store.flow_accounting import FlowAccounting
 from tidegate.store.log_lines import Logs, add_lines
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, reads, writes
@@ -36,20 +36,20 @@ class Outcomes(Table):
 
         Slices are (job, first, token) and (job, first, token, delay in ms). A replay finds nothing new and changes nothing.
         """
-        logs, charges = Logs(tx), Charges()
+        logs, accounting = Logs(tx), FlowAccounting()
         books = _Books(tx, logs)
         for flush in sorted(flushes, key=lambda flush: flush.job_id):
             if books.has(flush.job_id):
                 # What was added to a job says where the next lines of it stand.
                 await books.settle()
             row = await tx.one("job_lock", id=flush.job_id)
-            await _record_job(tx, logs, charges, books, flush, row)
+            await _record_job(tx, logs, accounting, books, flush, row)
         await books.settle()
         if finished_slices:
             await tx.many("slice_finish", sorted(finished_slices))
         for job_id, first, token, delay_ms in sorted(released_slices):
             await tx.all("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms)
-        await charges.settle(tx, await logs.settle())
+        await accounting.settle(tx, await logs.settle())
         return books.recorded
 
     @writes
@@ -152,28 +152,30 @@ class _Books:
     def has(self, job_id: str) -> bool:
         return job_id in self._sums
 
-    def add(self, told: Recorded, sums: tuple[int, ...]) -> None:
+    def add(self, recorded: Recorded, sums: tuple[int, ...]) -> None:
         """What `job_add` adds to this job, in the order of its parameters."""
-        self._sums[told.job_id] = sums
-        self._open.append(told)
+        self._sums[recorded.job_id] = sums
+        self._open.append(recorded)
 
-    def add_closed(self, told: Recorded) -> None:
+    def add_closed(self, recorded: Recorded) -> None:
         """Nothing is added to this one."""
-        self._open.append(told)
+        self._open.append(recorded)
 
     async def settle(self) -> None:
         await self._logs.settle_runs()
         rows = [(*sums, job_id) for job_id, sums in self._sums.items()]
         states = {row[0]: row[1] for row in await self._tx.many_returning("job_add", rows)} if rows else {}
-        for told in self._open:
-            complete = states.get(told.job_id) == JobState.FINALIZING
+        for recorded in self._open:
+            complete = states.get(recorded.job_id) == JobState.FINALIZING
             if complete:
-                await self._tx.all("job_models_close", job_id=told.job_id)
-            self.recorded.append(replace(told, complete=complete))
+                await self._tx.all("job_models_close", job_id=recorded.job_id)
+            self.recorded.append(replace(recorded, complete=complete))
         self._sums, self._open = {}, []
 
 
-async def _record_job(tx: Tx, logs: Logs, charges: Charges, books: _Books, flush: JobFlush, row: Row | None) -> None:
+async def _record_job(
+    tx: Tx, logs: Logs, accounting: FlowAccounting, books: _Books, flush: JobFlush, row: Row | None
+) -> None:
     if row is None:
         unused = await _count_unused(logs, flush, len(flush.answers))
         if unused and flush.answers_placed:
@@ -215,7 +217,7 @@ async def _record_job(tx: Tx, logs: Logs, charges: Charges, books: _Books, flush
     )
     for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
         if added.entries and placed:
-            await charges.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)
+            await accounting.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)
 
 
 async def _count_unused(logs: Logs, flush: JobFlush, second: int) -> int:

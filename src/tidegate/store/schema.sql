@@ -358,7 +358,7 @@ create table slots (
     worker_id text not null,
     held bigint not null,
     wanted bigint not null,
-    told_at bigint not null,
+    reported_at bigint not null,
     primary key (name, worker_id)
 );
 
@@ -367,11 +367,11 @@ create table discovered_limits (
     deployment text primary key,
     requests bigint,
     tokens bigint,
-    told_at bigint not null
+    reported_at bigint not null
 );
 
--- What calls each process has out at deployments that batch shares with others, and why its tide stands as it does; told again and again.
-create table presence (
+-- What calls each process has out at deployments that batch shares with others, and why its tide stands as it does; reported again and again.
+create table fleet_reports (
     deployment text not null,
     worker_id text not null,
     workers bigint not null,
@@ -380,7 +380,7 @@ create table presence (
     interactive_awaiting bigint not null,
     has_gateway bigint not null,
     why text not null,
-    told_at bigint not null,
+    reported_at bigint not null,
     primary key (deployment, worker_id)
 );
 

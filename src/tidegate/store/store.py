@@ -8,13 +8,13 @@ from functools import partial
 from tidegate.store.budgets import StoredBudgets
 from tidegate.store.driver import Driver, Tx
 from tidegate.store.files import StoredFiles
-from tidegate.store.fleet import Presence
+from tidegate.store.fleet import FleetReports
 from tidegate.store.flows import StoredFlows
-from tidegate.store.forecasts import Prospects
+from tidegate.store.forecasts import Forecasts
 from tidegate.store.ingests import Ingests
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
-from tidegate.store.mode_overrides import Switches
+from tidegate.store.mode_overrides import ModeOverrides
 from tidegate.store.outcomes import Outcomes
 from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
@@ -34,12 +34,12 @@ class Store(
     Jobs,
     Keys,
     Outcomes,
-    Presence,
-    Prospects,
+    FleetReports,
+    Forecasts,
     StoredRouting,
     Slices,
     Snapshots,
-    Switches,
+    ModeOverrides,
     UsageBook,
     Webhooks,
     Workers,

@@ -1,5 +1,5 @@
-"""Verbs about what was used and what it cost. What jobs used is written by record (`charges`); here it is read, and interactive calls,
-which belong to no job, are added."""
+"""Verbs about what was used and what it cost. What jobs used is written by record (`flow_accounting`); here it is read, and the use of
+interactive calls, which belong to no job, is added."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

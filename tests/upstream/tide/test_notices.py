@@ -101,7 +101,7 @@ def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Sit
         await asyncio.sleep(TOLD_MS / 1000)
         async with admin.transaction():
             # Nobody can write or read what processes tell each other.
-            await admin.execute("lock table presence in access exclusive mode")
+            await admin.execute("lock table fleet_reports in access exclusive mode")
             with split.user():
                 await asyncio.to_thread(split.closes)
         await admin.close()

@@ -71,8 +71,8 @@ class Shore:
 
     def limits(self) -> list[int]:
         """How many calls each worker that has something to send lets itself have, as it said within the last moments."""
-        rows = self.site.rows("select why, workers, told_at from presence")
-        lately = [row for row in rows if row["workers"] and row["told_at"] > (time.time() - LATELY_S) * 1000]
+        rows = self.site.rows("select why, workers, reported_at from fleet_reports")
+        lately = [row for row in rows if row["workers"] and row["reported_at"] > (time.time() - LATELY_S) * 1000]
         return [int(str(row["why"]).partition(" ")[0]) for row in lately]
 
     def sinks(self) -> None:

@@ -1,4 +1,4 @@
--- What shared limits stand on: counts of budgets, slots in flight, limits that upstreams told.
+-- What shared limits stand on: counts of budgets, slots in flight, limits that upstreams report.
 
 -- budgets_lock --
 -- The ledgers of a few budgets, locked in order of their ids so that two processes never wait for each other. The moment is read behind
@@ -44,7 +44,7 @@ delete from budgets where id in (
 
 -- slots_anchor --
 -- One row of nobody's per name, which whoever shares its slots locks.
-insert into slots (name, worker_id, held, wanted, told_at) values (:name, '', 0, 0, now_ms()) on conflict (name, worker_id) do nothing;
+insert into slots (name, worker_id, held, wanted, reported_at) values (:name, '', 0, 0, now_ms()) on conflict (name, worker_id) do nothing;
 
 -- slots_lock --
 select name, now_ms() as now from slots
@@ -62,15 +62,15 @@ join workers w on w.id = s.worker_id and w.state = 'alive'
 where s.name in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
 
 -- slot_write --
-insert into slots (name, worker_id, held, wanted, told_at) values (:name, :worker_id, :held, :wanted, now_ms())
-on conflict (name, worker_id) do update set held = excluded.held, wanted = excluded.wanted, told_at = excluded.told_at;
+insert into slots (name, worker_id, held, wanted, reported_at) values (:name, :worker_id, :held, :wanted, now_ms())
+on conflict (name, worker_id) do update set held = excluded.held, wanted = excluded.wanted, reported_at = excluded.reported_at;
 
 -- slots_prune --
 -- Rows of processes that are gone, and anchors that nobody has shared for long.
 delete from slots where (name, worker_id) in (
     select s.name, s.worker_id from slots s
     where (s.worker_id <> '' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive'))
-        or (s.worker_id = '' and s.told_at < now_ms() - :idle_ms
+        or (s.worker_id = '' and s.reported_at < now_ms() - :idle_ms
             and not exists (select 1 from slots other where other.name = s.name and other.worker_id <> ''))
     order by s.name, s.worker_id
     limit :count_max
@@ -78,18 +78,18 @@ delete from slots where (name, worker_id) in (
 );
 
 -- discovered_put --
--- A side that was not told this time keeps what was told before.
-insert into discovered_limits (deployment, requests, tokens, told_at) values (:deployment, :requests, :tokens, now_ms())
+-- A side that was not reported this time keeps what was reported before.
+insert into discovered_limits (deployment, requests, tokens, reported_at) values (:deployment, :requests, :tokens, now_ms())
 on conflict (deployment) do update set
     requests = coalesce(excluded.requests, discovered_limits.requests),
     tokens = coalesce(excluded.tokens, discovered_limits.tokens),
-    told_at = excluded.told_at;
+    reported_at = excluded.reported_at;
 
 -- discovered_list --
-select deployment, requests, tokens from discovered_limits where told_at > now_ms() - :keep_ms;
+select deployment, requests, tokens from discovered_limits where reported_at > now_ms() - :keep_ms;
 
 -- discovered_prune --
-delete from discovered_limits where told_at <= now_ms() - :keep_ms;
+delete from discovered_limits where reported_at <= now_ms() - :keep_ms;
 
 -- store_name_put --
 insert into meta (name, value) values ('store_name', :value) on conflict (name) do nothing;

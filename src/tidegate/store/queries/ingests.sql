@@ -14,7 +14,7 @@ on conflict (lane) do update set clock = ingest_clocks.clock
 returning clock;
 
 -- ingest_taken --
--- What this token was given before: its commit was not heard of, and the call is made again.
+-- What this token was given before: the answer to its commit was lost, and the call is made again.
 select id from jobs where state = 'validating' and step_worker_id = :worker_id and step_token = :token order by id;
 
 -- ingest_tenants --

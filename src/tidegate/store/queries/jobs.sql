@@ -85,7 +85,7 @@ where tenant_id = :tenant_id and id = :id and state = 'in_progress' and closing 
 returning id;
 
 -- job_cancel_waiting --
--- A job that was not ingested yet is told to close; it ends when no ingest holds it.
+-- A job that was not ingested yet is asked to close; it ends when no ingest holds it.
 update jobs set closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'validating' and closing is null
 returning id;
@@ -146,7 +146,7 @@ where id = :id and step_token = :token
 returning step_failures;
 
 -- job_start --
--- Ingest is done. Refused when the job was told to close meanwhile, or someone else holds the step.
+-- Ingest is done. Refused when the job was asked to close meanwhile, or someone else holds the step.
 -- moves: jobs: validating -> in_progress
 update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, item_count = :item_count,
     output_file_id = :output_file_id, error_file_id = :error_file_id, work_blob_id = :work_blob_id, work_bytes = :work_bytes,

@@ -6,7 +6,7 @@ values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :
 
 -- job_models_rest --
 -- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one. Not for
--- longer than a second when its key was changed a moment ago: whoever says this may not have heard of it.
+-- longer than a second when its key was changed a moment ago: the worker that asks for this may not know it.
 with rest as (
     select case when cast(:wait_ms as bigint) > 1000 and exists (
         select 1 from jobs j join keys k on k.id = j.key_id where j.id = :job_id and k.changed_at > now_ms() - 3000
@@ -65,7 +65,7 @@ from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() /*! for no key update */;
 
 -- job_of_lease --
--- The same for a lease that is told again, wherever its job stands.
+-- The same for a lease that is asked for again, wherever its job stands.
 select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
@@ -135,7 +135,7 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
 
 -- slice_release --
 -- Given back by its owner: nothing of it is lost, and nobody is to blame. It rests for a second at most when its key was changed a moment
--- ago: whoever gives it back may not have heard of it.
+-- ago: the worker that gives it back may not know it.
 -- moves: slices: leased -> ready
 update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + case
     when cast(:delay_ms as bigint) > 1000 and exists (

@@ -1,8 +1,8 @@
--- What an operator switches at run time; a row of meta each, beside the version of the schema.
+-- The scheduling mode that an operator sets at run time: a row of meta, beside the version of the schema.
 
--- switch_get --
+-- mode_override_get --
 select value from meta where name = :name;
 
--- switch_put --
+-- mode_override_put --
 insert into meta (name, value) values (:name, :value)
 on conflict (name) do update set value = excluded.value;

@@ -1,0 +1,27 @@
+-- What processes report to each other about their calls, so that none takes the calls of another for unknown ones.
+
+-- fleet_report_put --
+insert into fleet_reports (deployment, worker_id, workers, calls, interactive, interactive_awaiting, has_gateway, why, reported_at)
+values (:deployment, :worker_id, :workers, :calls, :interactive, :interactive_awaiting, :has_gateway, :why, now_ms())
+on conflict (deployment, worker_id) do update set
+    workers = excluded.workers, calls = excluded.calls, interactive = excluded.interactive,
+    interactive_awaiting = excluded.interactive_awaiting, has_gateway = excluded.has_gateway, why = excluded.why,
+    reported_at = excluded.reported_at;
+
+-- fleet_report_others --
+-- What every other process reported lately, each by itself, and how long ago.
+select r.deployment, r.worker_id, r.workers, r.calls, r.interactive, r.interactive_awaiting, r.has_gateway, now_ms() - r.reported_at as age_ms
+from fleet_reports r
+where r.worker_id <> :worker_id and r.reported_at > now_ms() - :lately_ms
+order by r.reported_at desc
+limit :count_max;
+
+-- fleet_report_list --
+-- Why tides stand as they do; a process without batch calls says nothing of it.
+select r.deployment, r.why from fleet_reports r
+where r.reported_at > now_ms() - :lately_ms and r.why <> ''
+order by r.deployment, r.worker_id
+limit :count_max;
+
+-- fleet_report_forget --
+delete from fleet_reports where reported_at < now_ms() - :keep_ms;
