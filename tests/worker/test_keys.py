@@ -18,7 +18,7 @@ from tidegate.core.keys import models_text
 from tidegate.core.nouns import Answer, Call, Caller, Job, Usage
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.keys import KeyRights
-from tidegate.worker.key_states import BELIEVED_MS, KeyStates
+from tidegate.worker.call_rules import BELIEVED_MS, KeyStates
 
 pytestmark = pytest.mark.anyio
 

@@ -1,15 +1,98 @@
-"""What binds calls of a leased slice at this moment: the lease, the state of its key, and the operator's policies."""
+"""What binds calls of leased slices at this moment: the lease, the states of their keys, and the operator's policies.
 
+A key's state is never believed for longer than two seconds. One statement asks for the keys of all slices that are held, every second
+while there are any, and when a slice comes whose key is not known yet. While the store does not answer, nothing new is sent under a key.
+Jobs without a key cost nothing.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+from tidegate.core import keys
 from tidegate.core.body_rules.caller_fields import FieldRules, rules_for
-from tidegate.core.budgets.budget import LimitBound, with_limits
+from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.nouns import LeasedSlice
 from tidegate.core.policies import Policies
-from tidegate.core.policy.policy_rules import Denied
+from tidegate.core.policy.policy_rules import UNKNOWN, Denied, KeyState, judge
+from tidegate.core.ports import Clock
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Price
 from tidegate.guards.guard import Guard, Guards
-from tidegate.worker.key_states import KeyStates
+from tidegate.store.keys import KeyRow
+from tidegate.store.store import Store
 from tidegate.worker.leased_work import LeasedSliceState, LeasedWork
+from tidegate.worker.registration import Registration
+
+BELIEVED_MS = 2_000
+ASKED_EVERY_MS = 1_000
+
+
+class KeyStates:
+    def __init__(self, store: Store, clock: Clock, model_of: Mapping[str, str]) -> None:
+        self._store = store
+        self._clock = clock
+        self._model_of = model_of
+        self._states: dict[str, KeyState] = {}
+        self._asked_ms = -math.inf
+
+    async def ask(self, worker_id: str) -> None:
+        """Ask how all keys stand whose slices this worker holds now."""
+        # The age of an answer counts from before the question, and an answer that was overtaken is not news.
+        asked_ms = self._clock.monotonic_ms()
+        rows = await self._store.key_states(worker_id)
+        if asked_ms >= self._asked_ms:
+            self._states = {row.key_id: _state(row, asked_ms) for row in rows}
+            self._asked_ms = asked_ms
+
+    def knows(self, key_id: str | None) -> bool:
+        """Whether it is known how this key stands; having none is known."""
+        return key_id is None or (key_id in self._states and self._clock.monotonic_ms() < self._asked_ms + BELIEVED_MS)
+
+    def believed_until_ms(self, leased: LeasedSlice) -> float:
+        """The monotonic moment by which a call of this slice must have begun, or be judged again."""
+        return math.inf if leased.key_id is None else self._asked_ms + BELIEVED_MS
+
+    def limits(self, leased: LeasedSlice) -> tuple[Limit, ...]:
+        """The limits that the key itself bears."""
+        state = self._states.get(leased.key_id) if leased.key_id else None
+        return state.limits if state else ()
+
+    def models(self, leased: LeasedSlice) -> frozenset[str]:
+        """The models that the key allows, wherever a call of this slice may be led to; none named: any."""
+        state = self._states.get(leased.key_id) if leased.key_id else None
+        return state.models if state else frozenset()
+
+    def parallel_max(self, leased: LeasedSlice) -> int:
+        """How many calls at once the key itself allows; 0: as many as there are slots."""
+        state = self._states.get(leased.key_id) if leased.key_id else None
+        return state.parallel_max if state else 0
+
+    def denial(self, leased: LeasedSlice) -> Denied | None:
+        """Why an item of this slice may not be sent now; None when it may."""
+        if leased.key_id is None:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        state = self._states.get(leased.key_id)
+        if state is None or now_ms >= self._asked_ms + BELIEVED_MS:
+            return UNKNOWN
+        return judge(state, self._model_of.get(leased.model, leased.model), leased.model, int(now_ms))
+
+
+class KeyWatch:
+    """Asks how keys stand, for as long as slices are held that came under one."""
+
+    def __init__(self, keys: KeyStates, leased_work: LeasedWork, me: Registration) -> None:
+        self._keys = keys
+        self._leased_work = leased_work
+        self._me = me
+
+    async def run(self) -> None:
+        """Ask every second, for ever."""
+        while True:
+            if self._leased_work.has_keys():
+                await self._keys.ask(self._me.id)
+            await asyncio.sleep(ASKED_EVERY_MS / 1000)
 
 
 class LeasedCallRules:
@@ -49,3 +132,17 @@ class LeasedCallRules:
 
     def price(self, deployment: str) -> Price | None:
         return self._policies.price(deployment)
+
+
+def _state(row: KeyRow, asked_ms: float) -> KeyState:
+    """A key's state on this process's clock, which never jumps."""
+    return KeyState(
+        row.key_id,
+        keys.models_from(row.models),
+        keys.models_from(row.resources),
+        None if row.expires_in_ms is None else int(asked_ms) + row.expires_in_ms,
+        revoked=row.revoked,
+        deleted=row.deleted,
+        limits=row.limits,
+        parallel_max=row.parallel_max,
+    )

@@ -10,8 +10,8 @@ from tidegate.stages.lease import LeaseStage
 from tidegate.stages.record import Recorder
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.worker.leased_work import LeasedWork
+from tidegate.worker.leasing import SliceSettler
 from tidegate.worker.registration import Registration
-from tidegate.worker.slice_settler import SliceSettler
 
 log = structlog.get_logger()
 

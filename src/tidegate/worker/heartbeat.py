@@ -8,8 +8,8 @@ from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Holding
 from tidegate.stages.lease import LeaseStage
 from tidegate.worker.leased_work import LeasedWork
+from tidegate.worker.leasing import SliceSettler
 from tidegate.worker.registration import Registration
-from tidegate.worker.slice_settler import SliceSettler
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidegate.core.input.turns import IngestLimits
 from tidegate.stages.record import FlushLimits
-from tidegate.worker.lease_room import HoldLimits
+from tidegate.worker.leasing import HoldLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from tidegate.core.ports import Listener, Upstream
 from tidegate.stages.perform import Again, Performer
 from tidegate.stages.record import Recorder
 from tidegate.worker.call_rules import LeasedCallRules
-from tidegate.worker.lease_room import LeaseRoom
 from tidegate.worker.leased_work import SHORT_WAIT_MS, LeasedSliceState, LeasedWork
-from tidegate.worker.slice_settler import SliceSettler
+from tidegate.worker.leasing import LeaseRoom, SliceSettler
 from tidegate.worker.supervisor import Supervisor
 
 _RUNNERS_MAX = 8_192

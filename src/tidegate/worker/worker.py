@@ -21,20 +21,17 @@ from tidegate.stages.tend.flows import FlowUpkeep
 from tidegate.stages.tend.garbage import Garbage
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store.store import Store
-from tidegate.worker.call_rules import LeasedCallRules
+from tidegate.worker.call_rules import KeyStates, KeyWatch, LeasedCallRules
 from tidegate.worker.hand_back import HandBack
 from tidegate.worker.heartbeat import Heartbeat
 from tidegate.worker.ingesting import Ingesting
-from tidegate.worker.key_states import KeyStates, KeyWatch
-from tidegate.worker.lease_room import LeaseRoom
 from tidegate.worker.leased_work import LeasedWork
-from tidegate.worker.leasing import Leaser, Leasing, SliceReader
+from tidegate.worker.leasing import Leaser, LeaseRoom, Leasing, SliceReader, SliceSettler
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
 from tidegate.worker.runners import Runner, Runners
 from tidegate.worker.scheduler import Scheduler
 from tidegate.worker.shipping import Closing, Publishing
-from tidegate.worker.slice_settler import SliceSettler
 from tidegate.worker.supervisor import Supervisor
 from tidegate.worker.trial import Trial
 from tidegate.worker.upkeep import Sweeping, Upkeep

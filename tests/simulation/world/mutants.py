@@ -20,7 +20,7 @@ from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend.lost_workers import LostWorkers
 from tidegate.store import slices
 from tidegate.worker import leased_work
-from tidegate.worker.key_states import KeyStates
+from tidegate.worker.call_rules import KeyStates
 from tidegate.worker.leasing import SliceReader
 
 _TOKEN = "and lease_token = :token"

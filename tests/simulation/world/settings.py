@@ -12,14 +12,14 @@ from tidegate.core.budgets.counting import Span
 from tidegate.stages import lease
 from tidegate.stages.tend import compact_extents
 from tidegate.upstream.routing import slots
-from tidegate.worker import lease_room, leased_work, runners, upkeep
+from tidegate.worker import leased_work, leasing, runners, upkeep
 
 PIECES_MAX = 4
 # A minute and an hour of this world.
 SPANS = {Period.MINUTE: Span(5_000, 250), Period.HOUR: Span(20_000, 1_000)}
 _TINY = (
     (leased_work, "SHORT_WAIT_MS", 1_500),
-    (lease_room, "SHORT_WAIT_MS", 1_500),
+    (leasing, "SHORT_WAIT_MS", 1_500),
     (runners, "SHORT_WAIT_MS", 1_500),
     (lease, "READ_AGAIN_MS", 1_500),
     (counting, "_SPANS", SPANS),
