@@ -24,6 +24,8 @@ import asyncpg
 from tests.support.processes import free_port
 
 NOBODY = 65534
+# A run inside a test takes the cluster of the run around it, instead of one more `initdb`.
+CLUSTER_VARIABLE = "TESTS_POSTGRES_CLUSTER"
 COMMAND_TIMEOUT_S = 60
 START_TRIES = 3
 
@@ -141,9 +143,14 @@ class PostgresServer:
         subprocess.run(["cp", "-a", str(self._new_cluster()), str(self.data)], check=True, timeout=COMMAND_TIMEOUT_S)
         self._choose_port()
 
+    @property
+    def cluster(self) -> Path:
+        """The cluster that no server has run on, of which this server's is a copy."""
+        return Path(os.environ.get(CLUSTER_VARIABLE) or self.directory.parent / "postgres-cluster")
+
     def _new_cluster(self) -> Path:
         """Return a cluster that no server has run on. `initdb` makes it once; all servers beside this one copy it, which is cheaper."""
-        cluster = self.directory.parent / "postgres-cluster"
+        cluster = self.cluster
         if not cluster.exists():
             partial = self.directory.parent / f"postgres-cluster-{secrets.token_hex(4)}"
             partial.mkdir(mode=0o700)

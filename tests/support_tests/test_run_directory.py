@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.postgres import CLUSTER_VARIABLE, PostgresServer
 from tests.support.processes import Proc, Processes, wait_until
 from tests.support.run_directory import REPOSITORY
 
@@ -59,7 +60,7 @@ def outside() -> Iterator[Path]:
 
 
 @pytest.fixture
-def nested(processes: Processes, outside: Path, tmp_path: Path) -> Callable[..., Proc]:
+def nested(processes: Processes, outside: Path, tmp_path: Path, postgres_server: PostgresServer) -> Callable[..., Proc]:
     """Runs pytest with this repository's fixtures over one small test file."""
 
     def run(source: str, *options: str) -> Proc:
@@ -68,7 +69,12 @@ def nested(processes: Processes, outside: Path, tmp_path: Path) -> Callable[...,
         # The run under test keeps its own temporary files apart from its run directory, which must be gone at the end.
         base = ["-p", "no:cacheprovider", "-p", "tests.conftest", f"--basetemp={tmp_path / 'base'}", "--rootdir=."]
         command = [sys.executable, "-m", "pytest", *base, *options, str(tmp_path / "test_nested.py")]
-        return processes.start(command, name="pytest", cwd=REPOSITORY, env={**env, "TMPDIR": str(outside)})
+        return processes.start(
+            command,
+            name="pytest",
+            cwd=REPOSITORY,
+            env={**env, "TMPDIR": str(outside), CLUSTER_VARIABLE: str(postgres_server.cluster)},
+        )
 
     return run
 
