@@ -13,7 +13,7 @@ import msgspec
 from tidegate.core.budgets.budget import Budget, Limit
 from tidegate.core.states import FileState, JobState, Outcome
 
-# So much of a request's beginning says which others an engine should meet it with: shorter ones are cheap to read again.
+# So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
 PREFIX_BYTES = 1024
 
 
@@ -316,6 +316,8 @@ class Item:
     wait_ms: int = 0
     hand_backs: int = 0
     alone_losses: int = 0
+    # How much of its body it shares with its neighbours in the work file; 0 when it has no kin there.
+    prefix_bytes: int = 0
 
     def count_attempts(self, attempt_count: int, hand_backs: int) -> None:
         """Note how many attempts are used up by now, and how often a call was taken back for an interactive one."""
@@ -351,6 +353,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     share_owner: str = ""
     prefix_salt: bytes = b""
+    prefix_bytes: int = 0
     hand_backs: int = 0
     items: int = 1
     parallel: tuple[tuple[str, int], ...] = ()
@@ -361,7 +364,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         """Return one word for all requests that begin alike: engines cache prompts' beginnings."""
         if not self.prefix_salt:
             return ""
-        return blake2b(self.body[:PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
+        return blake2b(self.body[: self.prefix_bytes or PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

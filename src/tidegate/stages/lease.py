@@ -10,6 +10,7 @@ import structlog
 from tidegate import metrics
 from tidegate.core import schedule
 from tidegate.core.errors import BlobError, BlobMissing
+from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Holding, Item, LeasedSlice, LineError
 from tidegate.core.ports import Blobs, Clock, Entropy
 from tidegate.failpoints import hit
@@ -121,4 +122,6 @@ async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
             item.wait_ms = max(0, attempts.wait_ms)
             item.alone_losses = attempts.alone_losses
         items.append(item)
+    for item, shared in zip(items, shared_beginnings([item.body for item in items]), strict=True):
+        item.prefix_bytes = shared
     return items

@@ -176,6 +176,7 @@ class Performer:
             held.budgets,
             share_owner=leased.share_owner,
             prefix_salt=_salt(leased.share_owner),
+            prefix_bytes=item.prefix_bytes,
             hand_backs=item.hand_backs,
             parallel=rules.parallel(leased),
             models=rules.models(leased),

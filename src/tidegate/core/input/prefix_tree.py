@@ -15,6 +15,8 @@ KEY_BYTES = 24
 REFERENCE_BYTES_MAX = 64 << 10
 # A branch must spare its items at least this much.
 BRANCH_BYTES_MIN = 2 * KEY_BYTES
+# A shared beginning counts in such steps, about an engine's cache block, so that neighbouring slices of one branch agree on its length.
+SHARED_STEP_BYTES = 64
 
 
 class PrefixFamily:
@@ -115,6 +117,29 @@ def _string_end(text: bytes, position: int, stop: int) -> int:
             return end + 1
         position = end + 1
     return -1
+
+
+def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
+    """How much of each of these requests is the beginning of its branch; 0 for one that stands alone.
+
+    They are neighbours in work order, which is a walk through the tree, so a branch is a run of them. Neighbours are kin when they share at
+    least half of the shorter one.
+    """
+    shared = [0] * len(bodies)
+    branch, first = b"", 0
+    for at in range(1, len(bodies)):
+        one, other = bodies[at - 1], bodies[at]
+        half = min(len(one), len(other)) / 2
+        if not branch or len(branch) < half or not other.startswith(branch):
+            same = common_prefix(one, other)
+            if same < half:
+                branch, first = b"", at
+                continue
+            # Where a branch goes on with less than before, less is the beginning of all of it.
+            branch = other[: same // SHARED_STEP_BYTES * SHARED_STEP_BYTES]
+            shared[first:at] = [len(branch)] * (at - first)
+        shared[at] = len(branch)
+    return shared
 
 
 def common_prefix(one: bytes, other: bytes) -> int:

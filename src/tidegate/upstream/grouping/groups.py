@@ -34,7 +34,17 @@ log = structlog.get_logger(__name__)
 KEY_LENGTH_MAX = 255
 
 # What must be the same of two calls before their items share one: everything but what makes an item itself.
-_OWN = ("number", "body", "idempotency_key", "deadline_ms", "begin_by_ms", "tokens", "prefix_salt", "hand_backs")
+_OWN = (
+    "number",
+    "body",
+    "idempotency_key",
+    "deadline_ms",
+    "begin_by_ms",
+    "tokens",
+    "prefix_salt",
+    "prefix_bytes",
+    "hand_backs",
+)
 _common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _OWN])
 
 
