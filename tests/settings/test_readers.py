@@ -26,6 +26,7 @@ HANDED_ON = {
     **dict.fromkeys(("hooks", "guardrails"), r"\bcall_rules\((?:self\.)?\w*\.?settings\)"),
     "added": r"\badded\((?:self\.|parts\.)?\w*\.?_?settings,",
     "redis.url": r"settings\.redis\.location\b",
+    "callbacks": r"\.callbacks\.rules\(\)",
     "http": r"\.http\.limits\(",
     "retry": r"\.retry\.policy\(\)",
     **{
