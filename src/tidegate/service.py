@@ -56,7 +56,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.health import Health
 from tidegate.web.loopback import require_loopback
 from tidegate.web.operator_socket import operator_socket
-from tidegate.web.pepper import pepper_of
+from tidegate.web.pepper import agreed_pepper, pepper_of
 from tidegate.web.scrape import scraped
 from tidegate.web.serving import listen_limits, listening
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
@@ -192,6 +192,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     async with opened(settings) as parts, AsyncExitStack() as stack:
         if roles.api:
             await require_loopback(parts.store, settings.server.host)
+            await agreed_pepper(settings, parts.store)
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()

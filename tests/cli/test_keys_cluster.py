@@ -62,3 +62,18 @@ def test_a_key_that_no_api_process_would_take_is_not_made(desk: Desk, postgres_u
     assert "Set auth.pepper" in desk.done("keys", "rotate", made["id"], "--data", "elsewhere", code=2, **store).stderr()
     # What needs no pepper works from any machine.
     desk.done("keys", "revoke", made["id"], "--data", "elsewhere", **store)
+
+
+def test_an_api_process_whose_pepper_is_not_that_of_the_keys_does_not_start(desk: Desk, postgres_url: str) -> None:
+    """It would reject every key; a worker, which judges none, starts."""
+    store: dict[str, Any] = {"TIDEGATE_STORE_URL": postgres_url}
+    made = json.loads(desk.done("keys", "create", "--org", "acme", "--json", **store).stdout())
+    for _ in range(2):
+        refused = desk.done("api", "--port", "0", "--data", "elsewhere", code=2, **store)
+        assert "hashed with another pepper" in refused.stderr()
+        assert "Set auth.pepper" in refused.stderr()
+    desk.start("api", "--port", "0", **store).wait_for_line(r"^tidegate listening on (http://\S+)$")
+    desk.done("keys", "delete", made["id"], "--data", "elsewhere", **store)
+    desk.start("api", "--port", "0", "--data", "elsewhere", **store).wait_for_line(
+        r"^tidegate listening on (http://\S+)$"
+    )

@@ -248,3 +248,17 @@ async def test_a_rotated_key_keeps_its_old_secret_for_a_while(world: World) -> N
     assert not await world.store.rotate_key("k1", b"newer", 0)
     await put(world, "k3", tenant, expires_at=START_MS)
     assert not await world.store.rotate_key("k3", b"newer", 0), "a key that is over does not come back"
+
+
+async def test_keys_are_hashed_with_one_pepper(world: World) -> None:
+    """While there are no keys any pepper will do; from the first key on it is the one that was noted last."""
+    tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
+    assert await world.store.claim_pepper("a")
+    assert await world.store.claim_pepper("b")
+    await put(world, "k1", tenant_id)
+    assert await world.store.claim_pepper("b")
+    assert not await world.store.claim_pepper("a")
+    assert await world.store.revoke_key("k1")
+    assert not await world.store.claim_pepper("a"), "a revoked key is still shown, and may have been meant to last"
+    assert await world.store.delete_key("k1")
+    assert await world.store.claim_pepper("a")

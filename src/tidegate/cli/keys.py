@@ -14,7 +14,6 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.service import Parts
     from tidegate.web.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
@@ -324,24 +323,13 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
     from tidegate.web.operator import KeyMade, check_wish, make_key
+    from tidegate.web.pepper import agreed_pepper
 
     check_wish(wish)
     if (server := server_client.server(settings)) is not None:
         return await server.post("/control/keys", KeyMade, wish)
     async with service.opened(settings) as parts:
-        return await make_key(parts.store, parts.entropy, await _pepper(parts), wish)
-
-
-async def _pepper(parts: "Parts") -> bytes:
-    """What keys are hashed with. One that is made anew here would make keys that no API process takes, where others made keys before."""
-    from tidegate.web.pepper import is_pepper_known, pepper_of
-
-    if not is_pepper_known(parts.settings) and await parts.store.any_key():
-        raise SettingsError(
-            "The keys of this store are hashed with a pepper that is not here, so a key made here would never work. "
-            "Set auth.pepper as the API processes have it, or name their data directory with --data."
-        )
-    return pepper_of(parts.settings)
+        return await make_key(parts.store, parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:
@@ -364,6 +352,7 @@ async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
 async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     from tidegate import service
     from tidegate.web.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
+    from tidegate.web.pepper import agreed_pepper
 
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
@@ -371,7 +360,9 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     if (server := server_client.server(settings)) is not None:
         return await server.post(f"/control/keys/{key}/rotate", KeyMade, rotation)
     async with service.opened(settings) as parts:
-        return await rotate_key(parts.store, parts.entropy, await _pepper(parts), key, rotation)
+        return await rotate_key(
+            parts.store, parts.entropy, await agreed_pepper(parts.settings, parts.store), key, rotation
+        )
 
 
 async def _revoke(settings: Settings, key: str) -> bool:

@@ -147,6 +147,11 @@ class Keys(Table):
     async def list_keys(self, tx: Tx, count_max: int) -> list[dict[str, Any]]:
         return await tx.dicts("key_list", count_max=count_max)
 
+    @writes
+    async def claim_pepper(self, tx: Tx, fingerprint: str) -> bool:
+        """Note the pepper that this store's keys are hashed with. False: there are keys, and they are hashed with another."""
+        return await tx.one("pepper_claim", fingerprint=fingerprint) is not None
+
     @reads
     async def any_key(self, tx: Tx) -> bool:
         """Whether any key was ever made: then every call needs one."""

@@ -1,11 +1,14 @@
 """The secret that API keys are hashed with: the operator's, or one made once and kept in the data directory."""
 
 import contextlib
+import hmac
 import os
+from hashlib import sha256
 from pathlib import Path
 
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
+from tidegate.store.store import Store
 
 NAME = "pepper"
 PEPPER_BYTES = 32
@@ -32,9 +35,17 @@ def pepper_of(settings: Settings) -> bytes:
     return pepper
 
 
-def is_pepper_known(settings: Settings) -> bool:
-    """Whether the pepper is there already; otherwise asking for it makes a new one."""
-    return settings.auth.pepper is not None or (settings.data_dir / NAME).exists()
+async def agreed_pepper(settings: Settings, store: Store) -> bytes:
+    """Return the pepper; refuse one that the keys of this store are not hashed with, because each of them would be rejected."""
+    pepper = pepper_of(settings)
+    fingerprint = hmac.new(pepper, b"the fingerprint of a pepper", sha256).hexdigest()
+    if not await store.claim_pepper(fingerprint):
+        raise SettingsError(
+            "The API keys of this store are hashed with another pepper, so none of them would work here. Set auth.pepper as the other "
+            f"processes have it, or use their data directory or a copy of its file `{NAME}`. If the pepper is lost, delete the keys with "
+            "`tidegate keys delete` and make new ones."
+        )
+    return pepper
 
 
 def _make(path: Path) -> None:

@@ -55,6 +55,13 @@ where k.deleted_at is null
 order by k.created_at, k.id
 limit :count_max;
 
+-- pepper_claim --
+-- Notes which pepper keys are hashed with. Gives nothing when there are keys already and another was noted.
+insert into meta (name, value) values ('pepper_fingerprint', :fingerprint)
+on conflict (name) do update set value = excluded.value
+where meta.value = excluded.value or not exists (select 1 from keys k where k.deleted_at is null)
+returning value;
+
 -- key_any --
 -- Whether any key was ever made: then every call needs one.
 select 1 from keys limit 1;
