@@ -9,6 +9,7 @@ from tidegate.core.problems import no_such_batch, no_such_file
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception
 from tidegate.web import content, requests, schemas
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.creation import JobCreation
 from tidegate.web.forecast import Forecaster
@@ -48,7 +49,7 @@ class BatchRoutes:
         job, warnings = await self._creation.create(caller, wanted, key)
         endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id) if job.webhook else None
         secret = endpoint.secret.reveal() if endpoint else None
-        return schemas.json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings), secret))
+        return json_answer(schemas.batch(job, schemas.Forecast(warnings=warnings), secret))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
@@ -62,7 +63,7 @@ class BatchRoutes:
         page = schemas.page(
             [schemas.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count
         )
-        return schemas.json_answer(page)
+        return json_answer(page)
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)
@@ -73,7 +74,7 @@ class BatchRoutes:
             if changed is None:
                 raise no_such_batch(job.id)
             job = changed
-        answer = schemas.json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
+        answer = json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
         if is_waited:
             answer.headers.update(APPLIED)
         return answer
@@ -84,7 +85,7 @@ class BatchRoutes:
         if job is None:
             raise no_such_batch(job_id)
         self._wake.notify()
-        return schemas.json_answer(schemas.batch(job))
+        return json_answer(schemas.batch(job))
 
     async def output(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)

@@ -18,7 +18,8 @@ from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import Added, Kind, added, check
 from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
-from tidegate.web import requests, schemas
+from tidegate.web import requests
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.operator import require_operator
 from tidegate.web.routes import Guarded
@@ -246,7 +247,7 @@ class DeploymentRoutes:
             if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
                 one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
             shown.append(one)
-        return schemas.json_answer(RoutingList(shown))
+        return json_answer(RoutingList(shown))
 
     def _doing(self, kind: str, verb: str) -> Any:
         async def do(request: Request, caller: Caller) -> Response:
@@ -256,7 +257,7 @@ class DeploymentRoutes:
             if self._live_config is not None:
                 # The others follow within seconds; whoever asked here sees it at once.
                 await self._live_config.look()
-            return schemas.json_answer(done)
+            return json_answer(done)
 
         return do
 

@@ -12,6 +12,7 @@ from tidegate.core.nouns import Caller, File
 from tidegate.core.problems import no_such_file
 from tidegate.stages.accept import Reception, Upload, too_large
 from tidegate.web import content, requests, schemas
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.intake import Intake
 from tidegate.web.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
@@ -57,7 +58,7 @@ class FileRoutes:
                 idempotency_key=key,
                 quotas=self._limits.quotas(),
             )
-        return schemas.json_answer(schemas.file_object(file))
+        return json_answer(schemas.file_object(file))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
@@ -76,16 +77,16 @@ class FileRoutes:
         page = schemas.page(
             [schemas.file_object(file) for file in shown], [file.id for file in shown], has_more=len(found) > count
         )
-        return schemas.json_answer(page)
+        return json_answer(page)
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
-        return schemas.json_answer(schemas.file_object(await self._file(request, caller)))
+        return json_answer(schemas.file_object(await self._file(request, caller)))
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         file_id = request.path_params["file_id"]
         if not ids.is_valid("file", file_id) or not await self._reception.delete_file(caller.tenant_id, file_id):
             raise no_such_file(file_id)
-        return schemas.json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
+        return json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
 
     async def content(self, request: Request, caller: Caller) -> Response:
         file = await self._file(request, caller)

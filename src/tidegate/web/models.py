@@ -21,6 +21,7 @@ from tidegate.core.policy.policy_rules import allows
 from tidegate.upstream.routing.deployment_state import DeploymentStatus
 from tidegate.upstream.routing.probe import Listed
 from tidegate.web import requests, schemas
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded
 
@@ -65,8 +66,8 @@ class ModelRoutes:
         if _is_anthropic(request):
             data = [self._anthropic(name, said) for name, said in found.items()]
             first, last = (data[0].id, data[-1].id) if data else (None, None)
-            return schemas.json_answer(schemas.AnthropicModels(data, first, last, has_more=False))
-        return schemas.json_answer(schemas.ModelList("list", [self._model(name, said) for name, said in found.items()]))
+            return json_answer(schemas.AnthropicModels(data, first, last, has_more=False))
+        return json_answer(schemas.ModelList("list", [self._model(name, said) for name, said in found.items()]))
 
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
@@ -76,7 +77,7 @@ class ModelRoutes:
                 404, "model_not_found", "The model does not exist here: GET /v1/models lists those that do."
             )
         shown = self._anthropic if _is_anthropic(request) else self._model
-        return schemas.json_answer(shown(name, found[name]))
+        return json_answer(shown(name, found[name]))
 
     def _model(self, name: str, said: Listed) -> schemas.ModelObject:
         created_s = said.created_s or self._created_s

@@ -19,7 +19,8 @@ from tidegate.core.ports import Entropy
 from tidegate.core.problems import no_such_batch
 from tidegate.store.keys import KeyRights
 from tidegate.store.store import Store
-from tidegate.web import requests, schemas
+from tidegate.web import requests
+from tidegate.web.answers import json_answer
 from tidegate.web.auth import CONTROL_HEADER
 from tidegate.web.client_address import networks_of
 from tidegate.web.context import WebContext
@@ -233,30 +234,30 @@ class Operator:
     async def create_key(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         wish = await requests.json_body(request, KeyWish, self._body_bytes_max)
-        return schemas.json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
+        return json_answer(await make_key(self._store, self._entropy, self._pepper, wish))
 
     async def change_key(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         change = await requests.json_body(request, KeyChange, self._body_bytes_max)
         key_id = str(request.path_params["key_id"])
-        return schemas.json_answer(KeyChanged(key_id, await change_key(self._store, key_id, change)))
+        return json_answer(KeyChanged(key_id, await change_key(self._store, key_id, change)))
 
     async def rotate_key(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         rotation = await requests.json_body(request, KeyRotation, self._body_bytes_max)
         key_id = str(request.path_params["key_id"])
-        return schemas.json_answer(await rotate_key(self._store, self._entropy, self._pepper, key_id, rotation))
+        return json_answer(await rotate_key(self._store, self._entropy, self._pepper, key_id, rotation))
 
     async def revoke_key(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         key_id = str(request.path_params["key_id"])
         revoked = bool(keys.PUBLIC_ID.fullmatch(key_id)) and await self._store.revoke_key(key_id)
-        return schemas.json_answer(KeyRevoked(key_id, revoked))
+        return json_answer(KeyRevoked(key_id, revoked))
 
     async def delete_keys(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         deletion = await requests.json_body(request, KeyDeletion, self._body_bytes_max)
-        return schemas.json_answer(await delete_keys(self._store, deletion))
+        return json_answer(await delete_keys(self._store, deletion))
 
     async def abandon_batch(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
@@ -266,7 +267,7 @@ class Operator:
             job = await self._store.abandon_job(caller.tenant_id, batch_id, self._file_keep_ms)
         if job is None:
             raise no_such_batch(batch_id)
-        return schemas.json_answer(BatchAbandoned(job.id, job.state))
+        return json_answer(BatchAbandoned(job.id, job.state))
 
 
 def require_operator(request: Request) -> None:

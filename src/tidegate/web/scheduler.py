@@ -16,7 +16,8 @@ from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
 from tidegate.settings.scheduling import Mode, ShadowMode
 from tidegate.store.store import Store
-from tidegate.web import requests, schemas
+from tidegate.web import requests
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.operator import require_operator
 from tidegate.web.routes import Guarded
@@ -81,12 +82,12 @@ class SchedulerRoutes:
 
     async def show(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
-        return schemas.json_answer(self._counted(await self._store.mode_override()))
+        return json_answer(self._counted(await self._store.mode_override()))
 
     async def set(self, request: Request, caller: Caller) -> Response:
         require_operator(request)
         wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
-        return schemas.json_answer(self._counted(await override_mode(self._store, wish)))
+        return json_answer(self._counted(await override_mode(self._store, wish)))
 
     def _counted(self, override: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
-from starlette.responses import Response
 
 from tidegate.core.nouns import File, Job
 from tidegate.core.schedule.size import size_class
@@ -181,10 +180,6 @@ class Page(msgspec.Struct, Generic[T]):
 class ModelList(msgspec.Struct):
     object: str
     data: list[ModelObject]
-
-
-def json_answer(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def file_object(file: File) -> FileObject:

@@ -26,6 +26,7 @@ from tidegate.core.webhooks import (
 from tidegate.stages.accept import Reception
 from tidegate.stages.deliver import send_test
 from tidegate.web import requests, schemas
+from tidegate.web.answers import json_answer
 from tidegate.web.context import WebContext
 from tidegate.web.routes import Guarded
 from tidegate.web.webhook_requests import EventTypes, bad, check_events, check_url
@@ -147,7 +148,7 @@ class WebhookRoutes:
         made = await self._reception.replayed(
             lambda: self._store.create_webhook_endpoint(caller.tenant_id, endpoint_id, shape, secret)
         )
-        return schemas.json_answer(_endpoint_object(made, shows_secret=True))
+        return json_answer(_endpoint_object(made, shows_secret=True))
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
@@ -158,10 +159,10 @@ class WebhookRoutes:
         if found is None:
             raise requests.unknown_cursor()
         shown = [_endpoint_object(one) for one in found[:count]]
-        return schemas.json_answer(schemas.page(shown, [one.id for one in shown], has_more=len(found) > count))
+        return json_answer(schemas.page(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
-        return schemas.json_answer(_endpoint_object(await self._endpoint(request, caller)))
+        return json_answer(_endpoint_object(await self._endpoint(request, caller)))
 
     async def update(self, request: Request, caller: Caller) -> Response:
         endpoint_id = (await self._endpoint(request, caller)).id
@@ -172,13 +173,13 @@ class WebhookRoutes:
         )
         if changed is None:
             raise no_such_webhook_endpoint(endpoint_id)
-        return schemas.json_answer(_endpoint_object(changed))
+        return json_answer(_endpoint_object(changed))
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         endpoint_id = _endpoint_id(request)
         if not await self._store.delete_webhook_endpoint(caller.tenant_id, endpoint_id):
             raise no_such_webhook_endpoint(endpoint_id)
-        return schemas.json_answer(EndpointDeleted(endpoint_id, "webhook_endpoint.deleted", True))
+        return json_answer(EndpointDeleted(endpoint_id, "webhook_endpoint.deleted", True))
 
     async def rotate_secret(self, request: Request, caller: Caller) -> Response:
         endpoint_id = (await self._endpoint(request, caller)).id
@@ -190,7 +191,7 @@ class WebhookRoutes:
         )
         if rotated is None:
             raise no_such_webhook_endpoint(endpoint_id)
-        return schemas.json_answer(_endpoint_object(rotated, shows_secret=True))
+        return json_answer(_endpoint_object(rotated, shows_secret=True))
 
     async def test(self, request: Request, caller: Caller) -> Response:
         endpoint = await self._endpoint(request, caller)
@@ -218,10 +219,10 @@ class WebhookRoutes:
                 f"No answer came from the webhook endpoint: {reply.word}. Check its URL, its certificate and its firewall.",
             )
         result = EndpointTestResult("webhook_endpoint.test", endpoint.id, body.event_type, reply.status, True)
-        return schemas.json_answer(result)
+        return json_answer(result)
 
     async def event_types(self, request: Request, caller: Caller) -> Response:
-        return schemas.json_answer(EventTypeList("list", list(EVENT_TYPES)))
+        return json_answer(EventTypeList("list", list(EVENT_TYPES)))
 
     async def deliveries(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
@@ -237,7 +238,7 @@ class WebhookRoutes:
         if found is None:
             raise requests.unknown_cursor()
         shown = [_delivery_object(one) for one in found[:count]]
-        return schemas.json_answer(schemas.page(shown, [one.id for one in shown], has_more=len(found) > count))
+        return json_answer(schemas.page(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def replay(self, request: Request, caller: Caller) -> Response:
         delivery_id = str(request.path_params["delivery_id"])
@@ -247,7 +248,7 @@ class WebhookRoutes:
         found = await self._reception.replayed(lambda: self._store.replay_webhook(caller.tenant_id, *parts))
         if found is None:
             raise no_such_delivery(delivery_id)
-        return schemas.json_answer(_delivery_object(found))
+        return json_answer(_delivery_object(found))
 
     async def _endpoint(self, request: Request, caller: Caller) -> WebhookEndpoint:
         endpoint_id = _endpoint_id(request)

@@ -17,6 +17,7 @@ from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception, Upload
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web import content, requests
+from tidegate.web.answers import json_answer
 from tidegate.web.client_address import networks_of, public_base
 from tidegate.web.context import WebContext
 from tidegate.web.creation import JobCreation
@@ -25,7 +26,6 @@ from tidegate.web.message_batches import schemas
 from tidegate.web.message_batches.inline_requests import FRAME_BYTES, InlineRequests
 from tidegate.web.message_batches.results import results
 from tidegate.web.routes import Guarded
-from tidegate.web.schemas import json_answer
 from tidegate.web.tenant_slots import TenantSlots
 
 PATH = "/v1/messages/batches"
