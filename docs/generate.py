@@ -24,7 +24,7 @@ from tidegate.settings.groups import Settings
 from tidegate.web import app as web
 from tidegate.web import scrape
 from tidegate.web.context import WebContext
-from tidegate.web.routes import Guarded, guarded_routes
+from tidegate.web.http.routes import Guarded, guarded_routes
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tidegate"

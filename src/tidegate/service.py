@@ -50,15 +50,15 @@ from tidegate.upstream.http.connections import make_room_for_connections
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, RetryBudgetPolicy
 from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
+from tidegate.web.admin.operator_socket import operator_socket
 from tidegate.web.app import build_app
-from tidegate.web.auth import DEFAULT_TENANT
 from tidegate.web.context import WebContext
 from tidegate.web.health import Health
-from tidegate.web.loopback import require_loopback
-from tidegate.web.operator_socket import operator_socket
-from tidegate.web.pepper import agreed_pepper, pepper_of
+from tidegate.web.http.auth import DEFAULT_TENANT
+from tidegate.web.http.loopback import require_loopback
+from tidegate.web.http.pepper import agreed_pepper, pepper_of
+from tidegate.web.http.serving import listen_limits, listening
 from tidegate.web.scrape import scraped
-from tidegate.web.serving import listen_limits, listening
 from tidegate.worker.kept_worker import KeptWorker, RunsItems
 from tidegate.worker.options import WorkerOptions
 from tidegate.worker.policies import OperatorPolicies

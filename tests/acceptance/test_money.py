@@ -20,9 +20,9 @@ from tests.support.tidegate import END_S, IN_FLIGHT, Site, behaving, chat_line, 
 from tidegate.core.usage.spending import row, sum_by
 from tidegate.service import opened
 from tidegate.store.usage import DAY_S
-from tidegate.web.limit_requests import KeyLimitAsk
-from tidegate.web.operator import KeyWish, make_key
-from tidegate.web.pepper import pepper_of
+from tidegate.web.admin.operator import KeyWish, make_key
+from tidegate.web.http.limit_requests import KeyLimitAsk
+from tidegate.web.http.pepper import pepper_of
 
 PRICE = {"input": 1_000, "cached": 1_000, "output": 1_000}
 EACH = Decimal("0.001")

@@ -24,7 +24,7 @@ def test_an_items_road_leads_from_the_lease_to_the_commit(traced: tuple[Road, Ro
 
 def test_a_calls_road_leads_from_the_door_to_the_model_server(traced: tuple[Road, Road]) -> None:
     _, call = traced
-    assert {"web/gateway.py", "upstream/http/transport.py"} <= call.files
+    assert {"web/gateway/gateway.py", "upstream/http/transport.py"} <= call.files
     assert not {one for one in call.files if one.startswith("stages/")}
     assert len(call.files) <= CALL_FILES_MAX
 

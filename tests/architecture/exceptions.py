@@ -24,7 +24,7 @@ WIDE_FUNCTIONS = {
     "upstream/http/transport.py StreamingClient.open",
     "upstream/queue/asynchronous.py QueueClient.post",
     "upstream/queue/messages.py request",
-    "web/content.py answer",
+    "web/http/content.py answer",
 }
 
 # Constructors with more than 7 collaborators.
@@ -57,8 +57,8 @@ OUTSIDE_SETS = {
     "upstream/http/transport.py .is_streamed",
     "upstream/routing/backpressure.py .background_rests_until_ms",
     "upstream/routing/probe.py .probes",
-    "web/auth.py .open_call",
-    "web/routes.py .tenant_id",
+    "web/http/auth.py .open_call",
+    "web/http/routes.py .tenant_id",
 }
 
 # Rooms (and single modules) with a retired word in a name.

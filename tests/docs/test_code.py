@@ -19,7 +19,8 @@ from tidegate.core.answers import results
 from tidegate.core.policy import policy_rules
 from tidegate.judge import rules_items, rules_lines
 from tidegate.store.queries import statements
-from tidegate.web import requests, schemas
+from tidegate.web.http import requests
+from tidegate.web.openai import schemas
 
 API = page("docs/reference/api.md")
 ARCHITECTURE = page("docs/architecture.md")

@@ -17,8 +17,8 @@ from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
 from tests.support.tidegate import END_S, IN_FLIGHT, Results, Site, requests
 from tidegate.service import opened
-from tidegate.web.operator import KeyMade, KeyWish, make_key
-from tidegate.web.pepper import pepper_of
+from tidegate.web.admin.operator import KeyMade, KeyWish, make_key
+from tidegate.web.http.pepper import pepper_of
 
 ITEMS = 80
 DONE_FIRST = 4

@@ -19,8 +19,8 @@ from tests.support.windows import Use
 from tidegate.cli.explain import explain_inputs_of
 from tidegate.core.schedule.explain import explain
 from tidegate.service import opened
-from tidegate.web.operator import KeyWish, make_key
-from tidegate.web.pepper import pepper_of
+from tidegate.web.admin.operator import KeyWish, make_key
+from tidegate.web.http.pepper import pepper_of
 
 WORKERS = 4
 POLL_S = 0.1

@@ -30,7 +30,7 @@ from tidegate.upstream.calls.router import open_router
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.app import build_app
 from tidegate.web.context import WebContext
-from tidegate.web.serving import ListenLimits, listening
+from tidegate.web.http.serving import ListenLimits, listening
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from tidegate.settings import Settings
 from tidegate.settings.yaml_file import parse
 
 if TYPE_CHECKING:
-    from tidegate.web.deployments import RoutingDone, RoutingShown, RoutingWish
+    from tidegate.web.admin.deployments import RoutingDone, RoutingShown, RoutingWish
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -223,7 +223,7 @@ def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
 
 async def shown(settings: Settings) -> "list[RoutingShown]":
     """All that there is, as the server on this machine knows it, or as the store does where none runs."""
-    from tidegate.web.deployments import RoutingEditor, RoutingList
+    from tidegate.web.admin.deployments import RoutingEditor, RoutingList
 
     if (server := server_client.running_server(settings)) is not None:
         return (await server.get("/control/routing", RoutingList)).data
@@ -243,7 +243,7 @@ def do(
     as_json: bool,
 ) -> None:
     """Have one thing done, by the running server or in the store itself, and say so."""
-    from tidegate.web.deployments import RoutingWish
+    from tidegate.web.admin.deployments import RoutingWish
 
     done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
     for warning in done.warnings:
@@ -256,7 +256,7 @@ def do(
 
 async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
     from tidegate import service
-    from tidegate.web.deployments import RoutingDone, RoutingEditor
+    from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
 
     if (server := server_client.server(settings)) is not None:
         return await server.post(f"/control/{kind}s/{verb}", RoutingDone, wish)

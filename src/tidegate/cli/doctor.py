@@ -158,7 +158,7 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 
 async def _contents(parts: "Parts") -> AsyncIterator[DoctorFinding]:
-    from tidegate.web.loopback import is_loopback
+    from tidegate.web.http.loopback import is_loopback
 
     try:
         await parts.blobs.check()

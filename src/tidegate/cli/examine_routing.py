@@ -103,7 +103,7 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
 def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFinding]:
     """Endpoints that an engine does not have, and models that only batches or only interactive calls get."""
     from tidegate.upstream.calls.translation import unserved_endpoints
-    from tidegate.web.gateway import ENDPOINTS
+    from tidegate.web.gateway.gateway import ENDPOINTS
 
     for one in known.deployments:
         if lacking := unserved_endpoints(one.engine, (*ENDPOINTS, *settings.endpoints)):

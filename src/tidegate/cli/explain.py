@@ -180,7 +180,7 @@ async def _forecasts(
 ) -> tuple[schedule.FlowForecast, ...]:
     """What a worker with room for one slice of each of its models would do now."""
     from tidegate.store.snapshots import SnapshotBounds
-    from tidegate.web.forecast import end_of
+    from tidegate.web.jobs.forecast import end_of
 
     models = [one.model for one in outlook.models]
     slice_items = parts.settings.ingest.slice_count_max

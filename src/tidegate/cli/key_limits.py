@@ -7,7 +7,7 @@ from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.usage.prices import units_text
 
 if TYPE_CHECKING:
-    from tidegate.web.limit_requests import KeyLimitAsk
+    from tidegate.web.http.limit_requests import KeyLimitAsk
 
 
 def limit_text(limit: Limit) -> str:
@@ -24,7 +24,7 @@ def limit_text(limit: Limit) -> str:
 
 def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
     """Limits as a command is told them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
-    from tidegate.web.limit_requests import job_limits
+    from tidegate.web.http.limit_requests import job_limits
 
     found = []
     for text in texts:
@@ -37,7 +37,7 @@ def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
 
 
 def _limit(text: str) -> "KeyLimitAsk":
-    from tidegate.web.limit_requests import COUNT_MAX, KeyLimitAsk
+    from tidegate.web.http.limit_requests import COUNT_MAX, KeyLimitAsk
 
     period, _, sides = text.partition(":")
     given = [side.partition("=")[::2] for side in sides.split(",")]

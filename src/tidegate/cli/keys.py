@@ -14,7 +14,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.web.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
+    from tidegate.web.admin.operator import KeyChange, KeyDeletion, KeyMade, KeyWish
 
 KEYS_SHOWN_MAX = 10_000
 
@@ -69,7 +69,7 @@ def create(
     Example: tidegate keys create --org acme --expires 90d
     """
     settings = options.loaded(config, data).settings
-    from tidegate.web.operator import KeyWish
+    from tidegate.web.admin.operator import KeyWish
 
     wish = KeyWish(
         org,
@@ -190,7 +190,7 @@ def change(
 
     Example: tidegate keys change Ab3dE5gH --models small,large --limit minute:requests=60
     """
-    from tidegate.web.operator import KeyChange
+    from tidegate.web.admin.operator import KeyChange
 
     settings = options.loaded(config, data).settings
     _check_id(key)
@@ -280,7 +280,7 @@ def delete(
 
     Example: tidegate keys delete --org acme
     """
-    from tidegate.web.operator import KeyDeletion
+    from tidegate.web.admin.operator import KeyDeletion
 
     settings = options.loaded(config, data).settings
     if (key is None) == (org is None):
@@ -322,8 +322,8 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
 
 async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
     from tidegate import service
-    from tidegate.web.operator import KeyMade, check_wish, make_key
-    from tidegate.web.pepper import agreed_pepper
+    from tidegate.web.admin.operator import KeyMade, check_wish, make_key
+    from tidegate.web.http.pepper import agreed_pepper
 
     check_wish(wish)
     if (server := server_client.server(settings)) is not None:
@@ -340,7 +340,7 @@ async def _list(settings: Settings) -> list[dict[str, object]]:
 
 async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
     from tidegate import service
-    from tidegate.web.operator import KeyChanged, change_key, check_change
+    from tidegate.web.admin.operator import KeyChanged, change_key, check_change
 
     check_change(change)
     if (server := server_client.server(settings)) is not None:
@@ -351,8 +351,8 @@ async def _change(settings: Settings, key: str, change: "KeyChange") -> bool:
 
 async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
     from tidegate import service
-    from tidegate.web.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
-    from tidegate.web.pepper import agreed_pepper
+    from tidegate.web.admin.operator import GRACE_MS_MAX, KeyMade, KeyRotation, rotate_key
+    from tidegate.web.http.pepper import agreed_pepper
 
     if grace_ms > GRACE_MS_MAX:
         raise SettingsError(f"--grace may be {window.spoken(GRACE_MS_MAX)} at most.")
@@ -367,7 +367,7 @@ async def _rotate(settings: Settings, key: str, grace_ms: int) -> "KeyMade":
 
 async def _revoke(settings: Settings, key: str) -> bool:
     from tidegate import service
-    from tidegate.web.operator import KeyRevoked
+    from tidegate.web.admin.operator import KeyRevoked
 
     if (server := server_client.server(settings)) is not None:
         return (await server.post(f"/control/keys/{key}/revoke", KeyRevoked)).revoked
@@ -377,7 +377,7 @@ async def _revoke(settings: Settings, key: str) -> bool:
 
 async def _delete(settings: Settings, deletion: "KeyDeletion") -> list[str]:
     from tidegate import service
-    from tidegate.web.operator import KeysDeleted, delete_keys
+    from tidegate.web.admin.operator import KeysDeleted, delete_keys
 
     if (server := server_client.server(settings)) is not None:
         return (await server.post("/control/keys/delete", KeysDeleted, deletion)).deleted

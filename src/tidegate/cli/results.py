@@ -22,7 +22,7 @@ _STREAMS = ("/dev/", "/proc/")
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
     """The bytes of a result file from one place up to another; without a file there are none."""
-    from tidegate.web.content import chunks
+    from tidegate.web.http.content import chunks
 
     if file_id is not None and end > start:
         async for chunk in chunks(parts.store, parts.blobs, file_id, start, end):

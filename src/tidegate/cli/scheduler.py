@@ -10,7 +10,7 @@ from tidegate.cli import options, server_client, terminal
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
-    from tidegate.web.scheduler import SchedulerStatus
+    from tidegate.web.admin.scheduler import SchedulerStatus
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show or switch what chooses the next slice: show, set."
@@ -79,7 +79,7 @@ def set_mode(
 
 
 async def _status(settings: Settings) -> "SchedulerStatus":
-    from tidegate.web.scheduler import SchedulerStatus, status_of
+    from tidegate.web.admin.scheduler import SchedulerStatus, status_of
 
     if (server := server_client.running_server(settings)) is not None:
         return await server.get("/control/scheduler", SchedulerStatus)
@@ -89,7 +89,7 @@ async def _status(settings: Settings) -> "SchedulerStatus":
 
 async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
     from tidegate import service
-    from tidegate.web.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
+    from tidegate.web.admin.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
 
     wish = SchedulerWish(mode.value, shadow.value if shadow else None)
     if (server := server_client.server(settings)) is not None:

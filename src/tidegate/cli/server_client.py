@@ -53,7 +53,7 @@ class ServerClient:
         import aiohttp
 
         from tidegate.control import socket_address
-        from tidegate.web.auth import CONTROL_HEADER, TENANT_HEADER
+        from tidegate.web.http.auth import CONTROL_HEADER, TENANT_HEADER
 
         headers = {CONTROL_HEADER: self.control.token, "Content-Type": "application/json"}
         if tenant is not None:

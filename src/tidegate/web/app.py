@@ -7,28 +7,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.stages.accept import Reception
-from tidegate.web import problems, scrape
-from tidegate.web.auth import Authenticator
-from tidegate.web.batches import BatchRoutes
-from tidegate.web.body_room import BodyRoom
+from tidegate.web import scrape
+from tidegate.web.admin.deployments import DeploymentRoutes
+from tidegate.web.admin.operator import Operator
+from tidegate.web.admin.scheduler import SchedulerRoutes
+from tidegate.web.admin.usage import UsageRoutes
 from tidegate.web.context import WebContext
-from tidegate.web.creation import JobCreation
-from tidegate.web.deployments import DeploymentRoutes
-from tidegate.web.door import RequestDoor
-from tidegate.web.events.routes import EventRoutes
-from tidegate.web.files import FileRoutes
-from tidegate.web.gateway import GatewayRoutes
+from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.health import Health
-from tidegate.web.job_wait import JobWait
-from tidegate.web.job_watch import JobWatch
+from tidegate.web.http import problems
+from tidegate.web.http.auth import Authenticator
+from tidegate.web.http.body_room import BodyRoom
+from tidegate.web.http.door import RequestDoor
+from tidegate.web.http.routes import guarded_routes
+from tidegate.web.http.tenant_slots import stream_slots, upload_slots
+from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.message_batches.routes import MessageBatchRoutes
-from tidegate.web.models import ModelRoutes
-from tidegate.web.operator import Operator
-from tidegate.web.routes import guarded_routes
-from tidegate.web.scheduler import SchedulerRoutes
-from tidegate.web.tenant_slots import stream_slots, upload_slots
-from tidegate.web.usage import UsageRoutes
-from tidegate.web.webhooks import WebhookRoutes
+from tidegate.web.openai.batches import BatchRoutes
+from tidegate.web.openai.events.routes import EventRoutes
+from tidegate.web.openai.files import FileRoutes
+from tidegate.web.openai.job_wait import JobWait
+from tidegate.web.openai.models import ModelRoutes
+from tidegate.web.webhooks.webhooks import WebhookRoutes
 
 
 def build_app(context: WebContext) -> Starlette:

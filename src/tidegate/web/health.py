@@ -11,7 +11,7 @@ from starlette.routing import Route
 from tidegate.core.errors import TidegateError
 from tidegate.core.ports import Clock
 from tidegate.web.context import WebContext
-from tidegate.web.loopback import is_loopback
+from tidegate.web.http.loopback import is_loopback
 
 # Whoever asks waits a second at most, whatever is frozen.
 CHECK_S = 0.8

@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from tidegate import metrics
 from tidegate.settings import Settings
-from tidegate.web.host import HostChecked
-from tidegate.web.loopback import FORWARDED, is_local_program, is_loopback
-from tidegate.web.serving import ListenLimits, listening
+from tidegate.web.http.host import HostChecked
+from tidegate.web.http.loopback import FORWARDED, is_local_program, is_loopback
+from tidegate.web.http.serving import ListenLimits, listening
 
 PATH = "/metrics"
 

@@ -13,7 +13,7 @@ from tidegate.core.ports import Blobs
 from tidegate.core.states import JobState
 from tidegate.core.translate import error_to_anthropic, is_error_of
 from tidegate.store.store import Store
-from tidegate.web import content
+from tidegate.web.http import content
 
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500

@@ -16,17 +16,17 @@ from tidegate.core.problems import shown_id
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception, Upload
 from tidegate.upstream.calls.translation import MESSAGES
-from tidegate.web import content, requests
-from tidegate.web.answers import json_answer
-from tidegate.web.client_address import networks_of, public_base
 from tidegate.web.context import WebContext
-from tidegate.web.creation import JobCreation
-from tidegate.web.intake import Intake
+from tidegate.web.http import content, requests
+from tidegate.web.http.answers import json_answer
+from tidegate.web.http.client_address import networks_of, public_base
+from tidegate.web.http.intake import Intake
+from tidegate.web.http.routes import Guarded
+from tidegate.web.http.tenant_slots import TenantSlots
+from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.message_batches import schemas
 from tidegate.web.message_batches.inline_requests import FRAME_BYTES, InlineRequests
 from tidegate.web.message_batches.results import results
-from tidegate.web.routes import Guarded
-from tidegate.web.tenant_slots import TenantSlots
 
 PATH = "/v1/messages/batches"
 ONE = PATH + "/{message_batch_id}"

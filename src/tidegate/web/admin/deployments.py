@@ -1,0 +1,293 @@
+"""Deployments, resources and terms of models as an operator adds, changes and removes them while everything runs.
+
+They lie in the store, and every process follows within seconds. What the settings name is shown beside them and cannot be changed by a
+call. A secret is never stored: only where it is. The routes are for the operator on this machine alone.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.deployments import Deployment, Resource
+from tidegate.core.errors import ApiProblem, LostRace, SettingsError
+from tidegate.core.nouns import Caller
+from tidegate.settings import Settings, deployments, resources
+from tidegate.settings.added import Added, Kind, added, check
+from tidegate.store.routing import DEPLOYMENT, MODEL, RESOURCE, RoutingEntry, RoutingFull
+from tidegate.store.store import Store
+from tidegate.web.admin.operator import require_operator
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer
+from tidegate.web.http.routes import Guarded
+
+
+class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to add, change or remove. `set` has the fields of an entry under `models` or `resources`, for a model all but its
+    deployments; in a change, null takes one away.
+
+    With `revision` it is done only while the entry is still as it was seen. `force` removes what is still in use.
+    """
+
+    name: str
+    set: dict[str, Any] = {}
+    revision: int | None = None
+    force: bool = False
+
+
+class RoutingDone(msgspec.Struct, frozen=True):
+    """`revision` is the entry's new one; 0 when it is gone. `warnings` say what of it has no effect."""
+
+    name: str
+    revision: int
+    warnings: list[str] = []
+
+
+class RoutingShown(msgspec.Struct, frozen=True):
+    """One deployment, resource or model. `why` says what keeps this process from using it. State and calls are this process's own."""
+
+    kind: Kind
+    name: str
+    origin: Literal["settings", "added"]
+    model: str
+    url: str = ""
+    fallbacks: list[str] = []
+    revision: int = 0
+    changed_at: int = 0
+    document: dict[str, Any] = {}
+    state: str = ""
+    in_flight: int = 0
+    why: str = ""
+
+
+class RoutingList(msgspec.Struct, frozen=True):
+    data: list[RoutingShown]
+
+
+class RoutingEditor:
+    """Keeps the store's entries; `looks_up` where this process must itself be able to use what is added."""
+
+    def __init__(self, store: Store, settings: Settings, *, looks_up: bool) -> None:
+        self._store = store
+        self._settings = settings
+        self._looks_up = looks_up
+
+    async def list(self, unusable: dict[tuple[str, str], str] | None = None) -> list[RoutingShown]:
+        """The settings' own first, then what was added."""
+        _, entries = await self._store.routing()
+        found = self._read(entries)
+        configured: list[Deployment | Resource] = [*deployments(self._settings), *resources(self._settings)]
+        shown = [_shown(one, "settings") for one in configured]
+        for name, model in self._settings.models.items():
+            said: dict[str, Any] = {
+                "in_flight_max": model.in_flight_max,
+                "retry": msgspec.structs.asdict(model.retry),
+                "allowed_fields": model.allowed_fields,
+                "media_hosts": model.media_hosts,
+            }
+            shown.append(RoutingShown("model", name, "settings", name, document=_said(said)))
+        nouns: dict[tuple[str, str], Deployment | Resource] = {(DEPLOYMENT, one.name): one for one in found.deployments}
+        nouns |= {(RESOURCE, one.name): one for one in found.resources}
+        troubles = found.unusable | (unusable or {})
+        for entry in entries:
+            noun, why = nouns.get((entry.kind, entry.name)), troubles.get((entry.kind, entry.name), "")
+            shown.append(_stored(entry, noun, why))
+        return shown
+
+    async def add(self, kind: str, wish: RoutingWish) -> RoutingDone:
+        self._refuse_configured(kind, wish.name)
+        document = {name: value for name, value in wish.set.items() if value is not None}
+        return await self._write(kind, wish.name, document, seen=0)
+
+    async def change(self, kind: str, wish: RoutingWish) -> RoutingDone:
+        self._refuse_configured(kind, wish.name)
+        entry = await self._entry(kind, wish.name)
+        document: dict[str, Any] = {**msgspec.json.decode(entry.document), **wish.set}
+        document = {name: value for name, value in document.items() if value is not None}
+        seen = entry.revision if wish.revision is None else wish.revision
+        return await self._write(kind, wish.name, document, seen=seen)
+
+    async def remove(self, kind: str, wish: RoutingWish) -> RoutingDone:
+        entry = await self._entry(kind, wish.name)
+        if not wish.force:
+            await self._refuse_in_use(kind, wish.name)
+        seen = entry.revision if wish.revision is None else wish.revision
+        try:
+            await self._store.drop_routing(kind, wish.name, seen)
+        except LostRace:
+            raise _changed_meanwhile(kind, wish.name) from None
+        return RoutingDone(wish.name, 0)
+
+    async def _write(self, kind: str, name: str, document: dict[str, Any], *, seen: int) -> RoutingDone:
+        try:
+            check(kind, name, document)
+        except SettingsError as error:
+            raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {error}.") from None
+        text = msgspec.json.encode(document, order="sorted").decode()
+        found = await self._refuse_what_leads_nowhere(kind, name, text)
+        warnings = [
+            said for one in found.deployments if (kind, name) == (DEPLOYMENT, one.name) for said in one.warnings
+        ]
+        try:
+            return RoutingDone(name, await self._store.put_routing(kind, name, text, seen), warnings)
+        except RoutingFull as full:
+            raise ApiProblem(409, "too_many_entries", f"{full}.") from None
+        except LostRace:
+            if seen:
+                raise _changed_meanwhile(kind, name) from None
+            raise ApiProblem(409, "already_exists", f"There is a {kind} {name!r} already: change it instead.") from None
+
+    async def _refuse_what_leads_nowhere(self, kind: str, name: str, text: str) -> Added:
+        """Among everything else that there is, this one must be of use; gives all that was added, with this one."""
+        _, entries = await self._store.routing()
+        kept = [(one.kind, one.name, one.document) for one in entries if (one.kind, one.name) != (kind, name)]
+        found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
+        if (kind, name) in found.unusable:
+            raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {found.unusable[kind, name]}.")
+        if kind == MODEL and not any(name in two.models for two in found.deployments):
+            message = f"No deployment serves the model {name!r}: add one first, or mend the name."
+            raise ApiProblem(400, "invalid_parameter", message)
+        if kind == RESOURCE:
+            one = next(one for one in found.resources if one.name == name)
+            served = {*self._settings.models, *(model for two in found.deployments for model in two.models)}
+            if name in served and one.model != name:
+                raise ApiProblem(
+                    400, "invalid_parameter", f"{name!r} is itself a model: give the resource another name."
+                )
+            known = served | {*self._settings.resources, *(two.name for two in found.resources)}
+            for lost in [
+                *([] if one.model in served else [one.model]),
+                *(two for two in one.fallbacks if two not in known),
+            ]:
+                message = (
+                    f"No deployment serves {lost!r}, which this resource leads to: add one first, or mend the name."
+                )
+                raise ApiProblem(400, "invalid_parameter", message)
+        return found
+
+    async def _refuse_in_use(self, kind: str, name: str) -> None:
+        """What would lead nowhere afterwards: a resource to its model, or a batch to either."""
+        if kind == MODEL:
+            # Without terms of its own a model goes by those of all others.
+            return
+        _, entries = await self._store.routing()
+        found = self._read(entries)
+        left = [name]
+        if kind == DEPLOYMENT:
+            gone = next((one for one in found.deployments if one.name == name), None)
+            others = (*deployments(self._settings), *(one for one in found.deployments if one is not gone))
+            left = [model for model in (gone.models if gone else ()) if not any(model in one.models for one in others)]
+        for one in (*resources(self._settings), *found.resources):
+            lost = [
+                model for model in left if model in (one.model, *one.fallbacks) and (kind, name) != (RESOURCE, one.name)
+            ]
+            if lost:
+                message = f"The resource {one.name!r} leads to {lost[0]!r}, which nothing would serve: change it first, or force this."
+                raise ApiProblem(409, "still_in_use", message)
+        for model in left:
+            if await self._store.is_wanted(model):
+                message = f"Batches that have not ended ask for {model!r}: their items would fail. Let them end, or force this."
+                raise ApiProblem(409, "still_in_use", message)
+
+    def _read(self, entries: Iterable[RoutingEntry]) -> Added:
+        documents = [(one.kind, one.name, one.document) for one in entries]
+        return added(self._settings, documents, looks_up=self._looks_up)
+
+    def _refuse_configured(self, kind: str, name: str) -> None:
+        if self._settings.upstream.url:
+            message = "The settings name one gateway for every model (upstream.url): take it away there, and restart, to serve by model."
+            raise ApiProblem(409, "set_in_settings", message)
+        if self._is_configured(kind, name):
+            raise ApiProblem(
+                409, "set_in_settings", f"The {kind} {name!r} is in the settings: change it there, and restart."
+            )
+
+    def _is_configured(self, kind: str, name: str) -> bool:
+        if kind == MODEL:
+            return name in self._settings.models
+        if kind == RESOURCE:
+            return name in self._settings.resources
+        return any(one.name == name for one in deployments(self._settings))
+
+    async def _entry(self, kind: str, name: str) -> RoutingEntry:
+        _, entries = await self._store.routing()
+        for entry in entries:
+            if (entry.kind, entry.name) == (kind, name):
+                return entry
+        if self._is_configured(kind, name):
+            raise ApiProblem(
+                409, "set_in_settings", f"The {kind} {name!r} is in the settings: change it there, and restart."
+            )
+        message = f"No {kind} {name!r} was added at run time: `tidegate {kind}s list` shows what there is."
+        raise ApiProblem(404, "entry_not_found", message)
+
+
+class DeploymentRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._clerk = RoutingEditor(context.store, context.settings, looks_up=True)
+        self._router = context.router
+        self._live_config = context.live_config
+        self._body_bytes_max = context.settings.limits.body_bytes_max
+
+    def routes(self) -> list[Guarded]:
+        found = [Guarded("GET", "/control/routing", "batches:read", self.list)]
+        for kind in (DEPLOYMENT, RESOURCE, MODEL):
+            for verb in ("add", "change", "remove"):
+                found.append(Guarded("POST", f"/control/{kind}s/{verb}", "batches:write", self._doing(kind, verb)))
+        return found
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        status = {one.name: one for one in self._router.status()}
+        shown = []
+        for one in await self._clerk.list(self._live_config.unusable if self._live_config else None):
+            if one.kind == DEPLOYMENT and (now := status.get(one.name)) is not None:
+                one = msgspec.structs.replace(one, state=now.state, in_flight=now.in_flight)
+            shown.append(one)
+        return json_answer(RoutingList(shown))
+
+    def _doing(self, kind: str, verb: str) -> Any:
+        async def do(request: Request, caller: Caller) -> Response:
+            require_operator(request)
+            wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
+            done: RoutingDone = await getattr(self._clerk, verb)(kind, wish)
+            if self._live_config is not None:
+                # The others follow within seconds; whoever asked here sees it at once.
+                await self._live_config.look()
+            return json_answer(done)
+
+        return do
+
+
+def _said(document: dict[str, Any]) -> dict[str, Any]:
+    """What of a document says anything."""
+    inner = {name: _said(one) if isinstance(one, dict) else one for name, one in document.items()}
+    return {name: one for name, one in inner.items() if one not in (None, 0, {})}
+
+
+def _shown(noun: Deployment | Resource, origin: Literal["settings", "added"]) -> RoutingShown:
+    if isinstance(noun, Deployment):
+        return RoutingShown("deployment", noun.name, origin, ", ".join(noun.models), noun.url)
+    return RoutingShown("resource", noun.name, origin, noun.model, fallbacks=list(noun.fallbacks))
+
+
+def _stored(entry: RoutingEntry, noun: Deployment | Resource | None, why: str) -> RoutingShown:
+    try:
+        document = msgspec.json.decode(entry.document, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        document = {}
+    kind = msgspec.convert(entry.kind, Kind)
+    plain = RoutingShown(
+        kind, entry.name, "added", str(document.get("model", entry.name)), str(document.get("url", ""))
+    )
+    shown = plain if noun is None else _shown(noun, "added")
+    return msgspec.structs.replace(
+        shown, revision=entry.revision, changed_at=entry.changed_at, document=document, why=why
+    )
+
+
+def _changed_meanwhile(kind: str, name: str) -> ApiProblem:
+    return ApiProblem(409, "changed_meanwhile", f"The {kind} {name!r} was changed meanwhile: look at it again first.")

@@ -1,0 +1,99 @@
+"""The scheduler as an operator sees and switches it.
+
+The switch lies in the store, so every process follows; counts are this process's own.
+"""
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate import metrics
+from tidegate.core.nouns import Caller
+from tidegate.core.schedule.mode_override import ModeOverride
+from tidegate.settings import Settings, schedule_policy, switched
+from tidegate.settings.policy import NO_SHADOW
+from tidegate.settings.scheduling import Mode, ShadowMode
+from tidegate.store.store import Store
+from tidegate.web.admin.operator import require_operator
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer
+from tidegate.web.http.routes import Guarded
+
+CONFIGURED = "configured"
+_PATH = "/control/scheduler"
+
+
+class SchedulerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to switch; what is left out stays, and `configured` gives back what the settings say."""
+
+    mode: Mode | Literal["configured"] | None = None
+    shadow_mode: ShadowMode | Literal["configured"] | None = None
+
+
+class SchedulerStatus(msgspec.Struct, frozen=True):
+    """The modes in force and whether each was switched at run time; counts since this process began, where it has a worker."""
+
+    mode: str
+    shadow_mode: str
+    mode_switched: bool
+    shadow_mode_switched: bool
+    shadow_decisions: int = 0
+    shadow_differences: int = 0
+    picks: dict[str, int] = {}
+    skips: dict[str, int] = {}
+
+
+def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
+    """The modes in force under this switch."""
+    policy = switched(schedule_policy(settings), override)
+    return SchedulerStatus(
+        mode=policy.mode.value,
+        shadow_mode=policy.shadow_mode.value if policy.shadow_mode else NO_SHADOW,
+        mode_switched=bool(override.mode),
+        shadow_mode_switched=bool(override.shadow_mode),
+    )
+
+
+async def override_mode(store: Store, wish: SchedulerWish) -> ModeOverride:
+    """Switch what was asked for; asking twice is fine."""
+    before = await store.mode_override()
+    after = ModeOverride(_chosen(wish.mode, before.mode), _chosen(wish.shadow_mode, before.shadow_mode))
+    await store.override_mode(after)
+    return after
+
+
+def _chosen(wanted: str | None, before: str) -> str:
+    return before if wanted is None else "" if wanted == CONFIGURED else wanted
+
+
+class SchedulerRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._settings = context.settings
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("GET", _PATH, "batches:read", self.show),
+            Guarded("POST", _PATH, "batches:write", self.set),
+        ]
+
+    async def show(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        return json_answer(self._counted(await self._store.mode_override()))
+
+    async def set(self, request: Request, caller: Caller) -> Response:
+        require_operator(request)
+        wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
+        return json_answer(self._counted(await override_mode(self._store, wish)))
+
+    def _counted(self, override: ModeOverride) -> SchedulerStatus:
+        return msgspec.structs.replace(
+            status_of(self._settings, override),
+            shadow_decisions=sum(metrics.counted(metrics.scheduler_shadow_decisions).values()),
+            shadow_differences=sum(metrics.counted(metrics.scheduler_shadow_differences).values()),
+            picks=metrics.counted(metrics.scheduler_picks),
+            skips=metrics.counted(metrics.scheduler_skips),
+        )

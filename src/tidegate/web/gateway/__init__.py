@@ -1,0 +1,1 @@
+"""Interactive calls, passed on as they come."""

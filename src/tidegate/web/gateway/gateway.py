@@ -1,0 +1,152 @@
+"""Interactive calls: OpenAI's endpoints and Anthropic's messages over the same deployments, keys and budgets as batches.
+
+A door checks who calls and what is wished for, and hands the rest to the router; bodies and answers are passed on, not read. What another
+tenant has is never part of an answer here: a call knows its own key, and nothing else is looked up.
+"""
+
+import functools
+import re
+from collections import OrderedDict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.body_rules.caller_fields import rules_for
+from tidegate.core.budgets.budget import Budget, LimitBound, with_limits
+from tidegate.core.errors import ApiProblem
+from tidegate.core.hooks import About
+from tidegate.core.nouns import Call, Caller
+from tidegate.core.policy.policy_rules import allows
+from tidegate.guards.closer_look import look_closely
+from tidegate.guards.guard import Guards
+from tidegate.settings import call_rules
+from tidegate.settings.tenants import Tenants
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import MESSAGES
+from tidegate.web.context import WebContext
+from tidegate.web.gateway.dialects import Dialect
+from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
+from tidegate.web.gateway.interactive_request import InteractiveRequest, interactive_request_of
+from tidegate.web.gateway.proxy_response import ProxyResponse
+from tidegate.web.http.routes import Guarded
+
+SCOPE = "inference"
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+    MESSAGES,
+)
+# The deployment's own time-out ends a call; this only has to lie behind it.
+DEADLINE_MS = 7 * 86_400_000
+TENANTS_MAX = 4_096
+_BETA = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
+
+
+class GatewayRoutes:
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._limits = context.settings.limits
+        self._gateway = context.settings.gateway
+        self._tenants = Tenants(context.settings)
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._model_of = context.model_of()
+        self._fields_of = context.fields_of()
+        self._guards = Guards(call_rules(context.settings), context.reached_by())
+
+    def routes(self) -> list[Guarded]:
+        return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]
+
+    async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
+        """Answer one call. `endpoint` is that of the route, which is also the upstream's path."""
+        wish = await interactive_request_of(
+            request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
+        )
+        self._check_model(wish, caller)
+        await self._check_fields(wish)
+        tenant = await self._tenant(caller)
+        guard = self._guards.of(tenant, caller.key_id, wish.model)
+        about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
+        if guard is not None:
+            wish = await guarded_wish(guard, about, wish)
+        clock, router = self._context.clock, self._context.router
+        request_id = str(request.scope["tidegate.request_id"])
+        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
+        call = Call(
+            job_id="",
+            number=0,
+            endpoint=endpoint,
+            model=wish.model,
+            body=wish.body,
+            idempotency_key=request_id,
+            deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
+            budgets=self._budgets(tenant, caller),
+            share_owner=f"tenant:{caller.tenant_id}",
+            parallel=self._tenants.of(tenant).parallel(
+                caller.tenant_id, caller.user, caller.key_id, caller.parallel_max
+            ),
+            models=caller.models,
+        )
+        book = self._context.book
+        on_usage = None if book is None else functools.partial(book.add, caller, wish.model)
+        traffic = Traffic(
+            dialect.shape,
+            wish.is_stream,
+            self._gateway.flex_wait_s if wish.is_flex else 0.0,
+            on_usage,
+            # Without keys there is one tenant, and no other to leave slots to.
+            caller.tenant_id if caller.key_id is not None else "",
+        )
+        judged = None if guard is None else functools.partial(guarded_answer, guard, about)
+        held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
+        return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
+
+    def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:
+        """What binds a call of this caller, with the limits that its key itself bears."""
+        policy = self._tenants.of(tenant)
+        budgets = policy.budgets(caller.tenant_id, caller.user, caller.key_id, team=caller.team)
+        return with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits) if caller.limits else budgets
+
+    def _check_model(self, wish: InteractiveRequest, caller: Caller) -> None:
+        if not allows(caller.models, caller.resources, wish.model, self._model_of):
+            message = "This key does not allow the model: name one that it allows, or use another key."
+            raise ApiProblem(404, "model_not_found", message, param="model")
+        router = self._context.router
+        takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
+        if takes_background if wish.is_flex else takes_interactive:
+            return
+        if takes_background:
+            message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
+            raise ApiProblem(400, "model_batch_only", message, param="model")
+        if takes_interactive:
+            message = 'No deployment of this model takes batch work, and "flex" is served in its gaps: leave `service_tier` out.'
+            raise ApiProblem(400, "model_interactive_only", message, param="service_tier")
+        message = "The model does not exist here: GET /v1/models lists those that do."
+        if not wish.names_model:
+            message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
+        raise ApiProblem(404, "model_not_found", message, param="model")
+
+    async def _check_fields(self, wish: InteractiveRequest) -> None:
+        """Refuse what the caller may not ask for. What a hook adds afterwards is the operator's own."""
+        if wish.is_plain:
+            return
+        if (fault := await look_closely(wish.body, rules_for(self._fields_of, wish.model))) is not None:
+            raise ApiProblem(400, fault.code, fault.message, param=fault.param or None)
+
+    async def _tenant(self, caller: Caller) -> str:
+        """The organization's name, by which settings speak of it."""
+        name = self._names.get(caller.tenant_id)
+        if name is None:
+            name = await self._context.store.tenant_name(caller.tenant_id) or ""
+            self._names[caller.tenant_id] = name
+            if len(self._names) > TENANTS_MAX:
+                self._names.popitem(last=False)
+        return name
+
+
+def _beta(request: Request) -> str:
+    """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
+    said = request.headers.get("anthropic-beta", "")
+    return said if _BETA.fullmatch(said) else ""

@@ -1,0 +1,86 @@
+"""Hooks and guardrails at the interactive door: what they say becomes another body, or a refusal in words for the caller.
+
+Requests are judged always, whole answers too. A stream is passed on as it comes, so where an answer must be judged a call that asks for one
+is refused, unless the operator wrote that this rule lets streams pass, or that they are held back until they are whole and judged.
+"""
+
+import math
+
+from tidegate import metrics
+from tidegate.core.answers.stream_assembly import WholeAnswer
+from tidegate.core.answers.stream_synthesis import stream_of
+from tidegate.core.errors import ApiProblem, BrokenAnswer
+from tidegate.core.hooks import About, Stop
+from tidegate.core.translate.sse import StreamBroken
+from tidegate.guards.guard import Guard
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.web.gateway.dialects import Dialect, Translator
+from tidegate.web.gateway.interactive_request import InteractiveRequest
+from tidegate.web.gateway.proxy_response import read_rest
+
+
+async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> InteractiveRequest:
+    """The wish as it may be sent."""
+    if wish.is_stream and guard.refuses_streams:
+        raise ApiProblem(
+            400,
+            "stream_not_allowed",
+            "Answers of this model are checked as a whole before they are handed on: send the request without `stream`.",
+            param="stream",
+        )
+    return wish._replace(body=_passed(await guard.before(wish.body, lambda: about)))
+
+
+async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
+    """A whole answer as it may be handed on."""
+    return _passed(await guard.after(body, lambda: about))
+
+
+async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse, dialect: Dialect) -> bytes:
+    """All of a stream as it may be handed on: its own bytes, or, where a rule changed the answer, one that says what is left of it."""
+    endpoint = dialect.endpoint
+    whole = WholeAnswer(endpoint, response.bytes_max)
+    try:
+        said = await _collected(response, dialect.translator(), whole)
+        answer = whole.end()
+    except StreamBroken as wrong:
+        raise BrokenAnswer(str(wrong), status=response.status) from None
+    judged = _passed(await guard.after_stream(answer, lambda: about))
+    if judged is answer:
+        return said
+    anew = stream_of(endpoint, judged)
+    if anew is None:
+        message = f"A rule changed this answer, and a changed answer of {endpoint} cannot be streamed: send the request without `stream`."
+        raise ApiProblem(400, "stream_not_allowed", message, param="stream")
+    return anew
+
+
+async def _collected(response: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
+    """The stream as its client would have it, up to its end; `whole` has heard all of it."""
+    chunks = []
+    size = 0
+    while chunk := await response.read():
+        if translator is not None:
+            chunk = translator.feed(chunk)
+        size += len(chunk)
+        if size > response.bytes_max:
+            raise BrokenAnswer(
+                f"the upstream's stream is longer than {response.bytes_max:,} bytes", status=response.status
+            )
+        chunks.append(chunk)
+        whole.feed(chunk)
+        if translator is not None and translator.ended:
+            await read_rest(response)
+            break
+    if translator is not None and not translator.ended:
+        chunks.append(translator.end())
+        whole.feed(chunks[-1])
+    return b"".join(chunks)
+
+
+def _passed(said: bytes | Stop) -> bytes:
+    if not isinstance(said, Stop):
+        return said
+    (metrics.policy_waits if said.retryable else metrics.policy_refusals).of(said.code).inc()
+    wait_s = max(1, math.ceil(said.wait_ms / 1000)) if said.retryable else None
+    raise ApiProblem(said.status, said.code, said.message, retry_after_s=wait_s)

@@ -1,0 +1,139 @@
+"""What an interactive call wishes for, read from its body and checked; the body itself stays the caller's bytes."""
+
+import asyncio
+import json
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from tidegate.core.body_rules.plain_body import read_plain
+from tidegate.core.errors import ApiProblem
+from tidegate.core.input.line_faults import LineFault
+from tidegate.core.input.lines import DEFAULT_MODELS, MODEL_BYTES_MAX, check_depth, is_utf8
+from tidegate.web.http.intake import Intake
+
+FLEX = "flex"
+READ_HERE_BYTES_MAX = 1 << 20
+
+# Two readers could take such a body for two different requests, and one of them decides whose money is spent.
+_READ_ONCE = ("model", "stream", "service_tier", "background")
+_QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
+# Nobody honest escapes a plain letter; whoever hides a name this way has the body read slowly.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+
+
+class _Body(msgspec.Struct):
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    stream: bool | None = None
+    service_tier: object = None
+    background: object = None
+
+
+class InteractiveRequest(NamedTuple):
+    """One that `is_plain` can say nothing that its caller may not."""
+
+    model: str
+    is_stream: bool
+    is_flex: bool
+    body: bytes
+    names_model: bool = True
+    is_plain: bool = False
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+async def interactive_request_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> InteractiveRequest:
+    """The wish in this request, or a 4xx that says what is wrong with it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiProblem(
+            415,
+            "unsupported_media_type",
+            "Send the body as JSON, with the header `Content-Type: application/json`.",
+            param="Content-Type",
+        )
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise ApiProblem(
+            415,
+            "unsupported_media_type",
+            "Send the body as it is: a compressed one is not read.",
+            param="Content-Encoding",
+        )
+    intake: Intake = request.scope["tidegate.intake"]
+    over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
+    body = await intake.whole(bytes_max, over)
+    if len(body) > READ_HERE_BYTES_MAX:
+        # Nobody else waits while a large body is looked through.
+        return await asyncio.to_thread(read_interactive_request, body, endpoint, depth_max)
+    return read_interactive_request(body, endpoint, depth_max)
+
+
+def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> InteractiveRequest:
+    if not is_utf8(body):
+        raise _not_json("it is not UTF-8")
+    try:
+        check_depth(body, depth_max)
+    except LineFault:
+        raise _not_json(f"it is nested deeper than {depth_max} levels") from None
+    plain = read_plain(body)
+    try:
+        said = plain or _decode(body)
+    except msgspec.ValidationError as wrong:
+        raise _mismatch(str(wrong)) from None
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise _not_json(str(wrong)[:200]) from None
+    if any(body.count(name) > 1 for name in _QUOTED) or _ESCAPED_LETTER.search(body):
+        _refuse_twice(body)
+    model = said.model
+    if model is msgspec.UNSET:
+        if endpoint not in DEFAULT_MODELS:
+            raise ApiProblem(400, "missing_required_parameter", "`model` is missing: name a model.", param="model")
+        model = DEFAULT_MODELS[endpoint]
+    if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
+        message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
+        raise ApiProblem(400, "invalid_parameter", message, param="model")
+    if endpoint == "/v1/responses" and said.background is not None and said.background is not False:
+        message = "`background` must be false: background responses are not supported yet. Send a batch, or wait for the answer."
+        raise ApiProblem(400, "unsupported_parameter", message, param="background")
+    is_flex = said.service_tier == FLEX
+    names_model = said.model is not msgspec.UNSET
+    sent = _without_tier(body) if is_flex else body
+    return InteractiveRequest(model, bool(said.stream), is_flex, sent, names_model, plain is not None)
+
+
+def _without_tier(body: bytes) -> bytes:
+    """The same request without its tier, which is ours to keep; every other value stays the bytes that it was."""
+    members = _members(body)
+    del members["service_tier"]
+    return msgspec.json.encode(members)
+
+
+def _refuse_twice(body: bytes) -> None:
+    def names(pairs: list[tuple[str, Any]]) -> list[str]:
+        return [name for name, _ in pairs]
+
+    try:
+        found = json.loads(body, object_pairs_hook=names)
+    except (ValueError, RecursionError):
+        raise _not_json("it cannot be read") from None
+    for name in _READ_ONCE:
+        if found.count(name) > 1:
+            message = (
+                f"`{name}` is named {found.count(name)} times, and readers differ in which one counts: name it once."
+            )
+            raise ApiProblem(400, "duplicate_parameter", message, param=name)
+
+
+def _mismatch(said: str) -> ApiProblem:
+    for name, kind in (("model", "text"), ("stream", "true or false")):
+        if f"`$.{name}`" in said:
+            return ApiProblem(400, "invalid_parameter", f"`{name}` must be {kind}.", param=name)
+    return ApiProblem(400, "invalid_parameter", "The body must be a JSON object.")
+
+
+def _not_json(why: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_json", f"The body is not valid JSON: {why}.")

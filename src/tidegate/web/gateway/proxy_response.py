@@ -1,0 +1,214 @@
+"""An interactive answer on its way to its client: byte for byte as it comes, as fast as the client takes it, and no longer than it stays.
+
+In events, the characters that some clients take for the end of a line are escaped.
+
+A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
+answer of its own; after it, an event of the client's protocol says that the stream breaks off. `judged` changes or refuses a
+whole answer, and `held`, where there is one, keeps a stream back until it is whole and judged. It chooses nothing and bills nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidegate import metrics
+from tidegate.core.answers.line_breaks import StreamEscaper, escape_line_breaks
+from tidegate.core.errors import ApiProblem, Refused, UpstreamError
+from tidegate.core.ports import Clock
+from tidegate.upstream.calls.response import UpstreamResponse
+from tidegate.web.gateway.dialects import Dialect
+from tidegate.web.gateway.upstream_problems import own_words, problem_of, retry_after
+from tidegate.web.http.open_calls import KeyCut, OpenCall
+from tidegate.web.http.open_calls import refusal as key_refusal
+from tidegate.web.http.parts import body_part, send_parts
+
+log = structlog.get_logger()
+
+LEFT_OUT_CHARS_MAX = 1_024
+REST_S = 0.25
+EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class ClientStalled(Exception):
+    """The client took nothing of its answer for too long."""
+
+
+class StreamCut(Exception):
+    """The upstream's stream broke in the middle of an event, and so does the client's."""
+
+
+class ProxyResponse(Response):
+    """Opens the call when it is answered, so that one task, and one look-out for the client's leaving, cover it all."""
+
+    def __init__(
+        self,
+        opened: Callable[[], Awaitable[UpstreamResponse]],
+        dialect: Dialect,
+        clock: Clock,
+        model: str,
+        request_id: str,
+        judged: Callable[[bytes], Awaitable[bytes]] | None = None,
+        held: Callable[[UpstreamResponse, Dialect], Awaitable[bytes]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._opened = opened
+        self._dialect = dialect
+        self._clock = clock
+        self._model = model
+        self._request_id = request_id
+        self._judged = judged
+        self._held = held
+        self._has_left = False
+        # What of a stream the client has: anything, and whole events only.
+        self._is_begun = False
+        self._is_between_events = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_call: OpenCall | None = scope["tidegate.intake"].open_call
+        if open_call is not None:
+            open_call.when_cut(task.cancel)
+            if open_call.is_cut:
+                raise key_refusal()
+        watch = asyncio.create_task(self._watch(receive, task))
+        response: UpstreamResponse | None = None
+        outcome = "failed"
+        refusal: Response | None = None
+        try:
+            began_ms = self._clock.monotonic_ms()
+            response = await self._opened()
+            metrics.interactive_first_byte_seconds.observe((self._clock.monotonic_ms() - began_ms) / 1000)
+            outcome = await self._pass_on(response, send)
+        except asyncio.CancelledError:
+            if self._has_left:
+                task.uncancel()
+                outcome = "left"
+            elif response is not None and response.was_cut():
+                outcome = "left"
+                raise ClientStalled from None
+            elif open_call is not None and open_call.is_cut:
+                task.uncancel()
+                outcome = "refused"
+                if response is not None:
+                    response.close()
+                await self._end_for_key(send)
+            else:
+                raise
+        except UpstreamError as error:
+            outcome = "refused" if isinstance(error, Refused) else "failed"
+            log.warning("interactive_call_failed", request_id=self._request_id, code=error.code, why=error.message)
+            refusal = self._refusal(error)
+            if refusal is None:
+                raise problem_of(error) from None
+        except ApiProblem:
+            outcome = "refused"
+            raise
+        finally:
+            watch.cancel()
+            if response is not None:
+                response.close()
+            metrics.interactive_calls.of(self._model, outcome).inc()
+        if refusal is not None:
+            await refusal(scope, receive, send)
+
+    def _refusal(self, error: UpstreamError) -> Response | None:
+        """The engine's own words, in the door's shape; None when it said none."""
+        body = own_words(error)
+        if body is None:
+            return None
+        said = self._dialect.refusal(error.status, body, self._request_id)
+        wait_s = retry_after(error)
+        headers = {} if wait_s is None else {"Retry-After": str(wait_s)}
+        return Response(said, error.status, headers, "application/json")
+
+    async def _end_for_key(self, send: Send) -> None:
+        """The caller's key stopped working: say so, as far as the client can still be told."""
+        problem = key_refusal()
+        if not self._is_begun:
+            raise problem
+        if not self._is_between_events:
+            raise KeyCut
+        said = escape_line_breaks(self._dialect.broken_off(problem.code, problem.message))
+        await send(body_part(said, more=False))
+
+    async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
+        """The client's body is read: what comes next is its leaving."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._has_left = True
+        task.cancel()
+
+    async def _pass_on(self, response: UpstreamResponse, send: Send) -> str:
+        dialect = self._dialect
+        headers = []
+        if dialect.left_out:
+            shown = ",".join(dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
+            headers.append((b"x-tidegate-left-out", shown))
+        if response.body is not None:
+            body = dialect.answer(response.body)
+            if self._judged is not None:
+                body = await self._judged(body)
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            self._is_begun = True
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await send(body_part(body, more=False))
+            return "answered"
+        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        if self._held is not None:
+            body = escape_line_breaks(await self._held(response, dialect))
+            self._is_begun = True
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            await send(body_part(body, more=False))
+            return "answered"
+        self._is_begun = True
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        return await self._pass_stream(response, send)
+
+    async def _pass_stream(self, response: UpstreamResponse, send: Send) -> str:
+        translator = self._dialect.translator()
+        escaper = StreamEscaper()
+        end = b""
+        try:
+            while chunk := await response.read():
+                if translator is not None:
+                    chunk = translator.feed(chunk)
+                    if translator.ended:
+                        break
+                chunk = escaper.feed(chunk)
+                if not chunk:
+                    continue
+                self._is_between_events = False
+                response.pause_timeout()
+                await send_parts(send, chunk)
+                response.resume_timeout()
+                end = (end + chunk)[-4:]
+                self._is_between_events = translator is not None or end.endswith(EVENT_END)
+        except UpstreamError as error:
+            log.warning("stream_interrupted", request_id=self._request_id, model=self._model, why=error.message)
+            if not self._is_between_events:
+                # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
+                raise StreamCut from None
+            said = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
+            await send(body_part(said, more=False))
+            return "failed"
+        last = b""
+        if translator is not None:
+            last = chunk if translator.ended else translator.end()
+            if chunk:
+                await read_rest(response)
+        self._is_between_events = False
+        await send(body_part(escaper.feed(last) + escaper.end(), more=False))
+        return "answered"
+
+
+async def read_rest(response: UpstreamResponse) -> None:
+    """What comes after the last event says nothing, and nobody waits for it; a stream that really ends leaves its connection to others."""
+    try:
+        async with asyncio.timeout(REST_S):
+            await response.read()
+    except (UpstreamError, TimeoutError) as error:
+        log.info("stream_ended_late", why=type(error).__name__)

@@ -1,0 +1,1 @@
+"""What every door stands on: the wall, keys, bodies in and out, and answers."""

@@ -1,0 +1,222 @@
+"""Who is asking: a key, this machine's operator, or, while no key exists, anyone on this machine.
+
+A command on this machine shows the token that a server left in its data directory; who can read that owns the data anyway, so it
+stands for any tenant, but only from this machine. A refusal never says why. What was read from the store is believed for two seconds
+at most, so a revoked or expired key stops working by then; calls that are open under it are cut within a second more. It decides who a
+caller is and what it may do in general; which things are a caller's own is the store's to say.
+
+A right key is never refused for the mistakes of others: after too many wrong ones from an address or under a name, keys that were
+not used here before wait for their turn to be looked up, a few at a time, and only the wrong ones among them are answered with 429.
+"""
+
+import asyncio
+import hmac
+from collections import OrderedDict
+from typing import Any
+from urllib.parse import unquote
+
+import structlog
+from starlette.requests import Request
+
+from tidegate.core import ids, keys
+from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.core.nouns import Caller
+from tidegate.store.rows import limits_from
+from tidegate.web.context import WebContext
+from tidegate.web.http.client_address import client_address, is_allowed, networks_of, owner_of
+from tidegate.web.http.failures import Failures
+from tidegate.web.http.loopback import BY_SOCKET, is_loopback, refuse_remote
+from tidegate.web.http.loopback import require_loopback as require_loopback
+from tidegate.web.http.open_calls import OpenCalls, is_over, matches_secret, refusal
+from tidegate.web.http.pepper import pepper_of as pepper_of
+from tidegate.web.http.problems import ANTHROPIC_PATHS
+
+log = structlog.get_logger()
+
+DEFAULT_TENANT = "default"
+CONTROL_HEADER = "X-Tidegate-Control"
+TENANT_HEADER = "X-Tidegate-Tenant"
+BELIEVED_MS = 2_000
+ROWS_MAX = 4_096
+ADDRESS_FAILURES_MAX = 30
+KEY_FAILURES_MAX = 10
+# How many keys are looked up at once for addresses and names that failed too often.
+DOUBTFUL_LOOK_UPS = 4
+USED_EVERY_MS = 60_000
+_TENANT_CHARS_MAX = 255
+
+
+class Authenticator:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._clock = context.clock
+        self._entropy = context.entropy
+        self._pepper = context.pepper
+        self._control_token = context.control_token
+        self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
+        self._proven: OrderedDict[str, float] = OrderedDict()
+        self._keyless_until_ms = 0.0
+        self._any_key = False
+        self._default_tenant_id: str | None = None
+        self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
+        self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
+        self._doubtful = asyncio.Semaphore(DOUBTFUL_LOOK_UPS)
+        self._trusted_proxies = networks_of(context.settings.server.trusted_proxies)
+        self._notes: set[asyncio.Task[None]] = set()
+        self._open_calls = OpenCalls(self._store)
+
+    async def caller(self, request: Request, scope: str) -> Caller:
+        """Who sent this, provided that they may do what `scope` names."""
+        peer = request.client.host if request.client else ""
+        client = client_address(peer, request.headers, self._trusted_proxies)
+        if CONTROL_HEADER in request.headers:
+            return await self._operator(request, client)
+        text = _bearer(request)
+        if not await self._any_key_exists(text):
+            refuse_remote(client, request.headers)
+            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
+        caller = await self._key_holder(request, text, client)
+        if not any(one in caller.scopes for one in scope.split(" or ")):
+            raise ApiProblem(
+                403, "insufficient_scope", f"This key lacks the scope `{scope}`. Ask for a key that has it."
+            )
+        return caller
+
+    async def _key_holder(self, request: Request, text: str, client: str) -> Caller:
+        if not text:
+            raise refusal()
+        public_id = keys.public_id_of(text)
+        given = keys.keyed_hash(self._pepper, text)
+        if public_id is None:
+            raise self._failed(client, None)
+        # A key that was shown to be right does not wait, whatever others do under its name or from its address.
+        if public_id in self._proven or not self._wait_s(client, public_id):
+            row, age_ms, matches = await self._look_up(public_id, given)
+        else:
+            async with self._doubtful:
+                row, age_ms, matches = await self._look_up(public_id, given)
+        if row is None or not matches or row["revoked_at"] is not None or is_over(row, age_ms):
+            if row is None or row["revoked_at"] is not None or is_over(row, age_ms):
+                self._proven.pop(public_id, None)
+            raise self._failed(client, public_id)
+        if not is_allowed(client, row["addresses"]):
+            log.warning("key_address_refused", key=public_id, address=client)
+            raise self._failed(client, public_id)
+        self._note_use(public_id)
+        request.scope["tidegate.intake"].open_call = self._open_calls.add(public_id, given)
+        return Caller(
+            row["tenant_id"],
+            public_id,
+            row["team"],
+            row["user_name"],
+            keys.scopes_from(row["scopes"]),
+            keys.models_from(row["models"]),
+            keys.models_from(row["resources"]),
+            limits_from(row["limits"]),
+            row["parallel_max"],
+        )
+
+    async def _look_up(self, public_id: str, given: bytes) -> tuple[dict[str, Any] | None, float, bool]:
+        """Return the row of a key, how old that knowledge is, and whether the secret is its own."""
+        row, age_ms = await self._row(public_id)
+        matches = matches_secret(row, given, age_ms)
+        if not matches and age_ms:
+            # A secret that was made a moment ago is right at once; how often one may be wrong is bounded.
+            self._rows.pop(public_id, None)
+            row, age_ms = await self._row(public_id)
+            matches = matches_secret(row, given, age_ms)
+        return row, age_ms, matches
+
+    async def _row(self, public_id: str) -> tuple[dict[str, Any] | None, float]:
+        now_ms = self._clock.monotonic_ms()
+        known = self._rows.get(public_id)
+        if known is not None and now_ms - known[0] < BELIEVED_MS:
+            return known[1], now_ms - known[0]
+        row = await self._store.get_key(public_id)
+        self._rows[public_id] = (now_ms, row)
+        self._rows.move_to_end(public_id)
+        if len(self._rows) > ROWS_MAX:
+            self._rows.popitem(last=False)
+        return row, 0.0
+
+    async def _any_key_exists(self, text: str) -> bool:
+        """Once there was a key there is no way back; that there is none yet is believed for two seconds. Whoever shows a key knows better:
+        taken for anyone, they would make things that they could never find again."""
+        now_ms = self._clock.monotonic_ms()
+        is_shown = not self._any_key and keys.public_id_of(text) is not None
+        if not self._any_key and (is_shown or now_ms >= self._keyless_until_ms):
+            self._any_key = await self._store.any_key()
+            self._keyless_until_ms = now_ms + BELIEVED_MS
+        return self._any_key
+
+    async def _operator(self, request: Request, client: str) -> Caller:
+        given = request.headers[CONTROL_HEADER].encode("latin-1", "replace")
+        wanted = self._control_token.reveal().encode() if self._control_token else b""
+        is_here = request.scope.get(BY_SOCKET, False) or is_loopback(client)
+        if not hmac.compare_digest(given, wanted) or not wanted or not is_here:
+            raise self._failed(client, None)
+        # Names are any printable text and headers are not: it comes percent-encoded.
+        name = unquote(request.headers.get(TENANT_HEADER, DEFAULT_TENANT))
+        if name == DEFAULT_TENANT:
+            return Caller(await self._default_tenant(), scopes=frozenset(keys.SCOPES))
+        tenant_id = None
+        if name.isprintable() and len(name) <= _TENANT_CHARS_MAX:
+            tenant_id = await self._store.tenant_by_name(name)
+        if tenant_id is None:
+            raise ApiProblem(
+                404, "tenant_not_found", "There is no tenant of this name. `tidegate keys list` shows them."
+            )
+        return Caller(tenant_id, scopes=frozenset(keys.SCOPES))
+
+    async def _default_tenant(self) -> str:
+        if self._default_tenant_id is None:
+            fresh = ids.make("tenant", self._entropy.token_bytes(ids.RANDOM_BYTES))
+            self._default_tenant_id = await self._store.put_tenant(fresh, DEFAULT_TENANT)
+        return self._default_tenant_id
+
+    def _wait_s(self, client: str, public_id: str | None) -> int:
+        """Return how long whoever failed too often from there or under this name has to wait; 0 when none did."""
+        wait_s = self._address_failures.wait_s(owner_of(client))
+        return max(wait_s, self._key_failures.wait_s(public_id)) if public_id is not None else wait_s
+
+    def _failed(self, client: str, public_id: str | None) -> ApiProblem:
+        """Count a wrong key, and say only that it is wrong, or that there were too many."""
+        wait_s = self._wait_s(client, public_id)
+        if wait_s:
+            return ApiProblem(
+                429,
+                "too_many_failures",
+                "Too many requests with a wrong API key came from here. Check the key, then wait and try again.",
+                retry_after_s=wait_s,
+            )
+        self._address_failures.add(owner_of(client))
+        if public_id is not None:
+            self._key_failures.add(public_id)
+        return refusal()
+
+    def _note_use(self, public_id: str) -> None:
+        """Remember that the key is right, and tell the store once a minute when it was last used; losing that is no harm."""
+        now_ms = self._clock.monotonic_ms()
+        noted_ms = self._proven.get(public_id)
+        if noted_ms is not None and now_ms - noted_ms < USED_EVERY_MS:
+            return
+        self._proven[public_id] = now_ms
+        self._proven.move_to_end(public_id)
+        if len(self._proven) > ROWS_MAX:
+            self._proven.popitem(last=False)
+        note = asyncio.get_running_loop().create_task(self._mark_used(public_id))
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
+
+    async def _mark_used(self, public_id: str) -> None:
+        try:
+            await self._store.mark_key_used(public_id)
+        except TidegateError:
+            return
+
+
+def _bearer(request: Request) -> str:
+    if request.scope["path"].startswith(ANTHROPIC_PATHS) and "x-api-key" in request.headers:
+        return request.headers["x-api-key"].strip()
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    return text.strip() if kind.lower() == "bearer" else ""

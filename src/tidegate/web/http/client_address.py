@@ -1,0 +1,83 @@
+"""From which address a request comes, also behind proxies that the operator named.
+
+`X-Forwarded-For` is only what a proxy says. It counts when the peer is one of `server.trusted_proxies`, and is read from the
+right: the first address that is no trusted proxy is the caller, whatever a caller wrote further left.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from functools import lru_cache
+
+from starlette.datastructures import Headers
+
+from tidegate.core.keys import addresses_from
+from tidegate.web.http.host import is_plain_host
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+HOPS_MAX = 32
+# Whoever has one address of a /64 usually has all of them.
+IPV6_OWNER_BITS = 64
+
+
+def networks_of(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Read addresses and ranges such as 10.0.0.0/8; ValueError names the first that is neither."""
+    return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
+
+
+def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> str:
+    """Return the address of the caller: the peer itself, or what trusted proxies say of it."""
+    if not trusted or not _is_within(peer, trusted):
+        return peer
+    hops = [hop.strip() for line in headers.getlist("x-forwarded-for") for hop in line.split(",")]
+    address = peer
+    for hop in reversed(hops[-HOPS_MAX:]):
+        if _parsed(hop) is None:
+            return address
+        address = hop
+        if not _is_within(hop, trusted):
+            return address
+    return address
+
+
+def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Network]) -> str:
+    """Return the scheme and host under which the caller reached us: as a trusted proxy says, else as the request does."""
+    host = headers.get("host", "")
+    if trusted and _is_within(peer, trusted):
+        said_scheme, said_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
+        scheme = said_scheme if said_scheme in ("http", "https") else scheme
+        host = said_host if said_host and is_plain_host(said_host.encode("latin-1", "replace")) else host
+    return f"{scheme}://{host}"
+
+
+@lru_cache(maxsize=4096)
+def owner_of(address: str) -> str:
+    """Return the name under which the failures of an address are counted: itself, or its network for IPv6."""
+    parsed = _parsed(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((parsed, IPV6_OWNER_BITS), strict=False))
+    return str(parsed) if parsed is not None else address
+
+
+def is_allowed(address: str, text: str) -> bool:
+    """Whether a key may be used from this address; `text` is what the store keeps of where it may."""
+    return not text or _is_within(address, _networks_in(text))
+
+
+@lru_cache(maxsize=4096)
+def _networks_in(text: str) -> tuple[Network, ...]:
+    return networks_of(addresses_from(text))
+
+
+def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped or address
+
+
+def _is_within(text: str, networks: Sequence[Network]) -> bool:
+    address = _parsed(text)
+    return address is not None and any(address in network for network in networks)

@@ -1,0 +1,140 @@
+"""The bytes of a file on their way out: extents page by page, one range or all, never a file in memory."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidegate.core.errors import ApiProblem, BlobMissing
+from tidegate.core.ports import Blobs
+from tidegate.store.store import Store
+from tidegate.web.http import problems, ranges
+from tidegate.web.http.filename import attachment
+from tidegate.web.http.parts import body_part, send_parts
+
+EXTENTS_PAGE_COUNT = 64
+_SANDBOX = "sandbox; default-src 'none'"
+
+
+async def chunks(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    """The bytes of a file from one place up to another.
+
+    Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
+    at, missed_at = start, -1
+    while at < end:
+        extents = await store.list_extents(file_id, at, EXTENTS_PAGE_COUNT)
+        if not extents or extents[0].at > at:
+            raise BlobMissing(f"{file_id} has no bytes at {at}, though it should have {end}")
+        for extent in extents:
+            skip = at - extent.at
+            count = min(extent.size_bytes - skip, end - at)
+            if count <= 0:
+                break
+            try:
+                async with aclosing(blobs.stream(extent.blob_id, extent.blob_at + skip, count)) as stream:
+                    async for chunk in stream:
+                        at += len(chunk)
+                        yield chunk
+            except BlobMissing:
+                if missed_at == at:
+                    raise
+                missed_at = at
+                break
+
+
+async def answer(
+    request: Request,
+    store: Store,
+    blobs: Blobs,
+    file_id: str | None,
+    size_bytes: int,
+    filename: str,
+    headers: dict[str, str],
+) -> Response:
+    """The answer to a GET or HEAD of these bytes. Without a file there are none."""
+    headers = {
+        **headers,
+        "Content-Disposition": attachment(filename),
+        "Content-Security-Policy": _SANDBOX,
+        "Accept-Ranges": "bytes",
+    }
+    try:
+        asked = _asked(request, headers, size_bytes)
+    except ranges.Unsatisfiable:
+        refusal = problems.answer(
+            ApiProblem(416, "range_not_satisfiable", f"There are {size_bytes:,} bytes; the range begins behind them.")
+        )
+        refusal.headers.update({**headers, "Content-Range": f"bytes */{size_bytes}"})
+        return refusal
+    start, end = asked or (0, size_bytes)
+    headers["Content-Length"] = str(end - start)
+    status = 200
+    if asked is not None:
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size_bytes}"
+    media_type = "application/octet-stream"
+    if request.method == "HEAD" or file_id is None or start == end:
+        return Response(None, status, headers, media_type)
+    stream = chunks(store, blobs, file_id, start, end)
+    # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+    first = await anext(stream)
+    return Download(first, stream, status, headers, media_type)
+
+
+def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[int, int] | None:
+    condition = request.headers.get("if-range")
+    if condition is not None and condition != headers.get("ETag"):
+        return None
+    return ranges.choose(request.headers.get("range"), size_bytes)
+
+
+class Download(Response):
+    """Bytes that are read no faster than the client takes them. Whatever ends the answer closes what they are read from, at once."""
+
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], status: int, headers: dict[str, str], media_type: str
+    ) -> None:
+        super().__init__(None, status, headers, media_type)
+        if "Content-Length" not in headers:
+            # Of an answer without a body it would be 0.
+            del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            # With this the rest of the request's body is read, so that its end is all that is left to wait for.
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with while_the_client_stays(receive):
+                await send_parts(send, self._first)
+                async for chunk in self._rest:
+                    await send_parts(send, chunk)
+                await send(body_part(b"", more=False))
+
+
+@asynccontextmanager
+async def while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
+    """Leave the block when the client leaves; nobody is there to be told, so that is no error."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        has_left = True
+        task.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+    finally:
+        watching.cancel()

@@ -1,0 +1,104 @@
+"""The outermost wall: gives every request an id of ours, bounds its head, and turns whatever is raised inside into an answer.
+
+It knows no route and no tenant.
+"""
+
+import re
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.ports import Clock, Entropy
+from tidegate.web.http import problems
+from tidegate.web.http.body_room import BodyRoom
+from tidegate.web.http.host import check_host
+from tidegate.web.http.intake import Intake
+from tidegate.web.http.open_calls import KeyCut
+
+HEADER_BYTES_MAX = 32_768
+HEADER_COUNT_MAX = 96
+URL_BYTES_MAX = 8_192
+# A slash, a backslash or a control character that hides behind an escape would change what a path names.
+_HIDDEN = re.compile(rb"%(?:2f|5c|[01][0-9a-f]|7f)", re.IGNORECASE)
+_SINGLE = (
+    b"authorization",
+    b"content-length",
+    b"content-type",
+    b"idempotency-key",
+    b"x-api-key",
+    b"x-tidegate-control",
+)
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class RequestDoor:
+    def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom) -> None:
+        self._app = app
+        self._room = room
+        self._clock = clock
+        self._entropy = entropy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = ids.make("req", self._entropy.token_bytes(ids.RANDOM_BYTES))
+        intake = Intake(receive, dict(scope["headers"]), self._clock, self._room)
+        scope["tidegate.intake"] = intake
+        scope["tidegate.request_id"] = request_id
+        answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                await intake.drain()
+                answered = True
+                headers = list(message.get("headers", []))
+                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
+            elif message.get("more_body") and intake.is_cut_unheard:
+                raise KeyCut
+            await send(message)
+
+        try:
+            _check_head(scope)
+            await self._app(scope, intake, answer)
+        except Exception as error:
+            if answered:
+                # Half an answer is out: only a broken connection can still say that it is not whole.
+                problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
+                raise
+            refusal = problems.answer(problems.problem_of(error, request_id), scope["path"], request_id)
+            await refusal(scope, intake, answer)
+        finally:
+            intake.release()
+            if intake.open_call is not None:
+                intake.open_call.leave()
+
+
+def _check_head(scope: Scope) -> None:
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    seen: set[bytes] = set()
+    size_bytes = count = 0
+    for name, value in headers:
+        size_bytes += len(name) + len(value)
+        count += 1
+        if name in _SINGLE and name in seen:
+            raise ApiProblem(
+                400, "duplicate_header", f"The header {name.decode('latin-1')} may be sent once.", param="headers"
+            )
+        seen.add(name)
+    if size_bytes > HEADER_BYTES_MAX or count > HEADER_COUNT_MAX:
+        raise ApiProblem(
+            431, "headers_too_large", f"At most {HEADER_COUNT_MAX} headers of {HEADER_BYTES_MAX:,} bytes are taken."
+        )
+    check_host(headers)
+    path, query = scope.get("raw_path") or b"", scope.get("query_string") or b""
+    if len(path) + len(query) > URL_BYTES_MAX:
+        raise ApiProblem(414, "url_too_long", f"A URL may have {URL_BYTES_MAX:,} bytes.")
+    if b"%" in path and _HIDDEN.search(path):
+        raise problems.unknown_url(scope["method"], path.decode("latin-1"))

@@ -1,0 +1,131 @@
+"""A request's body as it comes in: bounded, never awaited for ever, and read to its end before an answer goes out.
+
+A client that still sends when it is refused would see a broken connection instead of the refusal; so the rest of a body is taken and
+thrown away for a short while.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.types import Message, Receive
+
+from tidegate.core.errors import ApiProblem
+from tidegate.core.ports import Clock
+from tidegate.web.http.body_room import BodyRoom
+from tidegate.web.http.open_calls import OpenCall, refusal
+
+IDLE_S = 30.0
+# A body that is held in memory must be there by then.
+HELD_BODY_S = 300.0
+RATE_MIN_BYTES_PER_S = 1_024
+RATE_GRACE_S = 30.0
+DRAIN_S = 5.0
+DRAIN_BYTES_MAX = 1 << 30
+
+
+class Intake:
+    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, by whomever.
+
+    `tenant_id` is whose room a body takes that is held in memory, and `open_call` the call under its key; both are known once the caller
+    is."""
+
+    def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: BodyRoom) -> None:
+        self.tenant_id = ""
+        self.open_call: OpenCall | None = None
+        self._room = room
+        self._held_bytes = 0
+        self._receive = receive
+        self._clock = clock
+        self._began_ms = clock.monotonic_ms()
+        declared = headers.get(b"content-length", b"")
+        self.declared_bytes = int(declared) if declared.isdigit() else None
+        # A client that waits to be asked for its body is answered without it.
+        self._over = b"expect" in headers or (not self.declared_bytes and b"transfer-encoding" not in headers)
+        self.received_bytes = 0
+
+    @property
+    def is_cut_unheard(self) -> bool:
+        """Whether the key stopped working and nothing but the next part of the body or the answer can say so."""
+        return self.open_call is not None and self.open_call.is_cut_unheard
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.received_bytes += len(message.get("body", b""))
+            self._over = not message.get("more_body", False)
+        else:
+            self._over = True
+        return message
+
+    async def chunks(self, bytes_max: int, over: ApiProblem) -> AsyncIterator[bytes]:
+        """The body, piece by piece; `over` is raised when it is longer than allowed, before it is read where it says so itself."""
+        if self.declared_bytes is not None and self.declared_bytes > bytes_max:
+            raise over
+        while True:
+            message = await self._next()
+            if message["type"] != "http.request":
+                raise ApiProblem(
+                    400, "incomplete_body", "The request's body ended before it was complete. Send it again."
+                )
+            if self.received_bytes > bytes_max:
+                raise over
+            if self.is_cut_unheard:
+                raise refusal()
+            if body := message.get("body", b""):
+                yield body
+            if not message.get("more_body", False):
+                return
+
+    async def whole(self, bytes_max: int, over: ApiProblem) -> bytes:
+        """The whole body in memory, which takes room until `release`."""
+        if self.declared_bytes is not None and self.declared_bytes <= bytes_max:
+            self._hold(self.declared_bytes)
+        chunks = []
+        async for chunk in self.chunks(bytes_max, over):
+            self._hold(self.received_bytes)
+            if self._clock.monotonic_ms() - self._began_ms > HELD_BODY_S * 1000:
+                self._over = True
+                raise _too_slow(f"The request's body was not there within {HELD_BODY_S:g} seconds.")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def _hold(self, size_bytes: int) -> None:
+        if size_bytes > self._held_bytes:
+            self._room.take(self.tenant_id, size_bytes - self._held_bytes)
+            self._held_bytes = size_bytes
+
+    def release(self) -> None:
+        """The request is over: its body is no longer held."""
+        if self._held_bytes:
+            self._room.give_back(self.tenant_id, self._held_bytes)
+            self._held_bytes = 0
+
+    async def _next(self) -> Message:
+        try:
+            async with asyncio.timeout(IDLE_S):
+                message = await self()
+        except TimeoutError:
+            self._over = True
+            raise _too_slow(f"No byte of the request's body came for {IDLE_S:g} seconds.") from None
+        passed_s = (self._clock.monotonic_ms() - self._began_ms) / 1000
+        if passed_s > RATE_GRACE_S and self.received_bytes < passed_s * RATE_MIN_BYTES_PER_S:
+            self._over = True
+            raise _too_slow(f"The request's body comes at less than {RATE_MIN_BYTES_PER_S:,} bytes a second.")
+        return message
+
+    async def drain(self) -> None:
+        """Take the rest of the body and throw it away, within limits."""
+        if self._over:
+            return
+        until_bytes = self.received_bytes + DRAIN_BYTES_MAX
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while not self._over and self.received_bytes < until_bytes:
+                    await self()
+        except TimeoutError:
+            pass
+        self._over = True
+
+
+def _too_slow(message: str) -> ApiProblem:
+    return ApiProblem(408, "request_timeout", f"{message} Nothing was kept: send it again.")

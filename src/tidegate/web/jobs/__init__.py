@@ -1,0 +1,1 @@
+"""Jobs as every door makes and watches them."""

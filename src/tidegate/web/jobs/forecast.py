@@ -1,0 +1,196 @@
+"""When a batch will be done, and whether one that is wished for can be done in time: measured rates and a sample of its input.
+
+A forecast never keeps anything from being accepted by failing itself: where nothing was measured or the storage is away, nothing is said.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
+from tidegate.core.errors import ApiProblem, BlobError, StoreError
+from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
+from tidegate.core.nouns import Caller, File, Job, JobRequest
+from tidegate.core.schedule import eta
+from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
+from tidegate.core.states import JobState
+from tidegate.core.usage import estimate
+from tidegate.core.window import spoken
+from tidegate.settings.tenants import Tenants
+from tidegate.store.rows import limits_from
+from tidegate.web.context import WebContext
+from tidegate.web.http import content
+from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
+
+SAMPLE_BYTES_MAX = 64 * 1024
+SAMPLE_MODELS_MAX = 8
+CHOICES_MAX = 128
+_SHARED_MIN = 0.9
+
+
+class Forecaster:
+    def __init__(self, context: WebContext) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._scheduler = context.settings.scheduler
+        self._slots_max = context.settings.worker.in_flight_max
+        self._tenants = Tenants(context.settings)
+        self._router = context.router
+
+    async def of_job(self, job: Job) -> Forecast:
+        """What can be said of a job that runs; nothing of any other."""
+        if job.state is not JobState.IN_PROGRESS or job.closing is not None:
+            return UNKNOWN
+        outlook = await self._store.outlook(job.id)
+        if outlook is None or not outlook.models:
+            return UNKNOWN
+        work_units = sum(one.total_units for one in outlook.models)
+        caller = await self._caller_of(job)
+        least_ms = await self._least_ms(
+            caller, job.item_count - job.done_count, [one.model for one in outlook.models], job.id, job.limits
+        )
+        if least_ms is None:
+            return Forecast(work_units=work_units)
+        ends = [end_of(one, outlook, is_limited=least_ms > 0) for one in outlook.models]
+        known = [end for end in ends if end is not None]
+        if len(known) < len(ends):
+            return Forecast(work_units=work_units)
+        last = eta.not_before(eta.Eta(max(end.p50_ms for end in known), max(end.p95_ms for end in known)), least_ms)
+        return Forecast(
+            slack_seconds=(outlook.expires_at - outlook.now - last.p50_ms) // 1000,
+            eta=EtaShown((outlook.now + last.p50_ms) // 1000, (outlook.now + last.p95_ms) // 1000),
+            work_units=work_units,
+        )
+
+    async def _caller_of(self, job: Job) -> Caller:
+        """The caller who made a job, as its key stands now."""
+        key = await self._store.get_key(job.key_id) if job.key_id else None
+        if key is None:
+            return Caller(job.tenant_id, key_id=job.key_id)
+        limits = limits_from(key["limits"])
+        return Caller(job.tenant_id, key_id=job.key_id, team=key["team"], user=key["user_name"], limits=limits)
+
+    async def _least_ms(
+        self, caller: Caller, calls: int, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
+    ) -> int | None:
+        """How long so many calls take at the least under the limits of the batch, its tenant, team, user and key and, of one model, its
+        servers; None when they can never all be sent."""
+        tenant = await self._store.tenant_name(caller.tenant_id) or ""
+        policy = self._tenants.of(tenant)
+        own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits, caller.team)
+        if caller.key_id:
+            own = with_limits(own, LimitBound.KEY, caller.key_id, caller.limits)
+        servers = self._router.budgets(models[0]) if len(models) == 1 else []
+        return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
+
+    async def admit(self, caller: Caller, wanted: JobRequest, share_owner: str, key: str | None) -> tuple[str, ...]:
+        """Warnings about a deadline that cannot be met; a refusal where the operator wants one."""
+        if self._scheduler.admission == "off":
+            return ()
+        try:
+            late = await self._hopeless(caller, wanted, share_owner)
+            if late is None or (key and await self._store.was_made(caller.tenant_id, "batches", key)):
+                return ()
+        except (StoreError, BlobError):
+            return ()
+        if self._scheduler.admission == "refuse":
+            raise ApiProblem(400, "deadline_unreachable", late, param="completion_window")
+        return (late,)
+
+    async def _hopeless(self, caller: Caller, wanted: JobRequest, share_owner: str) -> str | None:
+        """Why it will be late: a model on which even the whole urgent share would not do, or limits that let too little through."""
+        file = await self._store.get_file(caller.tenant_id, wanted.input_file_id)
+        if file is None:
+            return None
+        slots = self._slots_max * await self._store.workers_alive()
+        sample = await self._sampled(file)
+        units_by_model = sampled_units(sample, file.size_bytes, LineRules(endpoint=wanted.endpoint))
+        calls = sampled_count(sample, file.size_bytes)
+        for model, units in units_by_model.items():
+            outlook = await self._store.forecast(model, share_owner, units)
+            best = eta.best_rates(outlook.minutes, slots)
+            if best is None:
+                continue
+            chance = eta.feasible(wanted.window_ms, position_of(outlook), [best[0]], self._scheduler.urgent_share)
+            # Whether a call takes as long as its tokens or as long as any other is not known: both must say that it is too much.
+            is_too_many = 1_000 * calls * units > wanted.window_ms * best[1] * max(1, sum(units_by_model.values()))
+            if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
+                return (
+                    f"Measured by what {model} served lately, this batch cannot be done within {spoken(wanted.window_ms)}: "
+                    f"it has about {outlook.total_units:,} tokens of work. Give it a longer completion_window, or split it."
+                )
+        least_ms = await self._least_ms(caller, calls, list(units_by_model), "new", wanted.limits)
+        if least_ms is None:
+            return (
+                f"Under the limits that bind it, this batch can never be done: they leave fewer than its about {calls:,} requests. "
+                "Split it, or raise the limits."
+            )
+        if least_ms <= wanted.window_ms:
+            return None
+        return (
+            f"Under the limits that bind it, this batch cannot be done within {spoken(wanted.window_ms)}: about {calls:,} requests take "
+            f"{spoken(least_ms)} at the least. Give it a longer completion_window, split it, or raise the limits."
+        )
+
+    async def _sampled(self, file: File) -> list[bytes]:
+        """The lines that an input begins with."""
+        end = min(file.size_bytes, SAMPLE_BYTES_MAX)
+        data = b"".join([chunk async for chunk in content.chunks(self._store, self._blobs, file.id, 0, end)])
+        lines = data.split(b"\n")
+        if end < file.size_bytes:
+            lines.pop()
+        return lines
+
+
+def sampled_count(lines: Sequence[bytes], size_bytes: int) -> int:
+    """How many requests an input of this size has that goes on as these lines begin."""
+    full = [line for line in lines if line.strip()]
+    return len(full) * size_bytes // max(1, min(sum(len(line) + 1 for line in lines), size_bytes))
+
+
+def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> dict[str, int]:
+    """Work units by model of an input of this size that goes on as these lines begin; lines that cannot be read say nothing."""
+    units: dict[str, int] = {}
+    read_bytes = 0
+    for line in lines:
+        try:
+            body = decode_request(line).body
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+        model = body.model or DEFAULT_MODELS.get(rules.endpoint, "")
+        if model not in units and len(units) >= SAMPLE_MODELS_MAX:
+            continue
+        if not model or not model.isprintable():
+            # Such a line is refused when the input is read; not every database could look the name up.
+            continue
+        asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
+        output = 0
+        if endpoint_of(rules).generates:
+            output = estimate.output_tokens(
+                max(0, asked) if asked is not None else None,
+                min(max(1, body.n or 1), CHOICES_MAX),
+                default_tokens=rules.default_output_tokens,
+                tokens_max=rules.max_tokens_max,
+            )
+        # As ingest counts: what the model reads, and not the JSON around it.
+        prompt_bytes = sum(len(part) for part in (prompt_of(body, rules), body.tools, body.instructions, body.system))
+        units[model] = units.get(model, 0) + estimate.work_units(prompt_bytes, output)
+        read_bytes += len(line) + 1
+    return {model: count * size_bytes // max(1, min(read_bytes, size_bytes)) for model, count in units.items()}
+
+
+def position_of(outlook: ModelOutlook) -> eta.Position:
+    """A job's place on a model."""
+    return eta.Position(outlook.left_units, outlook.ahead_units, outlook.weight, outlook.others)
+
+
+def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Eta | None:
+    """When a job is done with a model, by its own progress, or else by what the model served lately; None where nothing was measured.
+    The progress of a job that waits for its limits says nothing about the model."""
+    position, minutes = position_of(model), model.minutes
+    begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
+    rate = eta.own_rate(position, model.total_units - model.left_units, begun_ms_ago, minutes)
+    # A share that changed in between says nothing about the job's own pace.
+    if rate is None or is_limited or outlook.now - model.shared_since < _SHARED_MIN * begun_ms_ago:
+        rate = eta.recent_rate(minutes)
+    return eta.eta(position, eta.busy_rates(minutes), rate_now=rate)

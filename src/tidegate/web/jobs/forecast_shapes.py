@@ -1,0 +1,25 @@
+"""What a door shows of a job's size and its end."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class EtaShown(msgspec.Struct):
+    """When the batch is expected to be done: as likely before as after, and in 19 of 20 cases before. Unix seconds."""
+
+    p50: int | None
+    p95: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What can be said of a batch's size and its end, where something can."""
+
+    slack_seconds: int | None = None
+    eta: EtaShown | None = None
+    warnings: tuple[str, ...] = ()
+    work_units: int | None = None
+
+
+UNKNOWN = Forecast()

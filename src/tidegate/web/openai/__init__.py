@@ -1,0 +1,1 @@
+"""OpenAI's Files and Batches, their events, and the list of models."""

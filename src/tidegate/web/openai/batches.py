@@ -1,0 +1,123 @@
+"""OpenAI's Batches API over our jobs, and the output of a job while it grows."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.nouns import Caller, Job
+from tidegate.core.problems import no_such_batch, no_such_file
+from tidegate.core.states import JOB_ENDED
+from tidegate.stages.accept import Reception
+from tidegate.web.context import WebContext
+from tidegate.web.http import content, requests
+from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.routes import Guarded
+from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.forecast import Forecaster
+from tidegate.web.jobs.forecast_shapes import Forecast
+from tidegate.web.openai import schemas
+from tidegate.web.openai.job_wait import APPLIED, JobWait, preferred_wait_s
+
+LIST_COUNT = 20
+LIST_COUNT_MAX = 100
+FINAL_HEADER = "X-Tidegate-Final"
+
+
+class BatchRoutes:
+    def __init__(self, context: WebContext, reception: Reception, creation: JobCreation, wait: JobWait) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._settings = context.settings
+        self._wake = context.wake
+        self._reception = reception
+        self._creation = creation
+        self._wait = wait
+        self._forecaster = Forecaster(context)
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("POST", "/v1/batches", "batches:write", self.create),
+            Guarded("GET", "/v1/batches", "batches:read", self.list),
+            Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
+            Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
+            Guarded("GET", "/v1/batches/{batch_id}/output", "files:read", self.output),
+            Guarded("GET", "/v1/batches/{batch_id}/errors", "files:read", self.errors),
+        ]
+
+    async def create(self, request: Request, caller: Caller) -> Response:
+        key = requests.idempotency_key(request)
+        body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
+        wanted = requests.job_request(body, self._settings)
+        job, warnings = await self._creation.create(caller, wanted, key)
+        endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id) if job.webhook else None
+        secret = endpoint.secret.reveal() if endpoint else None
+        return json_answer(schemas.batch(job, Forecast(warnings=warnings), secret))
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after", "limit"))
+        count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
+        after = requests.after(query, "batch")
+        found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = found[:count]
+        page = page_of([schemas.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count)
+        return json_answer(page)
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        wait_s = preferred_wait_s(request)
+        is_waited = wait_s > 0 and self._wait.has_room(job)
+        if is_waited:
+            changed = await self._wait.next_status(request, job, wait_s)
+            if changed is None:
+                raise no_such_batch(job.id)
+            job = changed
+        answer = json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
+        if is_waited:
+            answer.headers.update(APPLIED)
+        return answer
+
+    async def cancel(self, request: Request, caller: Caller) -> Response:
+        job_id = self._job_id(request)
+        job = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job_id))
+        if job is None:
+            raise no_such_batch(job_id)
+        self._wake.notify()
+        return json_answer(schemas.batch(job))
+
+    async def output(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        return await self._growing(request, job, job.output_file_id, job.output_bytes, "output")
+
+    async def errors(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
+
+    async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
+        """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.
+
+        A job that was asked for in input order is rewritten at its end, so until then it shows nothing."""
+        is_final = job.state in JOB_ENDED
+        if is_final and file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
+            raise no_such_file(file_id, "batch_id")
+        if file_id is None or (job.ordered and not is_final):
+            file_id, size_bytes = None, 0
+        headers = {FINAL_HEADER: "true" if is_final else "false"}
+        filename = f"{job.id}_{name}.jsonl"
+        return await content.answer(request, self._store, self._blobs, file_id, size_bytes, filename, headers)
+
+    async def _job(self, request: Request, caller: Caller) -> Job:
+        job_id = self._job_id(request)
+        job = await self._store.get_job(caller.tenant_id, job_id)
+        if job is None:
+            raise no_such_batch(job_id)
+        return job
+
+    @staticmethod
+    def _job_id(request: Request) -> str:
+        job_id = str(request.path_params["batch_id"])
+        if not ids.is_valid("batch", job_id):
+            raise no_such_batch(job_id)
+        return job_id

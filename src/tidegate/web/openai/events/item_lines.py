@@ -1,0 +1,116 @@
+"""The lines of a job's result files as events about items: what became of each, and where its line lies. Answers are not repeated."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from tidegate.core.nouns import Job
+from tidegate.core.ports import Blobs
+from tidegate.core.states import JOB_ENDED
+from tidegate.store.store import Store
+from tidegate.web.http import content
+
+MESSAGE_CHARS_MAX = 500
+
+
+class ItemError(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class ItemPlace(msgspec.Struct):
+    """Where the line lies: `file` is `output` or `errors`, as the routes of a growing batch are called."""
+
+    file: str
+    at: int
+    bytes: int
+
+
+class ItemEvent(msgspec.Struct):
+    id: str
+    object: str
+    batch_id: str
+    custom_id: str | None
+    status_code: int | None
+    error: ItemError | None
+    line: ItemPlace
+
+
+class _ErrorBody(msgspec.Struct):
+    error: ItemError | None = None
+
+
+class _ItemResponse(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _ItemLine(msgspec.Struct):
+    id: str
+    custom_id: str | None = None
+    response: _ItemResponse | None = None
+    error: ItemError | None = None
+
+
+_decode = msgspec.json.Decoder(_ItemLine).decode
+_decode_error = msgspec.json.Decoder(_ErrorBody).decode
+
+
+def readable_bytes(job: Job) -> tuple[int, int]:
+    """How much of both files stands where it will stay: an ordered job's are written again at its end."""
+    if job.ordered and job.state not in JOB_ENDED:
+        return 0, 0
+    return job.output_bytes, job.error_bytes
+
+
+async def item_events(
+    store: Store, blobs: Blobs, job: Job, name: str, start: int, end: int
+) -> AsyncGenerator[ItemEvent, None]:
+    """An event for each line of one result file from one place up to another; both are ends of lines."""
+    file_id = await _file_id(store, job, name) if start < end else None
+    if file_id is None:
+        return
+    at, held = start, b""
+    async with aclosing(content.chunks(store, blobs, file_id, start, end)) as stream:
+        async for chunk in stream:
+            *lines, held = (held + chunk).split(b"\n")
+            for line in lines:
+                yield _event(job, line, ItemPlace(name, at, len(line) + 1))
+                at += len(line) + 1
+
+
+async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) -> bool:
+    """Whether a line of this result file ends there; a reader's own number may name any place."""
+    if at == 0 or (file_id := await _file_id(store, job, name)) is None:
+        return True
+    if at > readable_bytes(job)[name != "output"]:
+        return False
+    return b"".join([chunk async for chunk in content.chunks(store, blobs, file_id, at - 1, at)]) == b"\n"
+
+
+async def _file_id(store: Store, job: Job, name: str) -> str | None:
+    """One of a job's result files; None when there is none, or it was deleted since the job ended."""
+    file_id = job.output_file_id if name == "output" else job.error_file_id
+    if file_id is None or job.state not in JOB_ENDED:
+        return file_id
+    return file_id if await store.get_file(job.tenant_id, file_id) is not None else None
+
+
+def _event(job: Job, text: bytes, place: ItemPlace) -> ItemEvent:
+    line = _decode(text)
+    error = line.error
+    if error is None and place.file != "output" and line.response is not None:
+        error = _words(bytes(line.response.body))
+    if error is not None:
+        error = ItemError(error.code, error.message[:MESSAGE_CHARS_MAX])
+    status = line.response.status_code if line.response is not None else None
+    return ItemEvent(line.id, "batch.item", job.id, line.custom_id, status, error, place)
+
+
+def _words(body: bytes) -> ItemError:
+    """What a model server said, as far as it has the usual shape."""
+    try:
+        return _decode_error(body).error or ItemError()
+    except msgspec.MsgspecError:
+        return ItemError()

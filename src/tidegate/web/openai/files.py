@@ -1,0 +1,124 @@
+"""OpenAI's Files API over our files."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Caller, File
+from tidegate.core.problems import no_such_file
+from tidegate.stages.accept import Reception, Upload, too_large
+from tidegate.web.context import WebContext
+from tidegate.web.http import content, requests
+from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.intake import Intake
+from tidegate.web.http.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
+from tidegate.web.http.routes import Guarded
+from tidegate.web.http.tenant_slots import TenantSlots
+from tidegate.web.openai import schemas
+
+LIST_COUNT_MAX = 10_000
+
+
+class FileRoutes:
+    def __init__(self, context: WebContext, reception: Reception, slots: TenantSlots) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._limits = context.settings.limits
+        self._keep_s = context.settings.retention.file_s
+        self._reception = reception
+        self._slots = slots
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("POST", "/v1/files", "files:write", self.upload),
+            Guarded("GET", "/v1/files", "files:read", self.list),
+            Guarded("GET", "/v1/files/{file_id}", "files:read", self.retrieve),
+            Guarded("DELETE", "/v1/files/{file_id}", "files:write", self.delete),
+            Guarded("GET", "/v1/files/{file_id}/content", "files:read", self.content),
+        ]
+
+    async def upload(self, request: Request, caller: Caller) -> Response:
+        key = requests.idempotency_key(request)
+        form = UploadForm(request.headers.get("content-type"))
+        async with self._slots.taken(caller.tenant_id), self._received(request, form) as upload:
+            filename = form.finish()
+            assert upload is not None
+            purpose = requests.purpose(form.fields)
+            expires_after_s = requests.upload_expires_after_s(form.fields, self._keep_s)
+            if upload.size_bytes == 0:
+                raise ApiProblem(400, "empty_file", "The file is empty.", param="file")
+            file = await upload.keep(
+                caller,
+                purpose=purpose,
+                filename=filename,
+                expires_after_ms=expires_after_s * 1000,
+                idempotency_key=key,
+                quotas=self._limits.quotas(),
+            )
+        return json_answer(schemas.file_object(file))
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        query = request.query_params
+        requests.refuse_unknown(query, ("after", "limit", "order", "purpose"))
+        count = requests.limit(query, LIST_COUNT_MAX, LIST_COUNT_MAX)
+        found = await self._store.list_files(
+            caller.tenant_id,
+            after=requests.after(query, "file"),
+            count_max=count + 1,
+            order=requests.choice(query, "order", ("asc", "desc")) or "desc",
+            purpose=requests.choice(query, "purpose", requests.LISTED_PURPOSES),
+        )
+        if found is None:
+            raise requests.unknown_cursor()
+        shown = found[:count]
+        page = page_of(
+            [schemas.file_object(file) for file in shown], [file.id for file in shown], has_more=len(found) > count
+        )
+        return json_answer(page)
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        return json_answer(schemas.file_object(await self._file(request, caller)))
+
+    async def delete(self, request: Request, caller: Caller) -> Response:
+        file_id = request.path_params["file_id"]
+        if not ids.is_valid("file", file_id) or not await self._reception.delete_file(caller.tenant_id, file_id):
+            raise no_such_file(file_id)
+        return json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
+
+    async def content(self, request: Request, caller: Caller) -> Response:
+        file = await self._file(request, caller)
+        # The bytes under an id never change, so the id itself tells whether two answers are alike.
+        headers = {"ETag": f'"{file.id}"'}
+        return await content.answer(request, self._store, self._blobs, file.id, file.size_bytes, file.filename, headers)
+
+    async def _file(self, request: Request, caller: Caller) -> File:
+        file_id = request.path_params["file_id"]
+        file = await self._store.get_file(caller.tenant_id, file_id) if ids.is_valid("file", file_id) else None
+        if file is None:
+            raise no_such_file(file_id)
+        return file
+
+    @asynccontextmanager
+    async def _received(self, request: Request, form: UploadForm) -> AsyncIterator[Upload | None]:
+        """The upload with all its bytes in; thrown away unless what is done with it succeeds."""
+        intake: Intake = request.scope["tidegate.intake"]
+        size_bytes_max = self._limits.file_bytes_max
+        upload: Upload | None = None
+        try:
+            async for received in intake.chunks(size_bytes_max + OVERHEAD_BYTES_MAX, too_large(size_bytes_max)):
+                for chunk in form.feed(received):
+                    if isinstance(chunk, FileBegins):
+                        if "purpose" in form.fields:
+                            requests.purpose(form.fields)
+                        upload = await self._reception.begin_upload(size_bytes_max)
+                    elif upload is not None:
+                        await upload.write(chunk)
+            yield upload
+        except BaseException:
+            if upload is not None:
+                await upload.abandon()
+            raise

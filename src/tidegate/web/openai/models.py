@@ -1,0 +1,152 @@
+"""The models that callers may name, as OpenAI or Anthropic list them: those that the operator named, and what deployments say of them.
+
+A name that the operator gave is listed whatever its deployments say, for a server that is away or under another version comes back; what
+they say of it (since when, whose, how long a context) is told along. A deployment without names adds those that it says it serves. All are
+asked through the control client, side by side, not often and never waited for long: one that was silent is not waited for again until it
+has answered. What a key may not use is not shown to it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.errors import ApiProblem
+from tidegate.core.input.lines import MODEL_BYTES_MAX
+from tidegate.core.nouns import Caller
+from tidegate.core.policy.policy_rules import allows
+from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.probe import Listed
+from tidegate.web.context import WebContext
+from tidegate.web.http import requests
+from tidegate.web.http.answers import json_answer
+from tidegate.web.http.routes import Guarded
+from tidegate.web.openai import schemas
+
+WAIT_S = 1.0
+ASK_TIMEOUT_S = 2.0
+# The control client has a few connections, and those who ask whether a server is back must find one free.
+ASKED_AT_ONCE_MAX = 4
+MODELS_MAX = 1_000
+SCOPE = "batches:read or inference"
+NOBODYS = Listed()
+# The list always comes whole. Anthropic's clients page through it, and OpenAI's Codex says its version.
+ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
+OPENAI_LIST = ("client_version",)
+
+# A deployment at an address: what another server said under the same name does not count.
+Place = tuple[str, str]
+
+
+class ModelRoutes:
+    def __init__(self, context: WebContext) -> None:
+        settings = context.settings
+        self._router = context.router
+        self._model_of = context.model_of()
+        self._clock = context.clock
+        self._believed_ms = settings.gateway.models_cache_s * 1000
+        self._created_s = context.clock.now_ms() // 1000
+        self._listed: dict[Place, Mapping[str, Listed]] = {}
+        self._asked_at_ms: dict[Place, float] = {}
+        self._silent: set[Place] = set()
+        self._asking: dict[Place, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("GET", "/v1/models", SCOPE, self.list),
+            Guarded("GET", "/v1/models/{model:path}", SCOPE, self.one),
+        ]
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ANTHROPIC_LIST if _is_anthropic(request) else OPENAI_LIST)
+        found = await self._found(caller)
+        if _is_anthropic(request):
+            data = [self._anthropic(name, said) for name, said in found.items()]
+            first, last = (data[0].id, data[-1].id) if data else (None, None)
+            return json_answer(schemas.AnthropicModels(data, first, last, has_more=False))
+        return json_answer(schemas.ModelList("list", [self._model(name, said) for name, said in found.items()]))
+
+    async def one(self, request: Request, caller: Caller) -> Response:
+        name = unquote(request.path_params["model"])
+        found = await self._found(caller)
+        if name not in found:
+            raise ApiProblem(
+                404, "model_not_found", "The model does not exist here: GET /v1/models lists those that do."
+            )
+        shown = self._anthropic if _is_anthropic(request) else self._model
+        return json_answer(shown(name, found[name]))
+
+    def _model(self, name: str, said: Listed) -> schemas.ModelObject:
+        created_s = said.created_s or self._created_s
+        return schemas.ModelObject(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
+
+    def _anthropic(self, name: str, said: Listed) -> schemas.AnthropicModel:
+        created = datetime.fromtimestamp(said.created_s or self._created_s, UTC)
+        return schemas.AnthropicModel("model", name, said.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    async def _found(self, caller: Caller) -> dict[str, Listed]:
+        """Every name that this caller may use, and what is known of it."""
+        status = self._router.status()
+        await self._ask_if_due(status)
+        names = set(self._router.names())
+        said: dict[str, Listed] = {}
+        for one in status:
+            for own_name, listed in self._listed.get((one.name, one.url), {}).items():
+                shown = one.models if own_name == one.upstream_model else (own_name,)
+                for name in shown:
+                    if not one.models:
+                        names.add(name)
+                    if not one.models or (name in one.models and own_name == (one.upstream_model or name)):
+                        said[name] = said[name].beside(listed) if name in said else listed
+        allowed = (name for name in names if allows(caller.models, caller.resources, name, self._model_of))
+        return {name: said.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
+
+    async def _ask_if_due(self, status: Sequence[DeploymentStatus]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        places = [(one.name, one.url) for one in status]
+        for gone in self._asked_at_ms.keys() - set(places):
+            self._asked_at_ms.pop(gone)
+            self._listed.pop(gone, None)
+            self._silent.discard(gone)
+        # Those that answered last time go first.
+        for place in sorted(places, key=lambda place: place in self._silent):
+            asked_at_ms = self._asked_at_ms.get(place)
+            if place not in self._asking and (asked_at_ms is None or now_ms - asked_at_ms >= self._believed_ms):
+                self._asked_at_ms[place] = now_ms
+                self._asking[place] = asyncio.create_task(self._ask(place))
+        awaited = [task for place, task in self._asking.items() if place not in self._silent]
+        if awaited:
+            await asyncio.wait(awaited, timeout=WAIT_S)
+            self._silent |= {place for place, task in self._asking.items() if task in awaited and not task.done()}
+
+    async def _ask(self, place: Place) -> None:
+        try:
+            async with self._places:
+                probe = await self._router.probe(place[0], ASK_TIMEOUT_S)
+        except KeyError:
+            # It was taken away meanwhile.
+            return
+        finally:
+            del self._asking[place]
+        if place not in self._asked_at_ms:
+            return
+        if not probe.reachable:
+            self._silent.add(place)
+            return
+        self._silent.discard(place)
+        if not probe.message:
+            named = [one for one in probe.listed.items() if one[0].isprintable() and _fits(one[0])]
+            self._listed[place] = dict(named[:MODELS_MAX])
+
+
+def _fits(name: str) -> bool:
+    return 0 < len(name.encode("utf-8", "replace")) <= MODEL_BYTES_MAX
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Anthropic's clients say which version of its API they speak, with every call."""
+    return "anthropic-version" in request.headers

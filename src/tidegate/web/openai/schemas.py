@@ -1,0 +1,266 @@
+"""The shapes of OpenAI's Files and Batches API, and how our nouns look in them. Here, and only here, a job is called a batch."""
+
+from typing import TypeVar
+
+import msgspec
+
+from tidegate.core.nouns import File, Job
+from tidegate.core.schedule.size import size_class
+from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.usage.prices import units_text
+from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
+
+T = TypeVar("T")
+
+
+class FileObject(msgspec.Struct):
+    id: str
+    object: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+
+
+class FileDeleted(msgspec.Struct):
+    id: str
+    object: str
+    deleted: bool
+
+
+class BatchError(msgspec.Struct):
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(msgspec.Struct):
+    object: str
+    data: list[BatchError]
+
+
+class RequestCounts(msgspec.Struct):
+    """`failed` counts every line of the error file, `cancelled` those among them that never ran because of a cancel."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    in_progress: int
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class BatchUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class BatchLimit(msgspec.Struct):
+    period: str
+    requests: int | None
+    tokens: int | None
+    enabled: bool
+    cost: str | None
+
+
+class BatchWebhook(msgspec.Struct, omit_defaults=True):
+    """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
+
+    url: str
+    events: list[str]
+    signing_secret: str | None = None
+
+
+class Extras(msgspec.Struct):
+    """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
+
+    `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
+    `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while nothing can be said, as is `eta`.
+    `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
+    """
+
+    ordered: bool
+    prefix_order: bool
+    invalid_lines: str
+    output_bytes: int
+    error_bytes: int
+    shared_prefix_share: float | None
+    queue: str
+    begin_by: int | None
+    limits: list[BatchLimit]
+    slack_seconds: int | None
+    eta: EtaShown | None
+    warnings: list[str]
+    cost: str
+    work_units: int | None
+    size_class: str | None
+    webhook: BatchWebhook | None
+
+
+class Batch(msgspec.Struct):
+    id: str
+    object: str
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+    tidegate: Extras
+
+
+class ModelObject(msgspec.Struct, omit_defaults=True):
+    """`max_model_len` is the longest context that every server of it bears, as vLLM and SGLang say it; left out where nobody does."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int = 0
+
+
+class AnthropicModel(msgspec.Struct):
+    type: str
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModels(msgspec.Struct):
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ModelList(msgspec.Struct):
+    object: str
+    data: list[ModelObject]
+
+
+def file_object(file: File) -> FileObject:
+    return FileObject(
+        id=file.id,
+        object="file",
+        bytes=file.size_bytes,
+        created_at=file.created_at // 1000,
+        expires_at=_seconds(file.expires_at),
+        filename=file.filename,
+        purpose=file.purpose,
+        status="processed",
+        status_details=None,
+    )
+
+
+def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = None) -> Batch:
+    """Return the job as OpenAI shows a batch; `signing_secret` is that of its webhook, for the answer that creates it."""
+    ended = job.state in JOB_ENDED
+    return Batch(
+        id=job.id,
+        object="batch",
+        endpoint=job.endpoint,
+        model=job.model,
+        errors=_errors(job),
+        input_file_id=job.input_file_id,
+        completion_window=job.window_text,
+        status=status(job),
+        # Before the end both files still grow, and an id is only given out for what can no longer change.
+        output_file_id=job.output_file_id if ended else None,
+        error_file_id=job.error_file_id if ended else None,
+        created_at=job.created_at // 1000,
+        in_progress_at=_seconds(job.in_progress_at),
+        expires_at=_seconds(job.expires_at),
+        finalizing_at=_seconds(job.finalizing_at),
+        completed_at=_seconds(job.completed_at),
+        failed_at=_seconds(job.failed_at),
+        expired_at=_seconds(job.expired_at),
+        cancelling_at=_seconds(job.cancelling_at),
+        cancelled_at=_seconds(job.cancelled_at),
+        request_counts=RequestCounts(
+            total=job.item_count,
+            completed=job.answered_count,
+            failed=job.failed_count + job.expired_count + job.cancelled_count,
+            cancelled=job.cancelled_count,
+            in_progress=job.item_count - job.done_count,
+        ),
+        usage=BatchUsage(
+            input_tokens=job.usage.input_tokens,
+            input_tokens_details=InputTokensDetails(job.usage.cached_tokens),
+            output_tokens=job.usage.output_tokens,
+            output_tokens_details=OutputTokensDetails(job.usage.reasoning_tokens),
+            total_tokens=job.usage.input_tokens + job.usage.output_tokens,
+        ),
+        metadata=job.metadata,
+        tidegate=Extras(
+            ordered=job.ordered,
+            prefix_order=job.prefix_order,
+            invalid_lines=job.invalid_lines,
+            output_bytes=job.output_bytes,
+            error_bytes=job.error_bytes,
+            shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
+            queue=job.queue,
+            begin_by=_seconds(job.begin_by),
+            limits=[
+                BatchLimit(
+                    one.period,
+                    one.requests,
+                    one.tokens,
+                    one.enabled,
+                    None if one.nano is None else units_text(one.nano),
+                )
+                for one in job.limits
+            ],
+            slack_seconds=forecast.slack_seconds,
+            eta=forecast.eta,
+            warnings=list(forecast.warnings),
+            cost=units_text(job.cost_nano),
+            work_units=forecast.work_units,
+            size_class=None if forecast.work_units is None else size_class(forecast.work_units),
+            webhook=BatchWebhook(job.webhook.url, list(job.webhook.events), signing_secret) if job.webhook else None,
+        ),
+    )
+
+
+def status(job: Job) -> str:
+    """A cancel is seen at once, also by a job that waits for ingest and has no move to `cancelling`."""
+    if job.state is JobState.VALIDATING and job.closing is JobState.CANCELLED:
+        return JobState.CANCELLING.value
+    return job.state.value
+
+
+def _errors(job: Job) -> BatchErrors | None:
+    if not job.errors:
+        return None
+    return BatchErrors("list", [BatchError(error.code, error.message, error.param, error.line) for error in job.errors])
+
+
+def _seconds(moment_ms: int | None) -> int | None:
+    return None if moment_ms is None else moment_ms // 1000

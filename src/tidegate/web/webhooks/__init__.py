@@ -1,0 +1,1 @@
+"""Webhook endpoints as OpenAI's SDK manages them."""

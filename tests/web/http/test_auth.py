@@ -1,0 +1,460 @@
+"""Keys: who gets in, who does not, and that the answer never says why."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+import pytest
+from starlette.requests import Request
+
+from tests.support.processes import wait_until
+from tests.web.calls import LINES, create, is_error, upload
+from tests.web.server import CONTROL_TOKEN, Entropy, WebServer
+from tidegate.core import keys
+from tidegate.core.errors import ApiProblem, SettingsError
+from tidegate.core.policies import Policies
+from tidegate.settings.capacity import ModelDeployment, ModelSettings
+from tidegate.stages.ingest.ingest import IngestStage
+from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
+from tidegate.web.http.failures import Failures
+from tidegate.web.http.loopback import is_loopback, require_loopback
+from tidegate.web.http.pepper import pepper_of
+
+REFUSED = {"status": 401, "code": "invalid_api_key"}
+
+
+def get(web: WebServer, key: str | None, path: str = "/v1/files") -> httpx2.Response:
+    with web.client(key) as client:
+        return client.get(path)
+
+
+def stranger_key() -> str:
+    return keys.make(secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal()
+
+
+@pytest.fixture
+def web(start_web: Any) -> WebServer:
+    server: WebServer = start_web()
+    return server
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+def test_without_keys_a_forwarded_request_is_refused(web: WebServer, header: str) -> None:
+    with web.client() as client:
+        is_error(client.get("/v1/files", headers={header: "198.51.100.9"}), {"status": 403, "code": "local_only"})
+
+
+def test_without_keys_anyone_here_is_the_default_tenant(web: WebServer) -> None:
+    assert get(web, None).status_code == 200
+    assert get(web, "sk-whatever-the-sdk-sends").status_code == 200
+    assert web.statement("select name from tenants") == [("default",)]
+
+
+def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
+    assert get(web, None).status_code == 200
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    refusals = [
+        get(web, None),
+        get(web, "sk-something"),
+        get(web, stranger_key()),
+        get(web, key[:-1] + ("0" if key[-1] != "0" else "1")),
+        get(web, key.upper()),
+        get(web, key + "0"),
+    ]
+    for answer in refusals:
+        is_error(answer, REFUSED)
+    assert len({answer.content for answer in refusals}) == 1
+    assert get(web, None, "/healthz").status_code == 200
+    assert get(web, None, "/readyz").status_code == 200
+
+
+def test_the_first_key_is_heard_at_once(web: WebServer) -> None:
+    """That there is no key is believed for a while; but who shows one would otherwise make things as somebody else."""
+    assert get(web, None).status_code == 200
+    key = web.make_key("acme")
+    web.clock.ahead_ms -= 2_001
+    with web.client(key) as client:
+        file_id = upload(client)
+        web.clock.ahead_ms += 2_001
+        assert client.get(f"/v1/files/{file_id}").status_code == 200
+    owners = "select t.name from files f join tenants t on t.id = f.tenant_id"
+    assert web.statement(owners) == [("acme",)]
+
+
+def test_a_wrong_secret_under_a_right_name(web: WebServer) -> None:
+    key = web.make_key("acme")
+    body = key[: len(keys.PREFIX) + keys.PUBLIC_LENGTH] + "0" * keys.SECRET_LENGTH
+    forged = body + keys._check(body)
+    assert keys.public_id_of(forged) == keys.public_id_of(key)
+    is_error(get(web, forged), REFUSED)
+
+
+def test_other_ways_to_send_a_key_do_not_count(web: WebServer) -> None:
+    key = web.make_key("acme")
+    with web.client() as client:
+        for headers in ({"Authorization": key}, {"Authorization": f"Basic {key}"}, {"Cookie": f"key={key}"}):
+            is_error(client.get("/v1/files", headers=headers), REFUSED)
+        is_error(client.get(f"/v1/files?api_key={key}"), REFUSED)
+        assert client.get("/v1/files", headers={"Authorization": f"bearer  {key}"}).status_code == 200
+
+
+def test_revoked_within_two_seconds(web: WebServer) -> None:
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    assert web.run(web.store.revoke_key(str(keys.public_id_of(key))))
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, key), REFUSED)
+
+
+def test_a_key_works_only_from_the_addresses_that_it_names(start_web: Any) -> None:
+    """The answer is that for a wrong key; a proxy that is trusted says where the caller is, and no caller does."""
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1",)})
+    free, key = web.make_key("acme"), web.make_key("acme", addresses=["198.51.100.0/24", "2001:db8::/32"])
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+
+    def asked(text: str, forwarded: str) -> httpx2.Response:
+        with web.client(text) as client:
+            return client.get("/v1/files", headers={"X-Forwarded-For": forwarded} if forwarded else {})
+
+    for forwarded in ("198.51.100.7", "203.0.113.1, 198.51.100.7", "2001:db8::1"):
+        assert asked(key, forwarded).status_code == 200
+    for forwarded in ("", "203.0.113.1", "198.51.100.7, 203.0.113.1", "2001:db9::1"):
+        is_error(asked(key, forwarded), REFUSED)
+        assert asked(free, forwarded).status_code == 200
+    path = f"/control/keys/{keys.public_id_of(key)}/change"
+    with web.client() as client:
+        for wrong in (["nowhere"], ["10.0.0.0/33"], [""], ["10.0.0.1"] * 101):
+            refused = client.post(path, json={"addresses": wrong}, headers=operator)
+            is_error(refused, {"status": 400, "code": "invalid_parameter", "param": "addresses"})
+        assert client.post(path, json={"addresses": ["203.0.113.1"]}, headers=operator).json()["changed"]
+    web.clock.ahead_ms += 2_001
+    assert [asked(key, one).status_code for one in ("203.0.113.1", "198.51.100.7")] == [200, 401]
+    with web.client() as client:
+        assert client.post(path, json={"addresses": []}, headers=operator).json()["changed"]
+    web.clock.ahead_ms += 2_001
+    assert asked(key, "192.0.2.1").status_code == 200
+
+
+def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
+    old = web.make_key("acme")
+    assert get(web, old).status_code == 200
+    key_id = str(keys.public_id_of(old))
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    with web.client() as client:
+        path = f"/control/keys/{key_id}/rotate"
+        assert client.post(path, json={"grace_ms": 60_000}).status_code == 401
+        answer = client.post(path, json={"grace_ms": 60_000}, headers=operator)
+        nobody = client.post("/control/keys/00000000/rotate", json={}, headers=operator)
+        endless = client.post(path, json={"grace_ms": 1 << 60}, headers=operator)
+    is_error(nobody, {"status": 404, "code": "key_not_found"})
+    assert endless.status_code == 400
+    new = answer.json()["key"]
+    assert (keys.public_id_of(new), new != old) == (key_id, True)
+    # The new one is right at once, though the old one's row is still believed.
+    assert [get(web, one).status_code for one in (new, old)] == [200, 200]
+    web.clock.ahead_ms += 60_001
+    assert get(web, new).status_code == 200
+    is_error(get(web, old), REFUSED)
+    assert web.run(web.store.revoke_key(key_id))
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, new), REFUSED)
+
+
+def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
+    key = web.make_key("acme")
+    key_id = str(keys.public_id_of(key))
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    with web.client(key) as client:
+        path = f"/control/keys/{key_id}/change"
+        assert client.post(path, json={"scopes": ["files:read"]}).status_code == 404
+        wish: dict[str, Any]
+        for wish in (
+            {"scopes": ["everything"]},
+            {"scopes": []},
+            {"models": [""]},
+            {"resources": ["x" * 256]},
+            {"limits": [{"period": "minute"}]},
+            {"limits": [{"period": "fortnight", "requests": 1}]},
+            {"limits": [{"period": "minute", "requests": -1}]},
+            {"expires_after_ms": 0},
+            {"expires_after_ms": 1 << 60},
+            {"secret": "mine"},
+        ):
+            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+        wish = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
+        assert client.post(path, json=wish, headers=operator).json() == {"id": key_id, "changed": True}
+        assert client.post("/control/keys/..%2F/change", json=wish, headers=operator).status_code in (200, 404)
+        absent = client.post("/control/keys/00000000/change", json=wish, headers=operator)
+        assert absent.json() == {"id": "00000000", "changed": False}
+    row = web.run(web.store.get_key(key_id))
+    assert row is not None
+    assert (keys.models_from(row["models"]), keys.models_from(row["resources"])) == (
+        frozenset({"small"}),
+        frozenset({"r"}),
+    )
+
+
+def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
+    one, two, other = web.make_key("acme"), web.make_key("acme"), web.make_key("other")
+    ids = [str(keys.public_id_of(key)) for key in (one, two, other)]
+    operator = {"X-Tidegate-Control": CONTROL_TOKEN}
+    path = "/control/keys/delete"
+    with web.client(other) as client:
+        assert client.post(path, json={"org": "acme"}).status_code == 404
+        for wish in (
+            {},
+            {"id": ids[0], "org": "acme"},
+            {"org": ""},
+            {"org": "a\x00"},
+            {"org": "x" * 256},
+            {"all": True},
+        ):
+            assert client.post(path, json=wish, headers=operator).status_code == 400, wish
+        for nobody in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "nobody"}):
+            assert client.post(path, json=nobody, headers=operator).json() == {"deleted": []}
+        assert client.post(path, json={"id": ids[0]}, headers=operator).json() == {"deleted": [ids[0]]}
+        assert client.post(path, json={"org": "acme"}, headers=operator).json() == {"deleted": [ids[1]]}
+    web.clock.ahead_ms += 2_001
+    for key in (one, two):
+        is_error(get(web, key), REFUSED)
+    assert get(web, other).status_code == 200
+    with web.client() as client:
+        assert client.post(path, json={"id": ids[2]}, headers=operator).json() == {"deleted": [ids[2]]}
+    web.clock.ahead_ms += 2_001
+    is_error(get(web, ""), REFUSED)
+
+
+def test_expired_to_the_moment(web: WebServer) -> None:
+    key = web.make_key("acme", expires_at=web.clock.now_ms() + 60_000)
+    assert get(web, key).status_code == 200
+    web.clock.ahead_ms += 60_000
+    is_error(get(web, key), REFUSED)
+
+
+def test_scopes(web: WebServer) -> None:
+    reader = web.make_key("acme", scopes=["files:read", "batches:read"])
+    with web.client(reader) as client:
+        assert client.get("/v1/files").status_code == 200
+        assert client.get("/v1/batches").status_code == 200
+        for answer in (
+            client.post("/v1/files", files={"file": ("a", LINES)}, data={"purpose": "batch"}),
+            client.delete("/v1/files/file_0000000000000000000000"),
+            client.post("/v1/batches", json={}),
+            client.post("/v1/batches/batch_0000000000000000000000/cancel"),
+        ):
+            is_error(answer, {"status": 403, "code": "insufficient_scope"})
+            assert answer.json()["error"]["type"] == "permission_error"
+
+
+def test_a_large_upload_with_a_wrong_key_is_answered_cleanly(web: WebServer) -> None:
+    web.make_key("acme")
+    with web.client(stranger_key()) as client:
+        answer = client.post("/v1/files", files={"file": ("a", b"x" * 30_000_000)}, data={"purpose": "batch"})
+    is_error(answer, REFUSED)
+    assert web.statement("select count(*) from blobs") == [(0,)]
+
+
+def test_failures_from_one_address_are_bounded_and_harm_no_one_else(web: WebServer) -> None:
+    key = web.make_key("acme")
+    assert get(web, key).status_code == 200
+    with web.client("sk-wrong") as client:
+        answers = [client.get("/v1/files").status_code for _ in range(ADDRESS_FAILURES_MAX + 5)]
+    assert answers == [401] * ADDRESS_FAILURES_MAX + [429] * 5
+    # A key that was right before still is, from the same address.
+    assert get(web, key).status_code == 200
+    # So is one that was never used here, and the operator: only wrong ones wait.
+    assert get(web, web.make_key("other")).status_code == 200
+    with web.client() as client:
+        assert client.get("/v1/files", headers={"X-Tidegate-Control": CONTROL_TOKEN}).status_code == 200
+        assert client.get("/v1/files", headers={"X-Tidegate-Control": "wrong"}).status_code == 429
+    refused = get(web, stranger_key())
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 61
+    web.clock.ahead_ms += 61_000
+    is_error(get(web, stranger_key()), REFUSED)
+
+
+def test_failures_under_one_name_are_bounded(web: WebServer) -> None:
+    web.make_key("acme")
+    key = stranger_key()
+    assert [get(web, key).status_code for _ in range(KEY_FAILURES_MAX + 1)] == [401] * KEY_FAILURES_MAX + [429]
+
+
+def test_a_right_key_is_let_in_after_any_number_of_wrong_secrets_under_its_name(web: WebServer) -> None:
+    key = web.make_key("acme")
+    public_id = keys.public_id_of(key)
+    assert public_id is not None
+    forged = keys.remake(public_id, secrets.token_bytes(keys.RANDOM_BYTES)).text.reveal()
+    answers = [get(web, forged).status_code for _ in range(KEY_FAILURES_MAX + 5)]
+    assert answers == [401] * KEY_FAILURES_MAX + [429] * 5
+    assert get(web, key).status_code == 200
+
+
+def test_behind_a_proxy_each_caller_has_failures_of_its_own(start_web: Any) -> None:
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1", "10.0.0.0/8")})
+    web.make_key("acme")
+
+    def status(forwarded: str) -> int:
+        with web.client("sk-wrong") as client:
+            return client.get("/v1/files", headers={"X-Forwarded-For": forwarded}).status_code
+
+    loud = [status("198.51.100.9, 203.0.113.7, 10.1.2.3") for _ in range(ADDRESS_FAILURES_MAX + 1)]
+    assert loud[-2:] == [401, 429]
+    assert status("203.0.113.7") == 429, "further left stands what a caller may have made up"
+    assert status("203.0.113.8") == 401
+
+
+def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:
+    failures = Failures(web.clock, 3, names_max=10)
+    for number in range(1000):
+        failures.add(str(number))
+    assert len(failures) == 10
+    for _ in range(3):
+        failures.add("loud")
+    assert failures.wait_s("loud") > 0
+    assert failures.wait_s("quiet") == 0
+
+
+def test_last_used_is_remembered(web: WebServer) -> None:
+    key = web.make_key("acme")
+    get(web, key)
+    # It is written beside the answer, not before it.
+    wait_until(lambda: web.run(web.store.list_keys(10))[0]["last_used_at"] is not None, 30, "the use to be remembered")
+
+
+def test_the_operator_of_this_machine(web: WebServer) -> None:
+    key = web.make_key("acme")
+    with web.client(key) as client:
+        file_id = upload(client)
+    with web.client() as client:
+        as_acme = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": "acme"}
+        assert [file["id"] for file in client.get("/v1/files", headers=as_acme).json()["data"]] == [file_id]
+        as_default = {"X-Tidegate-Control": CONTROL_TOKEN}
+        assert client.get("/v1/files", headers=as_default).json()["data"] == []
+        for name in ("nobody", "%00", "%ff%fe", "%E2%80%AEemca", "a" * 4_000, "%", "acme%20"):
+            nobody = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": name}
+            is_error(client.get("/v1/files", headers=nobody), {"status": 404, "code": "tenant_not_found"})
+        for token in ("", "wrong", CONTROL_TOKEN + "x"):
+            is_error(client.get("/v1/files", headers={"X-Tidegate-Control": token}), REFUSED)
+
+
+@pytest.mark.parametrize("name", ["ünï 🎉", "100%", "a%20b", "a+b", "名" * 255])
+def test_the_operator_may_speak_for_a_tenant_of_any_name(web: WebServer, name: str) -> None:
+    with web.client(web.make_key(name)) as client:
+        file_id = upload(client)
+    with web.client() as client:
+        named = {"X-Tidegate-Control": CONTROL_TOKEN, "X-Tidegate-Tenant": quote(name, safe="")}
+        assert [file["id"] for file in client.get("/v1/files", headers=named).json()["data"]] == [file_id]
+
+
+def test_a_control_token_from_elsewhere_is_refused(web: WebServer) -> None:
+    headers = [(b"x-tidegate-control", CONTROL_TOKEN.encode())]
+    request = Request({"type": "http", "headers": headers, "client": ("10.0.0.9", 1), "method": "GET", "path": "/"})
+
+    async def ask() -> int:
+        try:
+            await Authenticator(web.context).caller(request, "files:read")
+        except ApiProblem as problem:
+            return problem.status
+        return 200
+
+    assert web.run(ask()) == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "a.localhost", "::ffff:127.0.0.1"]
+)
+def test_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]
+)
+def test_not_this_machine(web: WebServer, host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(SettingsError, match="tidegate keys create"):
+        web.run(require_loopback(web.store, host))
+
+
+def test_with_a_key_any_address_may_listen(web: WebServer) -> None:
+    web.make_key("acme")
+    web.run(require_loopback(web.store, "0.0.0.0"))
+
+
+def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any) -> None:
+    settings = msgspec.structs.replace(web.settings, data=str(tmp_path / "data"))
+    pepper = pepper_of(settings)
+    assert len(pepper) >= 32
+    assert pepper_of(settings) == pepper
+    path = tmp_path / "data" / "pepper"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["pepper"]
+    path.write_bytes(b"short")
+    with pytest.raises(SettingsError, match="too short"):
+        pepper_of(settings)
+
+
+def test_a_key_never_shows_itself(web: WebServer) -> None:
+    made = keys.make(bytes(range(keys.RANDOM_BYTES)))
+    text = made.text.reveal()
+    assert text.startswith("tg_live_")
+    assert len(text) == 65
+    assert text not in repr(made)
+    assert keys.public_id_of(text) == made.public_id
+    assert made == keys.make(bytes(range(keys.RANDOM_BYTES)))
+
+
+@pytest.mark.parametrize("text", ["", "tg_live_", "tg_live_" + "0" * 57, "x" * 10_000, "tg_live_" + "é" * 57, "\n"])
+def test_what_is_no_key(text: str) -> None:
+    assert keys.public_id_of(text) is None
+
+
+def test_every_single_mistyped_letter_is_noticed() -> None:
+    text = keys.make(b"\x55" * keys.RANDOM_BYTES).text.reveal()
+    for at in range(len(text)):
+        assert keys.public_id_of(text[:at] + ("a" if text[at] != "a" else "b") + text[at + 1 :]) is None
+
+
+def test_scope_and_model_texts() -> None:
+    assert keys.scopes_from(keys.scopes_text([])) == frozenset(keys.SCOPES)
+    assert keys.scopes_text(["batches:read", "files:read"]) == "files:read batches:read"
+    with pytest.raises(ValueError, match="files:read"):
+        keys.scopes_text(["files:everything"])
+    assert keys.models_from(keys.models_text(["b c", "a,d"])) == {"b c", "a,d"}
+    assert keys.models_from("") == frozenset()
+
+
+def test_models_of_a_key(start_web: Any) -> None:
+    models = {name: ModelSettings(deployments=(ModelDeployment(url="http://x/v1"),)) for name in ("small", "org/large")}
+    web: WebServer = start_web(models=models)
+    both = web.make_key("acme")
+    one = web.make_key("acme", models=["small"])
+    assert [model["id"] for model in get(web, both, "/v1/models").json()["data"]] == ["org/large", "small"]
+    assert [model["id"] for model in get(web, one, "/v1/models").json()["data"]] == ["small"]
+
+
+def test_a_batch_may_name_only_the_models_of_its_key(start_web: Any, tmp_path: Path) -> None:
+    web: WebServer = start_web()
+    key = web.make_key("acme", models=["small"])
+    with web.client(key) as client:
+        allowed = create(client, upload(client, LINES.replace(b'"m"', b'"small"')))
+        refused = create(client, upload(client, LINES))
+        lenient = create(client, upload(client, LINES), invalid_lines="error_file")
+        ingest = IngestStage(web.store, web.blobs, Entropy(), tmp_path, Policies(), InputPasses())
+        while web.run(ingest.next(web.worker_id)):
+            pass
+        assert client.get(f"/v1/batches/{allowed['id']}").json()["status"] == "in_progress"
+        assert client.get(f"/v1/batches/{lenient['id']}").json()["status"] == "in_progress"
+        failed = client.get(f"/v1/batches/{refused['id']}").json()
+    assert failed["status"] == "failed"
+    [error] = failed["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 1, "body.model")
+    assert "This key does not allow the model 'm'" in error["message"]

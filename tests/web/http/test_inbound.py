@@ -1,0 +1,270 @@
+"""Clients that connect and say nothing, and clients that do not take their answers, hold nobody up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.processes import wait_until
+from tests.upstream.raw_server import Peer, Request
+from tests.web.calls import upload
+from tests.web.gateway_world import ASK, CHAT, World, world
+from tests.web.server import WebServer
+from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
+from tidegate import metrics
+from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
+
+__all__ = ["world"]
+
+# More than the kernel takes on both sides together for a client that reads nothing.
+LARGE = b"x" * (16 << 20)
+
+
+def fares(taken_bytes: int, waiting_bytes: int = 100_000) -> Fares:
+    return Fares(0.0, taken_bytes, waiting_bytes)
+
+
+def looked_at(*looks: tuple[float, Fares]) -> list[bool]:
+    connection = InboundConnection(("127.0.0.1", 1), 0.0)
+    return [connection.is_too_slow(now_s, said, 60.0) for now_s, said in looks]
+
+
+def test_a_client_that_takes_nothing_is_too_slow() -> None:
+    assert looked_at((0, fares(5)), (59, fares(5)), (60, fares(5))) == [False, False, True]
+    assert looked_at((0, fares(5)), (50, fares(50)), (60, fares(50)), (110, fares(50))) == [False, False, True, True]
+
+
+def test_a_client_that_takes_enough_is_never_too_slow() -> None:
+    steady = [(float(now_s), fares(int(now_s * RATE_MIN_BYTES_PER_S * 1.1))) for now_s in range(0, 1_000, 10)]
+    assert not any(looked_at(*steady))
+    # On the loopback a client's window opens by 64 kB at once.
+    in_steps = [(float(now_s), fares(now_s // 50 * 65_536)) for now_s in range(0, 1_000, 5)]
+    assert not any(looked_at(*in_steps))
+
+
+def test_a_client_that_takes_a_little_now_and_then_is_too_slow() -> None:
+    trickle = [(float(now_s), fares(now_s * RATE_MIN_BYTES_PER_S // 2)) for now_s in range(0, 70, 5)]
+    assert looked_at(*trickle)[12]
+
+
+def test_an_event_stream_with_little_to_say_is_never_too_slow() -> None:
+    assert not any(looked_at(*((float(now_s), fares(now_s, waiting_bytes=100)) for now_s in range(0, 1_000, 10))))
+
+
+def stubborn(web: WebServer, path: str, body: dict[str, Any] | None = None) -> socket.socket:
+    """A client that asks and then reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.connect(("127.0.0.1", web.port))
+    said = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    )
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(said) + said)
+    return client
+
+
+def open_blobs(web: WebServer) -> int:
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            count += "/blob_" in os.readlink(f"/proc/self/fd/{name}").removeprefix(str(web.blobs.root))
+        except OSError:
+            continue
+    return count
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the server has closed this connection; what it sent before is thrown away."""
+    client.setblocking(False)
+    try:
+        while client.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def downloads(start_web: Any) -> Iterator[tuple[WebServer, list[socket.socket]]]:
+    """Five downloads that nobody reads, each as far as it gets."""
+    web: WebServer = start_web(http={"client_timeout_s": 1.0}, worker={"grace_ms": 500})
+    with web.client() as client, ExitStack() as stack:
+        path = f"/v1/files/{upload(client, LARGE)}/content"
+        clients = [stack.enter_context(stubborn(web, path)) for _ in range(5)]
+        wait_until(lambda: open_blobs(web) == 5, timeout_s=20, what="the downloads to begin")
+        yield web, clients
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_a_download_that_is_not_read_is_cut_off(downloads: tuple[WebServer, list[socket.socket]]) -> None:
+    web, clients = downloads
+    wait_until(lambda: open_blobs(web) == 0, timeout_s=30, what="the downloads to be given up")
+    wait_until(lambda: all(is_closed(client) for client in clients), timeout_s=30, what="the connections to close")
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_a_client_that_leaves_a_download_leaves_no_descriptor(start_web: Any) -> None:
+    web: WebServer = start_web()
+    with web.client() as client:
+        path = f"/v1/files/{upload(client, LARGE)}/content"
+    sockets = [stubborn(web, path) for _ in range(3)]
+    wait_until(lambda: open_blobs(web) == 3, timeout_s=20, what="the downloads to begin")
+    for each in sockets:
+        each.close()
+    wait_until(lambda: open_blobs(web) == 0, timeout_s=20, what="the blobs to be closed")
+
+
+def test_a_stop_does_not_wait_for_clients_that_read_nothing(start_web: Any) -> None:
+    web: WebServer = start_web(worker={"grace_ms": 200})
+    with web.client() as client:
+        path = f"/v1/files/{upload(client, LARGE)}/content"
+    with stubborn(web, path) as client:
+        wait_until(lambda: open_blobs(web) == 1, timeout_s=20, what="the download to begin")
+        web.run(web._listening.__aexit__(None, None, None))
+        wait_until(lambda: is_closed(client), timeout_s=20, what="the connection to close")
+        web.run(web.listen())
+
+
+def test_a_slow_reader_gets_all_of_it(start_web: Any) -> None:
+    web: WebServer = start_web(http={"client_timeout_s": 1.0})
+    with web.client() as client:
+        path = f"/v1/files/{upload(client, LARGE[: 4 << 20])}/content"
+    with stubborn(web, path) as reader:
+        reader.settimeout(20)
+        received = 0
+        pause = threading.Event()
+        while received < 4 << 20:
+            received += len(reader.recv(131_072))
+            pause.wait(0.01)
+
+
+def test_a_stream_that_is_not_read_is_cut_off(world: World) -> None:
+    async def pour(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD)
+        while True:
+            await peer.send(chunked(chunk("x" * 65_000)))
+
+    world.start(pour, http={"client_timeout_s": 1.0})
+    with stubborn(world.web, CHAT, {**ASK, "stream": True}) as client:
+        wait_until(lambda: world.interactive() == (1, 0), timeout_s=20, what="the stream to begin")
+        wait_until(lambda: world.interactive() == (0, 0), timeout_s=30, what="the stream to be given up")
+        wait_until(lambda: is_closed(client), timeout_s=30, what="the connection to close")
+    wait_until(world.upstreams[0].posts[0].gone.is_set, timeout_s=20, what="the upstream to see it")
+
+
+def half_an_upload(web: WebServer) -> tuple[socket.socket, bytes]:
+    body = b'--XX\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    body += b'--XX\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}\n\r\n--XX--\r\n'
+    head = b"POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=XX\r\n"
+    client = socket.create_connection(("127.0.0.1", web.port), timeout=30)
+    client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:40])
+    return client, body[40:]
+
+
+@pytest.mark.parametrize(
+    "first_bytes", [b"", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"]
+)
+def test_silent_connections_shut_nobody_out(start_web: Any, first_bytes: bytes) -> None:
+    """Many more than there may be, silent from the start, in the middle of a head, or after an answer."""
+    web: WebServer = start_web(server={"connections_max": 32})
+    with ExitStack() as stack:
+        uploading, rest = half_an_upload(web)
+        stack.enter_context(uploading)
+        for _ in range(100):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(("127.0.0.1", web.port))
+            if first_bytes:
+                wait_until(lambda: _sent(silent, first_bytes), timeout_s=20, what="the first bytes to go out")  # noqa: B023
+        with web.client() as client:
+            assert upload(client)
+        uploading.sendall(rest)
+        assert uploading.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: World) -> None:
+    said = chat_with("x" * (12 << 20))
+    world.start(answers(said), server={"connections_max": 32})
+    with ExitStack() as stack:
+        reader = stack.enter_context(stubborn(world.web, CHAT, ASK))
+        wait_until(lambda: world.upstreams[0].posts, timeout_s=20, what="the call upstream")
+        wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the call to be answered")
+        # It is the one that is known the longest.
+        seen = metrics.REGISTRY.get_sample_value
+        wait_until(lambda: seen("tidegate_client_connections"), timeout_s=20, what="the connection to be seen")
+        before = closed_to_make_room()
+        for _ in range(40):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(("127.0.0.1", world.web.port))
+        wait_until(lambda: closed_to_make_room() > before, timeout_s=20, what="idle connections to be closed")
+        reader.settimeout(20)
+        received = b""
+        while not received.endswith(said[-20:]):
+            piece = reader.recv(1 << 20)
+            assert piece, "the answer was cut off"
+            received += piece
+        assert len(received) > len(said)
+
+
+def closed_to_make_room() -> int:
+    return metrics.counted(metrics.client_connections_closed).get("crowded", 0)
+
+
+def test_a_download_is_asked_for_with_a_body(start_web: Any) -> None:
+    """Nobody sends one, but then it is answered all the same, and at once."""
+    web: WebServer = start_web()
+    with web.client() as client:
+        path = f"/v1/files/{upload(client, LARGE[: 1 << 20])}/content"
+        answer = client.request("GET", path, content=b"x" * 500_000)
+        assert answer.content == LARGE[: 1 << 20]
+
+
+def _sent(client: socket.socket, data: bytes) -> bool:
+    try:
+        return client.send(data) == len(data)
+    except OSError:
+        return False
+
+
+def test_a_connection_that_says_nothing_is_closed(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.web.http.serving.HEADER_WAIT_MS", 200)
+    web: WebServer = start_web()
+    with ExitStack() as stack:
+        for first_bytes in (b"", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", web.port)))
+            client.sendall(first_bytes)
+            wait_until(lambda: is_closed(client), timeout_s=20, what="the connection to close")  # noqa: B023
+
+
+def test_a_download_takes_little_memory_of_the_blobs(start_web: Any, tmp_path: Path) -> None:
+    web: WebServer = start_web()
+    with web.client() as client:
+        file_id = upload(client, LARGE[: 1 << 20])
+        blob_id = web.statement("select blob_id from extents where file_id = ?", file_id)[0][0]
+
+        async def largest() -> int:
+            return max([len(piece) async for piece in web.blobs.stream(blob_id, 0, 1 << 20)])
+
+        assert web.run(largest()) <= 131_072
+        assert httpx2.get(f"{web.url}/v1/files/{file_id}/content").content == LARGE[: 1 << 20]
