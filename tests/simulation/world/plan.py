@@ -47,10 +47,9 @@ KINDS: dict[str, tuple[float, ...]] = {
     "redis_slow": (0.05, 0.2),
     "revoke": (0.3, 1.0),
     "power": (0.02, 0.06),
-    "database_clock_ahead": (0.03, 0.1),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
-_APART = ("revoke", "power", "database_clock_ahead")
+_APART = ("revoke", "power")
 _APART_SHARE = 0.12
 
 # What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.

@@ -95,7 +95,7 @@ class World:
         self._published: dict[str, str] = {}
 
     def _now_ms(self) -> int:
-        """The database's clock: it may be set, and then goes on from there."""
+        """The database's clock: it may be set back, and then goes on from there."""
         return EPOCH_MS + int(self.loop.time() * 1000) - self._database_behind_ms
 
     def breaks(self, what: str) -> None:
@@ -209,10 +209,6 @@ class World:
             outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
         if weather.strikes("database_clock"):
             self._database_behind_ms += dice.choice((3, 200, 1_500))
-        if weather.strikes("database_clock_ahead"):
-            step_ms = dice.choice((3, 200, 900))
-            self._database_behind_ms -= step_ms
-            self.rules.clock_ahead_ms += step_ms
         if self.plan.estate.uses_redis:
             self._redis_chaos()
 
