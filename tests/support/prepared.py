@@ -204,7 +204,7 @@ def _load() -> None:
         "service",
         "judge",
         "web.app",
-        "web.serving",
+        "web.http.serving",
         "worker",
         "simulate.engine",
     ):
