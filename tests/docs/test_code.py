@@ -240,6 +240,13 @@ def test_the_judge_knows_the_codes_of_items() -> None:
     assert set(hooks.CODES) - set(hooks.RETRYABLE) == rules_items.JUDGED_CODES
 
 
+def test_the_judge_knows_why_items_are_tried_again() -> None:
+    """Every error of a call but those that fail the item at once is a reason to try again, which `verify` finds on record."""
+    final = {"upstream_refused", "budget_exceeded", "max_tokens_required"}
+    reasons = {one.reason for one in _family(errors.UpstreamError)[1:]} - final
+    assert reasons <= rules_items.FREE_REASONS | rules_items.BILLED_REASONS
+
+
 def test_the_collection_of_codes_is_not_blind() -> None:
     found = codes_in_the_program()
     assert {

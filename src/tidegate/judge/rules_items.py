@@ -20,6 +20,7 @@ FREE_REASONS = frozenset(
         "upstream_key_rejected",
         "upstream_pool_timeout",
         "owner_lost",
+        "recorded_elsewhere",
         "handed_back",
         "budget_spent",
         "budget_reserved",

@@ -92,7 +92,8 @@ class Trial:
         if not seen.count:
             if not self._group:
                 self.begin_again()
-            return ALL_SUSPECTS
+            # One that became ready since the look is not among those that were counted: the next look halves with it.
+            return len(self._group)
         if seen.level > self._level:
             self.begin_again()
             self._level = seen.level
