@@ -186,7 +186,7 @@ class Roles:
 
 
 async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """Be a process of Tidegate until told to stop. `on_ready` hears the address, or the worker's id where there is none."""
+    """Run one process of Tidegate until `stop` is set. `on_ready` gets the address, or the worker's id where there is none."""
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
     async with opened(settings) as parts, AsyncExitStack() as stack:
@@ -242,7 +242,7 @@ async def callback_sender(settings: Settings) -> AsyncIterator[Callbacks]:
 
 
 def _worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig, *, is_kept: bool) -> RunsItems:
-    """A worker that ends with its process after an internal error, or one that is made anew: a process that has callers goes on."""
+    """Make a worker. With `is_kept` it is restarted after an internal error, because its process also serves callers."""
 
     def make() -> Worker:
         return build_worker(parts, me, router, live_config)
@@ -321,7 +321,7 @@ async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, Q
 
 
 async def _bury_predecessors(parts: Parts) -> None:
-    """The embedded store has one writer, and that is us: whoever else looks alive is dead, and its leases need not run out."""
+    """Declare all other workers of an embedded store gone: it has one writer, this process, so their leases need not run out."""
     if parts.settings.store.is_postgresql:
         return
     for row in await parts.store.list_workers(_PREDECESSORS_MAX):

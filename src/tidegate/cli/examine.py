@@ -151,7 +151,7 @@ def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[Doc
 
 
 async def tenants(parts: "Parts") -> AsyncIterator[DoctorFinding]:
-    """Tenants that the settings name and nobody has made."""
+    """Yield a finding for each tenant that the settings name and the store does not have."""
     for name in sorted(Tenants(parts.settings).names())[:TENANTS_MAX]:
         if await parts.store.tenant_by_name(name) is None:
             problem = f"`tenants` gives {name} a weight or budgets, but there is no such organization"

@@ -93,7 +93,7 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
 
 
 async def _places(parts: "Parts") -> Places:
-    """Every deployment and resource there is, those of the settings and those added; nobody's key is looked for."""
+    """Return every deployment and resource, configured or added at run time, without looking up any key."""
     _, entries = await parts.store.routing()
     found = added(parts.settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
     settings = parts.settings
@@ -123,7 +123,7 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
 
 
 async def _least_ms(parts: "Parts", job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
-    """How soon the batch can be done with each model at the earliest; how its items divide over several models nobody counts."""
+    """Return the earliest end for each model. With several models one call each is assumed: the split is not counted."""
     calls = job.item_count - job.done_count if len(bound) == 1 else 1
     taken = {model: await parts.store.calls_take_ms(ways, calls) for model, ways in bound.items()}
     return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}

@@ -23,7 +23,7 @@ def limit_text(limit: Limit) -> str:
 
 
 def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
-    """Limits as a command is told them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
+    """Read limits as a command takes them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
     from tidegate.web.http.limit_requests import job_limits
 
     found = []

@@ -72,7 +72,7 @@ class ProgressPace:
         return max(0.0, (last - first) / (last_s - first_s))
 
     def left_s(self, now: ProgressSnapshot) -> float | None:
-        """How long the rest will take at this pace; None while nobody can know."""
+        """Return how long the rest takes at this pace; None while there is no pace yet."""
         per_s = self.per_s
         return (now.item_count - now.done_count) / per_s if per_s else None
 

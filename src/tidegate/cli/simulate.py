@@ -95,7 +95,7 @@ def simulate(
 
 
 async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: list[str] | None) -> None:
-    """The engine, and beside it whoever takes from the queues and calls it."""
+    """Serve the engine, and beside it the processor that takes from the queues and calls it."""
     if redis_url is None or not pools:
         raise ValueError("--queue and --pool go together: name the Redis and at least one pool")
     if not options.port:

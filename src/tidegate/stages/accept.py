@@ -205,7 +205,7 @@ class Upload:
         return file
 
     async def abandon(self) -> None:
-        """Throw the bytes away, whatever went wrong and whoever stopped waiting."""
+        """Throw the bytes away, even when the caller's task is cancelled."""
         await asyncio.shield(self._abandon())
 
     async def _abandon(self) -> None:

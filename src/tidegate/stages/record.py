@@ -129,7 +129,7 @@ class Recorder:
         self._news.set()
 
     def is_settling(self, job_id: str, first: int, token: str) -> bool:
-        """Whether this slice is done with here, and the store has not heard of it yet."""
+        """Return whether this slice has ended here and its end is not committed yet."""
         return (job_id, first, token) in self._settling
 
     def hurry(self) -> None:
@@ -177,7 +177,7 @@ class Recorder:
             await self._until_done(self._seal_and_commit)
 
     def _put_back(self, part: _Part) -> None:
-        """An error that nobody foresaw: everything that is not committed is kept, and goes to new logs when this runs again."""
+        """Keep what is not committed after an unexpected error: it goes to new logs when this runs again."""
         whole = _Part()
         taken = self._appended if part in self._appended else [*self._appended, part]
         for one in [*taken, self._part]:

@@ -61,7 +61,7 @@ class Ship:
         return closed
 
     async def publish_all(self, worker_id: str, count_max: int = 50) -> int:
-        """Publish every closed job that nobody publishes now."""
+        """Publish every closed job that no process publishes now."""
         published = 0
         await self._steps.give_back_leftovers()
         for job_id in await self._store.jobs_to_publish(count_max):
@@ -168,7 +168,7 @@ class Ship:
         return done
 
     async def _rewrite(self, job: Job, worker_id: str, *, answered: bool, rest: Rest | None) -> Rewrite | None:
-        """One result file anew, in the order of the input's lines."""
+        """Rewrite one result file in the order of the input's lines."""
         file_id = job.output_file_id if answered else job.error_file_id
         places = await self._places(job, answered=answered)
         extents = await self._all_extents(file_id) if file_id else []

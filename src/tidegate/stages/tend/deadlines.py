@@ -1,4 +1,4 @@
-"""Jobs whose window has passed, and jobs told to close before they were ingested."""
+"""Jobs whose window has passed, and jobs that were closed before they were ingested."""
 
 import structlog
 

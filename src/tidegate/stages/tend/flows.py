@@ -23,7 +23,7 @@ class FlowUpkeep:
         self._after: AwakeFlow | None = None
 
     async def tend(self) -> int:
-        """One bounded pass. Says how many flows woke, so that whoever waits for work looks again."""
+        """Run one bounded pass and return how many flows woke, so that leasing looks again."""
         woken = await self._store.wake_rested(self._pass_max)
         page = await self._store.awake_flows(self._after, self._pass_max)
         for flow in page:
@@ -32,7 +32,7 @@ class FlowUpkeep:
         return woken
 
     async def prune(self) -> None:
-        """Forget what nobody needs; seldom is often enough."""
+        """Forget flows that are not needed; seldom is often enough."""
         await self._store.prune_flows(_FLOW_KEEP_MS)
 
     async def _tend_one(self, flow: AwakeFlow) -> None:

@@ -1,4 +1,4 @@
-"""What has outlived its time: expired files, records of jobs that ended long ago, rows nobody needs."""
+"""What has outlived its time: expired files, records of jobs that ended long ago, rows without a use."""
 
 import structlog
 

@@ -166,7 +166,7 @@ class BudgetClient:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
 
     def _renew_charged(self) -> None:
-        """Give back what was charged until a moment that has passed: the upstream counts anew."""
+        """Give back what was charged until a moment that has passed: the upstream's window began again."""
         now_ms = self._clock.monotonic_ms()
         for one in [one for one in self._charged if one[1] <= now_ms]:
             self._charged.remove(one)
@@ -202,7 +202,7 @@ class BudgetClient:
                 self._spent[budget] = soon_ms
 
     async def close(self) -> None:
-        """Put off whoever waits, and settle what is known."""
+        """Refuse waiting calls, and settle what is known."""
         self._closed = True
         self._put_off_all(self._unreachable("this process stops"))
         if self._asking is not None:

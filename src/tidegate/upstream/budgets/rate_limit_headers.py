@@ -32,7 +32,7 @@ _UNIT_MS = {
 
 @dataclass(frozen=True, slots=True)
 class RateLimitHeaders:
-    """What one answer said: the limits of a minute, and for how long nothing is left."""
+    """The limits of a minute in one answer's headers, and for how long nothing is left."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -41,7 +41,7 @@ class RateLimitHeaders:
 
 @dataclass(frozen=True, slots=True)
 class QuotaLeft:
-    """What one answer said is left until its limits renew; None where it did not say."""
+    """What one answer's headers report as left until the limits renew; None where they do not."""
 
     requests: int | None = None
     requests_renew_ms: int = MINUTE_MS

@@ -78,7 +78,7 @@ class Availability:
         return at_ms if at_ms > now_ms else 0.0
 
     def closed(self, route: NameRoute, model: str) -> str:
-        """Why nothing may be sent now; empty while something may, or when nobody serves this name."""
+        """Return why nothing may be sent now; empty while something may, or when no deployment serves this name."""
         now_ms = self._clock.monotonic_ms()
         if not route.states or self.free(route, model):
             return ""

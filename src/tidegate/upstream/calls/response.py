@@ -109,7 +109,7 @@ class UpstreamResponse:
         return self._stream.was_cut()
 
     def close(self) -> None:
-        """Nobody wants the rest: the upstream sees its connection closed at once, and nobody's health is harmed."""
+        """Close the connection at once, because the rest is not wanted; this is no failure of the deployment."""
         self._finish(None, came_whole=False)
 
     def _finish(self, error: UpstreamError | None, *, came_whole: bool) -> UpstreamError | None:

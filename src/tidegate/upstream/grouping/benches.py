@@ -69,7 +69,7 @@ class Bench:
         self.leaders: set[Seat] = set()
 
     def company(self, leader: Seat, count: int) -> list[Seat]:
-        """Who goes with a leader: those who came first and lead nobody."""
+        """Return who goes with a leader: the first that came and lead no group."""
         others = (seat for seat in self.seats if seat not in self.leaders)
         return [leader, *islice(others, count - 1)]
 

@@ -123,7 +123,7 @@ class Groups:
     # The group.
 
     async def _lead(self, route: NameRoute, kind: GroupKind, bench: Bench, seat: Seat) -> Told:
-        """Wait for a slot and send whoever sits here by then; gives what came of the leader's own item."""
+        """Wait for a slot, send all items that joined by then, and return the outcome of the leader's own item."""
         try:
             state = await self._sender.find(route, seat.call)
         except UpstreamError as error:

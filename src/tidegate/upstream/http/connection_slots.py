@@ -25,7 +25,7 @@ class ConnectionSlots:
         return background_free if background_free < all_free else all_free
 
     def take(self, *, interactive: bool) -> bool:
-        """A seat, when one is free and nobody with a better right waits for it."""
+        """Take a slot if one is free and no call of a higher class waits for it."""
         if self._in_use >= self._max or self._interactive:
             return False
         if not interactive:

@@ -76,7 +76,7 @@ class InFlightCall:
         self._step += 1
 
     def pause_timeout(self, held: bool) -> None:
-        """While it is held, whoever reads the answer is waited for, not the upstream."""
+        """Stop the clock of the upstream while its reader is waited for."""
         self._held = held
         self._step += 1
 

@@ -91,10 +91,10 @@ class StreamingClient(Protocol):
 
 @runtime_checkable
 class QueuedClient(Protocol):
-    """A way on which a call may still be under way though whoever sent it is gone."""
+    """A way on which a call may still be under way though its sender is gone."""
 
     async def is_out(self, idempotency_key: str, attempt: int) -> bool:
-        """Whether this very call is under way there; no when nobody can say."""
+        """Return whether this very call is under way there; False when it is not known."""
 
 
 class Transport(Protocol):
@@ -219,7 +219,7 @@ class AiohttpTransport:
         return self._seats.free()
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
-        """An answer over HTTP is kept by nobody else: there is nothing to let go."""
+        """Do nothing: an HTTP server keeps no answers."""
 
     async def close(self) -> None:
         self.connections.abort_in_use()

@@ -142,7 +142,7 @@ class QueueClient:
             return False
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """Whether the queue is there: nobody but whoever takes from it knows how the model server is."""
+        """Return whether the queue is there; how the model server is, only its processor knows."""
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
@@ -208,7 +208,7 @@ class QueueClient:
             await self._mailbox.queue.discard([request_id])
 
     async def _too_late(self, request_id: str, total_s: float) -> UpstreamError:
-        """Its time is over: what nobody has taken was never sent."""
+        """End a request whose time is over: one that no processor has taken was never sent."""
         try:
             if self._mailbox.is_awaited(request_id):
                 withdrawal = Withdrawal.NOT_OURS

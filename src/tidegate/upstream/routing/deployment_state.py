@@ -182,7 +182,7 @@ class DeploymentState:
         return total_s
 
     def waits_until_ms(self, call: Call) -> float:
-        """The moment before which this call must not come here: it was refused and told to wait. 0 for any other call."""
+        """Return the moment before which this call must not come here, after a Retry-After; 0 for any other call."""
         return self.refusals.waits_until_ms(call.idempotency_key)
 
     def ready_at_ms(self) -> float:
@@ -349,11 +349,11 @@ class DeploymentState:
     # What it says about itself.
 
     def note_empty(self, *, is_empty: bool) -> None:
-        """Its last answer said whether it has anything left."""
+        """Note whether the last answer reported anything left."""
         self.is_empty = is_empty
 
     def note_limits(self, note_limits: RateLimitHeaders, now_ms: float) -> bool:
-        """It said what its limits are. True when that is news."""
+        """Note the limits that it reported; True when they are new."""
         if note_limits.empty_for_ms:
             self._rest(note_limits.empty_for_ms, now_ms)
         if note_limits.requests is None and note_limits.tokens is None:
@@ -416,7 +416,7 @@ class DeploymentState:
         return False
 
     def rest_until(self, until_ms: float) -> None:
-        """Another process was told to leave this deployment alone; a longer rest always wins."""
+        """Rest because another process was asked to; a longer rest always wins."""
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def has_failed(self, idempotency_key: str) -> bool:

@@ -102,7 +102,7 @@ class Deployments(dict[str, DeploymentState]):
             state.has_share()
 
     def spare_calls(self, in_flight_max: int) -> int:
-        """How many more calls this process may have out. Where items share calls, nobody outside can count these."""
+        """Return how many more calls this process may have out. Where items share calls, only grouping can count them."""
         free = self._transport.free_slots()
         if self._is_grouping and in_flight_max:
             free = min(free, in_flight_max - sum(state.in_flight for state in self.values()))

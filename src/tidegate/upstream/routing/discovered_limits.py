@@ -27,7 +27,7 @@ class DiscoveredLimits:
         self._task = asyncio.create_task(self._run())
 
     def note(self, state: DeploymentState) -> None:
-        """This deployment said something new."""
+        """Note new limits of this deployment."""
         self._news[state.deployment.name] = state
         self._rung.set()
 

@@ -236,7 +236,7 @@ class ModelSlots:
 
 
 class RoomSignal:
-    """More may go than before: those who stand in the line look again, and those outside are told."""
+    """Wake waiting calls and listeners, because more may go than before."""
 
     def __init__(self, line: WaitLine) -> None:
         self._line = line

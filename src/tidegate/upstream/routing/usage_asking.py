@@ -39,7 +39,7 @@ class UsageAsking:
         return None if asking is None else Asking(asking, lambda: body, is_extra=True)
 
     def takes(self, state: DeploymentState) -> bool | None:
-        """Return whether the deployment takes the option; None when nobody knows yet."""
+        """Return whether the deployment takes the option; None before the first answer."""
         return self._takes.get(_key(state))
 
     def learn(self, state: DeploymentState, *, takes: bool) -> None:

@@ -85,7 +85,7 @@ class Peers:
         self._gateway_ms: float | None = None
 
     def read(self, rows: Mapping[str, FleetReport]) -> None:
-        """The store was read: these are all processes that told it something lately."""
+        """Take over what the store has of all processes that reported lately."""
         now_ms = self._read_ms = self._clock.monotonic_ms()
         before, self._peers = self._peers, {}
         for process, reported in rows.items():
@@ -104,7 +104,7 @@ class Peers:
                 self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
 
     def notice(self, process: str, users: Users) -> None:
-        """Another process said what users it has now."""
+        """Take over a notice of how many users another process has now."""
         now_ms = self._gateway_ms = self._clock.monotonic_ms()
         peer = self._peers.get(process)
         if peer is None:
@@ -115,7 +115,7 @@ class Peers:
 
     @property
     def present(self) -> Present:
-        """The sum over all of them. Users of whom nobody spoke lately keep nobody waiting."""
+        """Sum over all processes. Users that no process reported lately do not count."""
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
         workers = calls = interactive = awaiting = 0
@@ -144,7 +144,7 @@ class Peers:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether a worker elsewhere may want to hear of our users at once: one was there lately, or nobody knows."""
+        """Return whether a notice may be of use: a worker was seen elsewhere lately, or the store was not read yet."""
         if not self.is_current:
             return True
         return self._workers_ms is not None and self._clock.monotonic_ms() - self._workers_ms < WORKERS_MS

@@ -78,7 +78,7 @@ class TideLoop:
             self._announcer = asyncio.create_task(self._announce(self._notices))
 
     async def _announce(self, notices: Notices) -> None:
-        """Say how many there are now. Changes that come faster than notices go out are told together."""
+        """Send how many there are now. Changes that come faster than notices go out share one notice."""
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()

@@ -224,7 +224,7 @@ class DeploymentTide:
             self._awaiting_tokens -= flight.prompt_tokens
 
     def act(self) -> None:
-        """Ask the controller, take back what it wants back, and tell whoever waits when more may go."""
+        """Ask the controller, take back what it wants back, and wake waiting calls when more may go."""
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
@@ -314,7 +314,7 @@ class DeploymentTide:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of ours is out or waits or would have to, so nobody needs to know how the engine is."""
+        """Return whether nothing of ours is out or waits, so that the engine need not be read."""
         return not self._flights and not self._held and not self.interactive and self.decision.prompt_tokens > 0
 
     @property

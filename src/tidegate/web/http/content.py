@@ -117,7 +117,7 @@ class Download(Response):
 
 @asynccontextmanager
 async def while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
-    """Leave the block when the client leaves; nobody is there to be told, so that is no error."""
+    """Leave the block when the client leaves; that is no error, because no answer can reach it."""
     task = asyncio.current_task()
     assert task is not None
     has_left = False

@@ -28,7 +28,7 @@ class Failures:
             self._counted.popitem(last=False)
 
     def wait_s(self, name: str) -> int:
-        """How long this name must wait before it is heard again; 0 when it may speak."""
+        """Return how long this name must wait before its next try; 0 when it may try now."""
         began_ms, count = self._current(name)
         if count < self._count_max:
             return 0

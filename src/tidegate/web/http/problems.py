@@ -47,7 +47,7 @@ def error_type(status: int, code: str) -> str:
 
 
 def problem_of(error: Exception, request_id: str) -> ApiProblem:
-    """The words for a caller. An unknown error is logged and told by its request id alone."""
+    """Return the words for a caller. An unknown error is logged, and the caller gets its request id alone."""
     match error:
         case ApiProblem():
             return error

@@ -24,7 +24,7 @@ class Guarded:
 
 
 def guarded_routes(authenticator: Authenticator, entries: list[Guarded]) -> list[Route]:
-    """One route per path, so that a wrong method is told every right one. Nobody is answered before they are known."""
+    """Make one route per path, so that a 405 names every right method. Each request is authenticated first."""
     by_path: dict[str, dict[str, Guarded]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, {})[entry.method] = entry

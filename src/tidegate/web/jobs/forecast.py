@@ -38,7 +38,7 @@ class Forecaster:
         self._router = context.router
 
     async def of_job(self, job: Job) -> Forecast:
-        """What can be said of a job that runs; nothing of any other."""
+        """Return the forecast of a running job; UNKNOWN for any other."""
         if job.state is not JobState.IN_PROGRESS or job.closing is not None:
             return UNKNOWN
         outlook = await self._store.outlook(job.id)

@@ -14,7 +14,7 @@ class EtaShown(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What can be said of a batch's size and its end, where something can."""
+    """A batch's size and expected end, as far as they are known."""
 
     slack_seconds: int | None = None
     eta: EtaShown | None = None
