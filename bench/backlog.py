@@ -148,4 +148,5 @@ def _slices(jobs: list[tuple[int, str]], slices: int, now: int) -> Iterator[tupl
         job_id = _id(tenant, model)
         for number in range(slices):
             first = number * SLICE_ITEMS
-            yield (job_id, first, SLICE_ITEMS, model, "ready", now, 0, 0, first, first * 100, SLICE_ITEMS * 100, units)
+            place = (first, first * 100, SLICE_ITEMS * 100, units)
+            yield (job_id, first, SLICE_ITEMS, model, "/v1/chat/completions", "ready", now, 0, 0, *place)

@@ -41,6 +41,7 @@ START_MS = 1_800_000_000_000
 LEASE_MS = 30_000
 DAY_MS = 24 * 3600 * 1000
 MODEL = "llama"
+CHAT = "/v1/chat/completions"
 
 FAKE_CLOCK = """
 create table test_clock (now bigint not null);
@@ -261,11 +262,11 @@ def finished(lines: Sequence[bytes], numbers: Sequence[int], outcome: Outcome, t
     return [Finished(number, outcome, len(text), 0, token, usage) for number, text in zip(numbers, lines, strict=True)]
 
 
-def plan_of(*counts: int, model: str = MODEL) -> IngestPlan:
+def plan_of(*counts: int, model: str = MODEL, endpoint: str = CHAT) -> IngestPlan:
     """What ingest would have found: slices of so many items, each item 100 bytes long."""
     slices, first = [], 0
     for count in counts:
-        slices.append(SlicePlan(first, count, model, first * 100, count * 100, count * 50))
+        slices.append(SlicePlan(first, count, model, endpoint, first * 100, count * 100, count * 50))
         first += count
     return IngestPlan(first, model, slices, first * 100, first * 80, first * 20)
 

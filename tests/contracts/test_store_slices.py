@@ -342,3 +342,18 @@ async def test_a_tail_needs_the_token_and_something_behind_it(world: World) -> N
     assert not await world.store.release_tail(job.id, held.first, held.token, 6)
     assert not await world.store.release_tail(job.id, 3, held.token, 4)
     assert await world.store.slice_counts(job.id) == {"leased": 1}
+
+
+async def test_a_slice_keeps_its_endpoint_when_it_is_cut(world: World) -> None:
+    caller, worker = await world.caller(), await world.worker()
+    job = await world.ingested(await world.job(caller), plan_of(4, endpoint="/v1/responses"))
+    [held] = await world.lease(worker, job)
+    assert held.endpoint == "/v1/responses"
+    assert await world.store.lease_slices(worker, job.id, MODEL, 1, held.token) == [held]
+    assert await world.store.release_tail(job.id, held.first, held.token, 2)
+    for _ in range(2):
+        await lose(world, worker)
+        worker = await world.worker()
+        leased = [piece for _ in range(4) for piece in await world.lease(worker, job)]
+        assert {piece.endpoint for piece in leased} == {"/v1/responses"}
+    assert len(leased) > 2, "it was cut"

@@ -245,8 +245,8 @@ def job(change: str) -> Harm:
 
 
 SLICE = (
-    "insert into slices (job_id, first, count, model, state, ready_at, lease_count, lost_count, read_first, work_at, work_bytes, "
-    "work_units) values ($job, 0, 1, 'm', 'ready', 0, 0, 0, 0, 0, 1, 1)"
+    "insert into slices (job_id, first, count, model, endpoint, state, ready_at, lease_count, lost_count, read_first, work_at, work_bytes, "
+    "work_units) values ($job, 0, 1, 'm', '/v1/chat/completions', 'ready', 0, 0, 0, 0, 0, 1, 1)"
 )
 ATTEMPT = (
     "insert into attempts (job_id, number, count, not_before, reason, hand_backs) "

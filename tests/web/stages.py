@@ -7,6 +7,7 @@ from tidegate.core.nouns import Finished, IngestPlan, JobFlush, Placed, Rest, Sl
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"
+CHAT = "/v1/chat/completions"
 
 
 def start(web: WebServer, job_id: str, item_count: int) -> None:
@@ -17,7 +18,7 @@ def start(web: WebServer, job_id: str, item_count: int) -> None:
         assert await web.store.take_step(job_id, JobState.VALIDATING, web.worker_id, token)
         work = await blob(web, "work", b"{}\n" * item_count)
         plan = IngestPlan(
-            item_count, MODEL, [SlicePlan(0, item_count, MODEL, 0, work.size_bytes, 1)], work.size_bytes, 200, 50
+            item_count, MODEL, [SlicePlan(0, item_count, MODEL, CHAT, 0, work.size_bytes, 1)], work.size_bytes, 200, 50
         )
         await web.store.start_job(
             job_id,

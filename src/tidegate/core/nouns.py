@@ -195,11 +195,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """A slice as ingest cuts it: a range of item numbers and the byte range of the work file that holds them."""
+    """A slice as ingest cuts it: a range of item numbers and the byte range of the work file that holds them. Items that cannot be sent
+    have no model and no endpoint."""
 
     first: int
     count: int
     model: str
+    endpoint: str
     work_at: int
     work_bytes: int
     work_units: int

@@ -181,7 +181,7 @@ async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tu
     for start, (tenant_id, *place) in placed:
         for s in start.plan.slices:
             counts = (s.first, s.work_at, s.work_bytes, s.work_units)
-            slices.append((start.job_id, s.first, s.count, s.model, "ready", now, 0, 0, *counts))
+            slices.append((start.job_id, s.first, s.count, s.model, s.endpoint, "ready", now, 0, 0, *counts))
             sums = models.setdefault((start.job_id, s.model), [0, 0, 0, *place])
             sums[0] += s.count
             sums[1] += 1

@@ -136,6 +136,7 @@ create table extents (
     primary key (file_id, at)
 ) /*sqlite: without rowid */;
 
+-- `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -241,13 +242,14 @@ create index job_models_oldest on job_models (model, share_owner, created_at, jo
 create index job_models_smallest on job_models (model, share_owner, work_units, job_id) where state = 'open';
 create index job_models_due on job_models (model, due_at, job_id) where state = 'open';
 
--- Runs of neighbouring items of one job and one model. `read_first` is the first item in the byte range: after two lost owners a slice
+-- Runs of neighbouring items of one job, one endpoint and one model. `read_first` is the first item in the byte range: after two lost owners a slice
 -- is split into single items that all read the old range.
 create table slices (
     job_id text not null,
     first bigint not null,
     count bigint not null,
     model text not null,
+    endpoint text not null,
     state text not null check (state in ('ready', 'leased', 'done')),
     ready_at bigint not null,
     lease_token text,

@@ -83,7 +83,7 @@ class Slices(Table):
         old = await tx.one("slice_get", job_id=job_id, first=first)
         if old is None:
             return False
-        _, count, model, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
+        _, count, model, endpoint, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
         if held_by == token and first + count == to_item:
             return True
         tail_units = max(1, work_units * (first + count - to_item) // count)
@@ -98,7 +98,7 @@ class Slices(Table):
         if shortened is None:
             return False
         tail = (to_item, first + count - to_item, lost_count, read_first, work_at, work_bytes, tail_units)
-        await _put_ready(tx, job_id, model, [tail])
+        await _put_ready(tx, job_id, model, endpoint, [tail])
         return True
 
     @writes
@@ -181,7 +181,7 @@ async def _lease(
         for pick, token in picks
     ]
     taken: dict[str, list[Row]] = {}
-    for row in sorted(await tx.many_returning("slices_lease", asked), key=itemgetter(1)):
+    for row in sorted(await tx.many_returning("slices_lease", asked), key=itemgetter(2)):
         taken.setdefault(row[0], []).append(row)
     return taken
 
@@ -198,8 +198,8 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
-    token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, endpoint, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits = door.job
+    token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
+    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}
@@ -297,18 +297,20 @@ async def _cut(tx: Tx, one: _Freed, parts: list[list[int]]) -> None:
     old = await tx.one("slice_get", job_id=one.job_id, first=one.first)
     if old is None or await tx.one("slice_drop", job_id=one.job_id, first=one.first) is None:
         raise LostRace(f"slice {one.first} of {one.job_id} moved while it was cut")
-    _, _, model, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
+    _, _, model, endpoint, read_first, work_at, work_bytes, work_units, lost_count, _, _ = old
     share = max(1, work_units // one.count)
     chunks = [(first, count, lost_count, read_first, work_at, work_bytes, share * count) for first, count in spans]
-    await _put_ready(tx, one.job_id, model, chunks)
+    await _put_ready(tx, one.job_id, model, endpoint, chunks)
 
 
-async def _put_ready(tx: Tx, job_id: str, model: str, chunks: list[tuple[int, int, int, int, int, int, int]]) -> None:
+async def _put_ready(
+    tx: Tx, job_id: str, model: str, endpoint: str, chunks: list[tuple[int, int, int, int, int, int, int]]
+) -> None:
     """Parts of a slice that was leased before: (first, count, lost_count, read_first, work_at, work_bytes, work_units)."""
     row = await tx.one("now")
     now = row[0] if row else 0
     await tx.copy(
         "slices",
         SLICE_COLUMNS,
-        [(job_id, first, count, model, "ready", now, 1, *place) for first, count, *place in chunks],
+        [(job_id, first, count, model, endpoint, "ready", now, 1, *place) for first, count, *place in chunks],
     )

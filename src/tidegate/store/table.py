@@ -13,8 +13,8 @@ from tidegate.core.nouns import Idempotency
 from tidegate.store.driver import Body, Driver, Tx
 
 SLICE_COLUMNS = (
-    "job_id", "first", "count", "model", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at", "work_bytes",
-    "work_units",
+    "job_id", "first", "count", "model", "endpoint", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at",
+    "work_bytes", "work_units",
 )  # fmt: skip
 IDEMPOTENCY_KEEP_MS = 24 * 3600 * 1000
 

@@ -158,7 +158,7 @@ def test_pieces_of_any_size_say_the_same(lines: list[bytes], size: int, broken: 
 def families(scan: Scan) -> list[tuple[str, int]]:
     """Of each item, the model of its family and where all prompts of the family begin to differ."""
     numbers = [scan.stem_family[stem] for stem in scan.stem]
-    return [(scan.family_names[number][0], scan.families[number].cut) for number in numbers]
+    return [(scan.family_targets[number][1], scan.families[number].cut) for number in numbers]
 
 
 def known_beginning(scan: Scan, number: int, data: bytes) -> bool:

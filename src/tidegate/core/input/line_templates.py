@@ -40,6 +40,7 @@ class LineTemplate:
         self.family_number = family_number
         self.output_tokens = line.output_tokens
         self.fixed_size = len(line.fixed)
+        self.input_count = line.input_count
         self.head = between
         self.between_size = len(between)
         self.stem = PrefixStem(0, b"", 0, b"")
@@ -179,7 +180,7 @@ def shape_of(line: bytes, checked: InputLine, family_number: int, rules: LineRul
     opening = next((opening for opening in OPENINGS if line.startswith(opening)), None)
     end = checked.prompt_at + checked.prompt_size
     first = line[checked.prompt_at : checked.prompt_at + 1]
-    if opening is None or first not in (b'"', b"[") or (first == b"[" and endpoint_of(rules).counts_inputs):
+    if opening is None or first not in (b'"', b"[") or (first == b"[" and endpoint_of(checked.endpoint).counts_inputs):
         return None
     id_end = line.find(b'"', len(opening))
     plain = line[len(opening) : id_end]

@@ -22,11 +22,14 @@ from tidegate.core.usage import estimate
 MODEL_BYTES_MAX = 256
 CHOICES_MAX = 128
 NOTHING = Raw(b"")
+# The endpoint of a job whose lines each name their own. No path is called so; only callers of `accept` that mean it may ask for it.
+MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any.
+    """Every limit and expectation that an input is held to. `models` are those that the caller's key allows; None means any. Lines name
+    `endpoint` in their `url` or leave it out; where it is MIXED, each line must name a path.
 
     `input_sha256` is what the input was when it was accepted; empty holds it to nothing.
     """
@@ -118,10 +121,12 @@ class _LooseRequest(msgspec.Struct, gc=False):
 
 
 class InputLine(msgspec.Struct, gc=False):
-    """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text."""
+    """A line that may run. `fixed` is what an engine reads before the prompt: tools, instructions, a system text. `input_count` is 0
+    where inputs are not counted."""
 
     custom_id: str
     model: str
+    endpoint: str
     prompt_key: str
     prompt_at: int
     prompt_size: int
@@ -147,14 +152,19 @@ _ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
 _NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'{}[]"')))
 
 
-def endpoint_of(rules: LineRules) -> Endpoint:
-    return ENDPOINTS.get(rules.endpoint, OTHER_ENDPOINT)
+def endpoint_of(path: str) -> Endpoint:
+    return ENDPOINTS.get(path, OTHER_ENDPOINT)
 
 
-def prompt_of(body: Body, rules: LineRules) -> bytes:
+def path_of(url: str | None, rules: LineRules) -> str:
+    """The endpoint of a line with this `url`; empty where the line had to name one and did not."""
+    return (url or "") if rules.endpoint == MIXED else rules.endpoint
+
+
+def prompt_of(body: Body, path: str) -> bytes:
     """What the model is to read of a body, as it was sent; nothing where it is missing."""
     try:
-        return bytes(_prompt_of(body, endpoint_of(rules))[1])
+        return bytes(_prompt_of(body, endpoint_of(path))[1])
     except BodyFault:
         return b""
 
@@ -166,7 +176,7 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> In
     except BodyFault as fault:
         # What fails the whole batch is said first.
         request = _check_around_body(line, rules)
-        fault.custom_id, fault.model = request.custom_id, _model_of(request, line, rules)
+        fault.custom_id, fault.model = request.custom_id, _model_of(request, line, path_of(request.url, rules))
         raise
 
 
@@ -179,10 +189,10 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
     try:
         request = decode_request(line)
     except (ValueError, RecursionError):
-        explain(line, needs_model=rules.endpoint not in DEFAULT_MODELS)
-    body = request.body
-    model = _model_of(request, line, rules)
-    endpoint = endpoint_of(rules)
+        explain(line, needs_model=rules.endpoint not in (*DEFAULT_MODELS, MIXED))
+    body, path = request.body, path_of(request.url, rules)
+    model = _model_of(request, line, path)
+    endpoint = endpoint_of(path)
     # Asked first: what another endpoint's request lacks of this one's says nothing to its author.
     _check_url(request.url, rules)
     key, prompt = _prompt_of(body, endpoint)
@@ -193,10 +203,10 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
         raise _streams()
     input_count = _check_prompt(prompt, endpoint)
     _check_numbers(body, rules)
-    if rules.endpoint == "/v1/responses" and bytes(body.background) not in (b"", b"false", b"null"):
+    if path == "/v1/responses" and bytes(body.background) not in (b"", b"false", b"null"):
         message = "body.background must be false: a batch is answered in the background anyway."
         raise BodyFault("unsupported_parameter", message, "body.background")
-    if rules.endpoint == "/v1/chat/completions":
+    if path == "/v1/chat/completions":
         _check_tools(body.tools)
     output = 0
     if endpoint.generates:
@@ -204,7 +214,8 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
         default, most = rules.default_output_tokens, rules.max_tokens_max
         output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
-    return InputLine(request.custom_id, model, key, at, len(prompt), fixed, output, input_count)
+    counted = input_count if endpoint.counts_inputs else 0
+    return InputLine(request.custom_id, model, path, key, at, len(prompt), fixed, output, counted)
 
 
 def too_long(line_bytes_max: int) -> LineFault:
@@ -282,11 +293,11 @@ def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
         check_exactly(line, body_keys_max)
 
 
-def _model_of(request: "LineRequest | _LooseRequest", line: bytes, rules: LineRules) -> str:
+def _model_of(request: "LineRequest | _LooseRequest", line: bytes, path: str) -> str:
     """The model that a line names, or the one that its endpoint means without a name."""
     model = request.body.model
     if model is None:
-        model = DEFAULT_MODELS.get(rules.endpoint)
+        model = DEFAULT_MODELS.get(path)
     if model is None:
         explain(line)
     return model
@@ -314,7 +325,11 @@ def _streams() -> LineFault:
 
 
 def _check_url(url: str | None, rules: LineRules) -> None:
-    if url is not None and url != rules.endpoint:
+    if rules.endpoint == MIXED:
+        if url is None or not url.startswith("/"):
+            message = "Every line of this batch must name its endpoint: add a url like /v1/chat/completions."
+            raise LineFault("url_mismatch", message, "url")
+    elif url is not None and url != rules.endpoint:
         message = f"The batch is for {rules.endpoint}, but this line names {shown(url)}: make the two agree."
         raise LineFault("url_mismatch", message, "url")
 
@@ -324,10 +339,11 @@ def _check_around_body(line: bytes, rules: LineRules) -> "_LooseRequest":
     request = _decode_loosely(line)
     _check_url(request.url, rules)
     check_exactly(line, len(line))
-    _check_request(request, _model_of(request, line, rules), rules)
+    path = path_of(request.url, rules)
+    _check_request(request, _model_of(request, line, path), rules)
     if request.body.stream == Raw(b"true"):
         raise _streams()
-    if rules.endpoint == "/v1/chat/completions":
+    if path == "/v1/chat/completions":
         with suppress(BodyFault):
             _check_tools(request.body.tools)
     return request

@@ -19,7 +19,7 @@ from tidegate.core.input.line_templates import (
     LineTemplate,
     shape_of,
 )
-from tidegate.core.input.lines import InputLine, LineRules, check_line, endpoint_of, is_utf8, too_long
+from tidegate.core.input.lines import InputLine, LineRules, check_line, is_utf8, too_long
 from tidegate.core.input.prefix_tree import KEY_BYTES, REFERENCE_BYTES_MAX, PrefixFamily, PrefixStem, branch_off
 from tidegate.core.nouns import LineError
 
@@ -62,9 +62,9 @@ class Scan:
         self.bad_size = array("I")
         self.bad_line = array("I")
         self.models: list[str] = []
-        # Of every family: its model and a hash of what its items share before their prompts, and the size of that.
+        # Of every family: its endpoint and model, and the size of what its items share before their prompts.
         self.families: list[PrefixFamily] = []
-        self.family_names: list[tuple[str, bytes]] = []
+        self.family_targets: list[tuple[str, str]] = []
         self.family_fixed_size = array("I")
         # Of every stem: its family, its bytes and where they end.
         self.stem_family = array("I")
@@ -72,7 +72,8 @@ class Scan:
         self.stem_cut = array("I")
         self._references_size = 0
         self._model_names: set[str] = set()
-        self._family_numbers: dict[tuple[str, bytes], int] = {}
+        # By endpoint, model and a hash of what the items of a family share before their prompts.
+        self._family_numbers: dict[tuple[str, str, bytes], int] = {}
         self._roots: list[PrefixStem] = []
         self._branches_made = 0
         self._branches_size = 0
@@ -128,7 +129,7 @@ class Scan:
         self._shapes, self._roots = [], []
         if not self.item_count and not self.errors:
             self._stop(LineError("empty_file", "The file has no requests: write one JSON object a line."))
-        if self.input_count > self.rules.inputs_max and endpoint_of(self.rules).counts_inputs and not self.stopped:
+        if self.input_count > self.rules.inputs_max and not self.stopped:
             message = f"The file has more than {self.rules.inputs_max} inputs: split it into several batches."
             self._stop(LineError("too_many_tasks", message, "body.input"))
 
@@ -200,7 +201,7 @@ class Scan:
             packed = b"".join([key.ljust(KEY_BYTES, b"\0") for key in keys])
         self.keys += packed
         self.line_count += count
-        self.input_count += count
+        self.input_count += shape.input_count * count
         if alike.strays or len(set(keys)) < count:
             self._branch_off(alike, keys)
 
@@ -292,13 +293,13 @@ class Scan:
 
     def _family_of(self, checked: InputLine, prompt: bytes) -> int:
         fixed = blake2b(checked.fixed, digest_size=16).digest() if checked.fixed else b""
-        known = self._family_numbers.get((checked.model, fixed))
+        known = self._family_numbers.get((checked.endpoint, checked.model, fixed))
         if known is not None:
             return known
         if len(self.families) >= FAMILIES_MAX:
             # So many different tools and instructions share little: such items are ordered by their prompts alone.
             fixed = b"any"
-            known = self._family_numbers.get((checked.model, fixed))
+            known = self._family_numbers.get((checked.endpoint, checked.model, fixed))
             if known is not None:
                 return known
         self._add_model(checked.model)
@@ -307,10 +308,10 @@ class Scan:
         family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
         number = len(self.families)
         self.families.append(family)
-        self.family_names.append((checked.model, fixed))
+        self.family_targets.append((checked.endpoint, checked.model))
         self.family_fixed_size.append(0 if fixed == b"any" else len(checked.fixed))
         self._references_size += len(family.reference)
-        self._family_numbers[(checked.model, fixed)] = number
+        self._family_numbers[(checked.endpoint, checked.model, fixed)] = number
         self._roots.append(self._add_stem(self._root_of(family), number))
         return number
 

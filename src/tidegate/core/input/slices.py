@@ -1,4 +1,4 @@
-"""Cutting work into slices: runs of neighbouring items of one model, bounded in count, bytes and cost.
+"""Cutting work into slices: runs of neighbouring items of one endpoint and one model, bounded in count, bytes and cost.
 
 An item that is larger than a bound by itself has a slice of its own. Items are known only by what a scan kept of them.
 """
@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import sub
+from typing import NamedTuple
 
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.scan import Scan
@@ -14,9 +15,18 @@ from tidegate.core.nouns import SlicePlan
 from tidegate.core.usage import estimate
 
 
-def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
-    """The slices of one model's items, of which the first is item `first` of the work; `places` are where in the work each
+class WorkRun(NamedTuple):
+    """The items of one endpoint and one model, in work order."""
+
+    endpoint: str
+    model: str
+    numbers: "array[int]"
+
+
+def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
+    """The slices of a run, of which the first item is item `first` of the work; `places` are where in the work each
     of them begins, and where the last ends."""
+    endpoint, model, numbers = run
     if not numbers:
         return
     rules = scan.rules
@@ -37,7 +47,8 @@ def cut_slices(model: str, numbers: "array[int]", first: int, places: Sequence[i
             costs = (units(at, at + 1) for at in range(place, stop))
             stop = place + _fitting(sizes, costs, rules)
             cost = units(place, stop)
-        yield SlicePlan(first + place, stop - place, model, places[place], places[stop] - places[place], cost)
+        size = places[stop] - places[place]
+        yield SlicePlan(first + place, stop - place, model, endpoint, places[place], size, cost)
         place = stop
 
 
@@ -78,6 +89,6 @@ def add_bad(slices: list[SlicePlan], number: int, at: int, size: int, rules: Lin
         or last.count >= rules.slice_count_max
         or last.work_bytes + size > rules.slice_bytes_max
     ):
-        slices.append(SlicePlan(number, 1, "", at, size, 0))
+        slices.append(SlicePlan(number, 1, "", "", at, size, 0))
     else:
-        slices[-1] = SlicePlan(last.first, last.count + 1, "", last.work_at, last.work_bytes + size, 0)
+        slices[-1] = SlicePlan(last.first, last.count + 1, "", "", last.work_at, last.work_bytes + size, 0)

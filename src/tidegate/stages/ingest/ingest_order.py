@@ -9,20 +9,18 @@ from struct import iter_unpack
 from tidegate.core.input.prefix import Bundle, Read, order_family
 from tidegate.core.input.prefix_tree import KEY_BYTES, common_prefix
 from tidegate.core.input.scan import Scan
+from tidegate.core.input.slices import WorkRun
 
 READ_BYTES = 256 << 10
 NEAR_BYTES = 4 << 10
 ROW_MIN = 8
 
-# A model and its items in work order.
-Run = tuple[str, "array[int]"]
 
-
-def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Run], int]:
-    """The good items in work order, a run for each model, and how many prompt bytes each shares with the one before it."""
+def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[WorkRun], int]:
+    """The good items in work order, a run for each endpoint and model, and how many prompt bytes each shares with the one before it."""
     bundles = _bundles(scan, twice)
     read = _Prompts(source, scan).read
-    numbers_of = {model: array("I") for model in scan.models}
+    numbers_of = {target: array("I") for target in scan.family_targets}
     shared = 0
     for family, bundled in enumerate(bundles):
         if scan.rules.prefix_order:
@@ -30,11 +28,11 @@ def order_items(source: int, scan: Scan, twice: dict[int, int]) -> tuple[list[Ru
             shared += bytes_shared + scan.family_fixed_size[family] * max(0, len(numbers) - 1)
         else:
             numbers = array("I", [number for bundle in bundled for number in bundle.numbers])
-        numbers_of[scan.family_names[family][0]].extend(numbers)
+        numbers_of[scan.family_targets[family]].extend(numbers)
     if scan.rules.prefix_order:
-        return [*numbers_of.items()], shared
-    runs = [(model, array("I", sorted(numbers))) for model, numbers in numbers_of.items()]
-    return runs, sum(_shared(scan, numbers, read) for _, numbers in runs)
+        return [WorkRun(*target, numbers) for target, numbers in numbers_of.items()], shared
+    runs = [WorkRun(*target, array("I", sorted(numbers))) for target, numbers in numbers_of.items()]
+    return runs, sum(_shared(scan, run.numbers, read) for run in runs)
 
 
 def _bundles(scan: Scan, twice: dict[int, int]) -> list[list[Bundle]]:

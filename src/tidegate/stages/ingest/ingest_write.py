@@ -17,9 +17,8 @@ import msgspec
 
 from tidegate.core.input.line_faults import BodyFault, LineFault, custom_id_of
 from tidegate.core.input.scan import Scan
-from tidegate.core.input.slices import add_bad, cut_slices
+from tidegate.core.input.slices import WorkRun, add_bad, cut_slices
 from tidegate.core.nouns import IngestPlan, SlicePlan
-from tidegate.stages.ingest.ingest_order import Run
 
 WINDOW_BYTES = 8 << 20
 BAD_REQUEST = 400
@@ -44,11 +43,13 @@ def duplicate_fault(first: int) -> LineFault:
     return LineFault("duplicate_custom_id", message, "custom_id")
 
 
-def write_work(source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[Run], shared: int) -> IngestPlan:
+def write_work(
+    source: int, target: int, scan: Scan, twice: dict[int, int], runs: list[WorkRun], shared: int
+) -> IngestPlan:
     """Write the work file, and say what stands where in it."""
     numbers = array("I")
-    for _, run in runs:
-        numbers += run
+    for run in runs:
+        numbers += run.numbers
     # Most inputs need no other order than their own.
     as_read = numbers == array("I", range(len(scan.at)))
     # A list gives its elements away twice as fast as an array.
@@ -60,9 +61,9 @@ def write_work(source: int, target: int, scan: Scan, twice: dict[int, int], runs
     slices: list[SlicePlan] = []
     lines = scan.line[:] if as_read else array("I", [*map(scan.line.tolist().__getitem__, order)])
     first = 0
-    for model, run in runs:
-        slices += cut_slices(model, run, first, places[first : first + len(run) + 1], scan)
-        first += len(run)
+    for run in runs:
+        slices += cut_slices(run, first, places[first : first + len(run.numbers) + 1], scan)
+        first += len(run.numbers)
     at = places[-1]
     for record in _bad_items(source, scan, twice):
         text = msgspec.json.encode(record) + b"\n"

@@ -49,7 +49,7 @@ select cast(:token as text) as token,
     coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
     exists (select 1 from slices s
         where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
-    j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+    j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
@@ -58,7 +58,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
-select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
@@ -66,7 +66,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
 
 -- job_of_lease --
 -- The same for a lease that is asked for again, wherever its job stands.
-select j.id, j.tenant_id, j.endpoint, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
+select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits
 from jobs j
@@ -107,11 +107,11 @@ update slices set state = 'leased', lease_token = :token, worker_id = :worker_id
 from picked
 where job_id = picked_job and first = picked_first and state = 'ready'
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive' and w.alive_until > now_ms())
-returning lease_token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
+returning lease_token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
 
 -- slices_of_token --
 -- What a token holds: the answer to a lease that is asked for again.
-select lease_token, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
+select lease_token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
 where job_id = :job_id and lease_token = :token and worker_id = :worker_id and state = 'leased'
 order by first;
 
@@ -173,7 +173,7 @@ limit :count_max;
 select first, count, model, work_units from slices where job_id = :job_id and first <= :number order by first desc limit 1;
 
 -- slice_get --
-select first, count, model, read_first, work_at, work_bytes, work_units, lost_count, state, lease_token
+select first, count, model, endpoint, read_first, work_at, work_bytes, work_units, lost_count, state, lease_token
 from slices where job_id = :job_id and first = :first;
 
 -- slice_drop --

@@ -9,7 +9,7 @@ import msgspec
 
 from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
-from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, prompt_of
+from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, path_of, prompt_of
 from tidegate.core.nouns import Caller, File, Job, JobRequest
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.outlooks import ModelOutlook, Outlook
@@ -154,10 +154,11 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
     read_bytes = 0
     for line in lines:
         try:
-            body = decode_request(line).body
+            request = decode_request(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-        model = body.model or DEFAULT_MODELS.get(rules.endpoint, "")
+        body, path = request.body, path_of(request.url, rules)
+        model = body.model or DEFAULT_MODELS.get(path, "")
         if model not in units and len(units) >= SAMPLE_MODELS_MAX:
             continue
         if not model or not model.isprintable():
@@ -165,7 +166,7 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
             continue
         asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
         output = 0
-        if endpoint_of(rules).generates:
+        if endpoint_of(path).generates:
             output = estimate.output_tokens(
                 max(0, asked) if asked is not None else None,
                 min(max(1, body.n or 1), CHOICES_MAX),
@@ -173,7 +174,7 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
                 tokens_max=rules.max_tokens_max,
             )
         # As ingest counts: what the model reads, and not the JSON around it.
-        prompt_bytes = sum(len(part) for part in (prompt_of(body, rules), body.tools, body.instructions, body.system))
+        prompt_bytes = sum(len(part) for part in (prompt_of(body, path), body.tools, body.instructions, body.system))
         units[model] = units.get(model, 0) + estimate.work_units(prompt_bytes, output)
         read_bytes += len(line) + 1
     return {model: count * size_bytes // max(1, min(read_bytes, size_bytes)) for model, count in units.items()}
