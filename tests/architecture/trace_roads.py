@@ -149,12 +149,9 @@ def roads(tree: Path) -> tuple[Road, Road]:
 
 
 def _class_names(modules: list[shape.Module]) -> dict[str, int]:
-    """Return the names of public classes that are used more than once, and how often."""
+    """Return the names that several classes have, private ones too, and how often."""
     found = Counter(
-        node.name
-        for module in modules
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        node.name.lstrip("_") for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
     )
     return {name: count for name, count in found.most_common() if count > 1}
 

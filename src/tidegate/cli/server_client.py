@@ -25,13 +25,13 @@ ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 30.0
 
 
-class _Error(msgspec.Struct):
+class _ServerError(msgspec.Struct):
     message: str = ""
     code: str | None = None
 
 
-class _Problem(msgspec.Struct):
-    error: _Error
+class _ServerProblem(msgspec.Struct):
+    error: _ServerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def running_server(settings: Settings) -> ServerClient | None:
 
 def _refusal(status: int, answer_bytes: bytes) -> ApiProblem:
     try:
-        error = msgspec.json.decode(answer_bytes, type=_Problem).error
+        error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
     except msgspec.MsgspecError:
-        error = _Error(f"the server answered with status {status}")
+        error = _ServerError(f"the server answered with status {status}")
     return ApiProblem(status, error.code or "refused", error.message)

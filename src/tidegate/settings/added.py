@@ -43,7 +43,7 @@ class Added:
     unusable: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
-class _Problems:
+class _EntryProblems:
     def __init__(self) -> None:
         self.found: list[str] = []
 
@@ -64,7 +64,9 @@ def added(
     Without `looks_up` no secret is looked for: this process will not call anyone. `renewal` remembers what lies in files.
     """
     renewal = renewal or Renewal()
-    reading = _Reading(Allowed(settings.added.env_names, settings.added.folders), renewal if looks_up else None)
+    reading = _DeploymentReader(
+        Allowed(settings.added.env_names, settings.added.folders), renewal if looks_up else None
+    )
     taken_names = {one.name for one in models.deployments(settings)}
     configured = models.resources(settings)
     found = Added()
@@ -91,7 +93,7 @@ def added(
     return found
 
 
-class _Reading:
+class _DeploymentReader:
     """How a deployment's secrets and certificates are found: read from where the operator allows it, or only looked at by name."""
 
     def __init__(self, allowed: Allowed, renewal: Renewal | None) -> None:
@@ -135,7 +137,7 @@ def _deployment(name: str, fields: Mapping[str, object], resolve: Callable[[str]
     if "name" in fields:
         raise SettingsError("name is given beside the document, not in it; take it away")
     entry: AddedDeployment = _entry(AddedDeployment, fields, resolve)
-    problems = _Problems()
+    problems = _EntryProblems()
     for path, text in models.deployment_problems(("models",), name, entry.model, entry):
         problems.add(path, text)
     if entry.metrics_url and not is_http_url(entry.metrics_url):
@@ -153,7 +155,7 @@ def _terms(settings: Settings, fields: Mapping[str, object]) -> ModelTerms:
 
 def _model_terms(fields: Mapping[str, object]) -> ModelTerms:
     entry: ModelTerms = _entry(ModelTerms, fields, _only_references)
-    problems = _Problems()
+    problems = _EntryProblems()
     for path, text in body_fields.field_problems(("models",), entry.allowed_fields, entry.media_hosts):
         problems.add(path, text)
     _raise_for(problems)
@@ -168,7 +170,7 @@ def _resource(settings: Settings, name: str, fields: Mapping[str, object]) -> Re
 
 
 def _entry(kind: Any, fields: Mapping[str, object], resolve: Callable[[str], Secret]) -> Any:
-    problems = _Problems()
+    problems = _EntryProblems()
     try:
         entry = Checker(problems, lambda text, _: resolve(text)).take(inspect.type_info(kind), dict(fields), ())
     except RefusedSettings:
@@ -195,7 +197,7 @@ def _decoded(document: str) -> dict[str, object]:
         raise SettingsError("what the store has of it cannot be read; remove it and add it again") from None
 
 
-def _raise_for(problems: _Problems) -> None:
+def _raise_for(problems: _EntryProblems) -> None:
     if problems.found:
         raise SettingsError("; ".join(dict.fromkeys(problems.found)))
 

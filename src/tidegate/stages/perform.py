@@ -83,7 +83,7 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     hand_backs: int = 0
 
 
-class _Ended(msgspec.Struct, frozen=True, gc=False):
+class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
     """How an item ended. `usage` of a failure is what was paid for an answer that policy did not let pass."""
 
     outcome: Outcome
@@ -123,7 +123,7 @@ class Performer:
             return ended
         return self._verdict(held.slice, item.number, ended, int(self._clock.monotonic_ms() - begun_ms))
 
-    async def _end(self, held: HeldSlice, item: Item) -> _Ended | Again:
+    async def _end(self, held: HeldSlice, item: Item) -> _ItemEnd | Again:
         """Judge the request, send it, and judge what came back. A hook's own changes are the operator's: no field rule binds them."""
         leased, rules = held.slice, self._rules
         if (unsent := self._never_sent(held, item)) is not None:
@@ -158,7 +158,7 @@ class Performer:
         if isinstance(kept, Stop):
             return self._stopped(held, item, kept, answer)
         line = results.response_line(name, item.custom_id, answer.status, kept)
-        return _Ended(Outcome.ANSWERED, line, answer.usage, answer.deployment)
+        return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment)
 
     def _call(self, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
         leased, rules = held.slice, self._rules
@@ -182,7 +182,7 @@ class Performer:
             models=rules.models(leased),
         )
 
-    def _never_sent(self, held: HeldSlice, item: Item) -> _Ended | Again | None:
+    def _never_sent(self, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
         """Return why this item is not sent, as far as that can be known without asking anyone."""
         leased = held.slice
         if not leased.model:
@@ -203,7 +203,7 @@ class Performer:
             return _failed(leased, item, "model_not_found", message)
         return None
 
-    def _stopped(self, held: HeldSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> _Ended | Again:
+    def _stopped(self, held: HeldSlice, item: Item, why: Denied | Stop, paid: Answer | None = None) -> _ItemEnd | Again:
         """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
         if why.retryable:
             metrics.policy_waits.of(why.code).inc()
@@ -212,7 +212,7 @@ class Performer:
         metrics.policy_refusals.of(why.code).inc()
         return _failed(held.slice, item, why.code, why.message, paid)
 
-    def _after_failure(self, error: UpstreamError, held: HeldSlice, item: Item) -> _Ended | Again:
+    def _after_failure(self, error: UpstreamError, held: HeldSlice, item: Item) -> _ItemEnd | Again:
         leased, deadline_ms = held.slice, int(held.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())
         policy, chance = self._rules.retry(leased), self._entropy.uniform(0.0, 1.0)
@@ -228,13 +228,13 @@ class Performer:
         if isinstance(error, Refused) or error.status >= 400:
             body = results.http_error_body(error.status, error.body, error.message, error.code)
             name = item_id(leased.job_id, item.number)
-            return _Ended(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
+            return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
         if isinstance(error, BrokenAnswer) and error.body:
             line = results.with_raw(line, error.body)
-        return _Ended(Outcome.FAILED, line)
+        return _ItemEnd(Outcome.FAILED, line)
 
-    def _verdict(self, leased: LeasedSlice, number: int, ended: _Ended, took_ms: int) -> ItemVerdict:
+    def _verdict(self, leased: LeasedSlice, number: int, ended: _ItemEnd, took_ms: int) -> ItemVerdict:
         line, paid_nano = ended.line, _NO_COST
         price = self._rules.price(ended.deployment) if ended.deployment else None
         if price is not None:
@@ -248,27 +248,27 @@ class Performer:
         return ItemVerdict(leased.job_id, number, line, finished)
 
 
-def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _Ended:
+def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: Answer | None = None) -> _ItemEnd:
     line = results.error_line(leased.job_id, item.number, item.custom_id, code, message)
-    return _Ended(Outcome.FAILED, line, paid.usage, paid.deployment) if paid else _Ended(Outcome.FAILED, line)
+    return _ItemEnd(Outcome.FAILED, line, paid.usage, paid.deployment) if paid else _ItemEnd(Outcome.FAILED, line)
 
 
-def _invalid_line(job_id: str, item: Item) -> _Ended:
+def _invalid_line(job_id: str, item: Item) -> _ItemEnd:
     """Say of a line that cannot be run what ingest found wrong with it."""
     wrong = _invalid.decode(item.body)
     message, custom_id = f"{wrong.message} (line {wrong.line})", msgspec.json.encode(wrong.custom_id)
     if wrong.status is None:
-        return _Ended(Outcome.FAILED, results.error_line(job_id, item.number, custom_id, wrong.code, message))
+        return _ItemEnd(Outcome.FAILED, results.error_line(job_id, item.number, custom_id, wrong.code, message))
     body = results.refused_body(message, wrong.code, wrong.param)
     name = item_id(job_id, item.number)
-    return _Ended(Outcome.FAILED, results.response_line(name, custom_id, wrong.status, body))
+    return _ItemEnd(Outcome.FAILED, results.response_line(name, custom_id, wrong.status, body))
 
 
-def _refused(name: str, item: Item, fault: FieldFault) -> _Ended:
+def _refused(name: str, item: Item, fault: FieldFault) -> _ItemEnd:
     """Refuse a request in the model server's place, as an answer to this item alone."""
     param = f"body.{fault.param}" if fault.param else "body"
     body = results.refused_body(fault.message, fault.code, param)
-    return _Ended(Outcome.FAILED, results.response_line(name, item.custom_id, BAD_REQUEST, body))
+    return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, BAD_REQUEST, body))
 
 
 def _about(leased: LeasedSlice, item: Item) -> About:

@@ -32,7 +32,7 @@ _PLACE = attrgetter("job_id", "number")
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _FlushPart:
     """What was finished between two flushes; lines are kept until they are committed."""
 
     lines: dict[str, list[ItemVerdict]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
@@ -74,8 +74,8 @@ class Recorder:
         self._limits = limits
         self._new_blob = new_blob
         self._publish_due = publish_due
-        self._part = _Part()
-        self._appended: list[_Part] = []
+        self._part = _FlushPart()
+        self._appended: list[_FlushPart] = []
         self._logs: dict[str, ResultLog] = {}
         self._blob_ids: dict[str, str] = {}
         self._left_blob_ids: list[str] = []
@@ -154,7 +154,7 @@ class Recorder:
                 await self._news.wait()
             self._news.clear()
             await self._wait_until_due()
-            part, self._part = self._part, _Part()
+            part, self._part = self._part, _FlushPart()
             try:
                 await self._flush(part)
             except Exception:
@@ -163,7 +163,7 @@ class Recorder:
             if self._part.is_empty() and not self._appended:
                 self._idle.set()
 
-    async def _flush(self, part: _Part) -> None:
+    async def _flush(self, part: _FlushPart) -> None:
         if self._renewed and not self._appended:
             self._release_logs()
             self._renewed = False
@@ -176,9 +176,9 @@ class Recorder:
         if self._appended and self._seal_is_due():
             await self._until_done(self._seal_and_commit)
 
-    def _put_back(self, part: _Part) -> None:
+    def _put_back(self, part: _FlushPart) -> None:
         """Keep what is not committed after an unexpected error: it goes to new logs when this runs again."""
-        whole = _Part()
+        whole = _FlushPart()
         taken = self._appended if part in self._appended else [*self._appended, part]
         for one in [*taken, self._part]:
             for kind in _KINDS:
@@ -246,7 +246,7 @@ class Recorder:
             await self._until_done(lambda part=part: self._append(part))  # type: ignore[misc]
             self._appended.append(part)
 
-    async def _append(self, part: _Part) -> None:
+    async def _append(self, part: _FlushPart) -> None:
         """Make a part's lines durable on this host, ordered by job and number, as record wants them.
 
         Tried again, it goes on where it failed: the same lines twice in one log would shift all lines behind them."""
@@ -348,7 +348,7 @@ class Recorder:
         self._logs.clear()
 
 
-def _items(parts: list[_Part]) -> Iterator[tuple[str, int]]:
+def _items(parts: list[_FlushPart]) -> Iterator[tuple[str, int]]:
     for part in parts:
         for kind in _KINDS:
             yield from map(_PLACE, part.lines[kind])
@@ -356,7 +356,7 @@ def _items(parts: list[_Part]) -> Iterator[tuple[str, int]]:
             yield job_id, attempts.number
 
 
-def _flushes(parts: list[_Part], placed: dict[str, Placed | None]) -> list[JobFlush]:
+def _flushes(parts: list[_FlushPart], placed: dict[str, Placed | None]) -> list[JobFlush]:
     """What to tell the store, per part and job: each job's lines are one range of the sealed bytes."""
     found: list[JobFlush] = []
     at = {kind: place.at if place else 0 for kind, place in placed.items()}

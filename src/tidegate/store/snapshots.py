@@ -152,11 +152,11 @@ class Snapshots(Table):
         models_max: int,
         lost_below: int,
         wants_check: bool,
-    ) -> "_Seen":
+    ) -> "_SnapshotRows":
         """Read the awake models, and the flows and jobs of those that are wanted."""
         moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
         assert moment is not None, "it always gives a row"
-        seen = _Seen(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
+        seen = _SnapshotRows(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
         seen.awake = [row[0] for row in await tx.all("awake_models", count_max=models_max)]
         asked = [model for model in seen.awake if model in wanted]
         if not asked:
@@ -207,7 +207,7 @@ def _in_flight(rows: list[Row]) -> _Out:
     return out
 
 
-class _Seen:
+class _SnapshotRows:
     """One look: its moment, what is in flight, the awake models, and the flows and jobs of some of them, each once.
 
     `hiding` are the models of which more flows may be ready than were looked at."""

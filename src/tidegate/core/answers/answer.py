@@ -56,37 +56,37 @@ _Things = list[_Thing]
 _SomeThings = Annotated[list[_Thing], msgspec.Meta(min_length=1)]
 
 
-class _Choices(msgspec.Struct):
+class _ChoicesAnswer(msgspec.Struct):
     choices: _SomeThings
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
-class _Data(msgspec.Struct):
+class _DataAnswer(msgspec.Struct):
     data: _SomeThings
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
-class _Output(msgspec.Struct):
+class _OutputAnswer(msgspec.Struct):
     output: _Things
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
-class _Results(msgspec.Struct):
+class _ResultsAnswer(msgspec.Struct):
     results: _SomeThings
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
-class _Content(msgspec.Struct):
+class _ContentAnswer(msgspec.Struct):
     content: _Things
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
 
-class _Any(msgspec.Struct):
+class _AnyAnswer(msgspec.Struct):
     usage: ReportedUsage | None = None
     error: msgspec.Raw = _NO_ERROR
 
@@ -112,15 +112,15 @@ class _Shape:
 
 
 _SHAPES = {
-    "/v1/chat/completions": _Shape(_Choices, "choices"),
-    "/v1/chat/completions/batch": _Shape(_Results, "results"),
-    "/v1/completions": _Shape(_Choices, "choices"),
-    "/v1/embeddings": _Shape(_Data, "data"),
-    "/v1/responses": _Shape(_Output, "output"),
-    "/v1/moderations": _Shape(_Results, "results"),
-    "/v1/messages": _Shape(_Content, "content"),
+    "/v1/chat/completions": _Shape(_ChoicesAnswer, "choices"),
+    "/v1/chat/completions/batch": _Shape(_ResultsAnswer, "results"),
+    "/v1/completions": _Shape(_ChoicesAnswer, "choices"),
+    "/v1/embeddings": _Shape(_DataAnswer, "data"),
+    "/v1/responses": _Shape(_OutputAnswer, "output"),
+    "/v1/moderations": _Shape(_ResultsAnswer, "results"),
+    "/v1/messages": _Shape(_ContentAnswer, "content"),
 }
-_ANY_SHAPE = _Shape(_Any, "")
+_ANY_SHAPE = _Shape(_AnyAnswer, "")
 _decode_without_usage = msgspec.json.Decoder(_WithoutUsage).decode
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 

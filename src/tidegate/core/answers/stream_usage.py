@@ -27,7 +27,7 @@ class _Inner(msgspec.Struct):
     usage: ReportedUsage | None = None
 
 
-class _Choice(msgspec.Struct):
+class _StreamChoice(msgspec.Struct):
     delta: Any = None
     text: Any = None
 
@@ -38,7 +38,7 @@ class _Event(msgspec.Struct):
     usage: ReportedUsage | None = None
     response: _Inner | None = None
     message: _Inner | None = None
-    choices: list[_Choice] | None = None
+    choices: list[_StreamChoice] | None = None
     delta: Any = None
     content_block: Any = None
     type: Any = None

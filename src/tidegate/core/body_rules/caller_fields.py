@@ -75,7 +75,7 @@ class FieldFault(NamedTuple):
     param: str
 
 
-class _Object(list[tuple[str, Any]]):
+class _FieldPairs(list[tuple[str, Any]]):
     """An object as its pairs."""
 
 
@@ -92,13 +92,13 @@ def fault_in(body: bytes, rules: FieldRules) -> FieldFault | None:
 def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
     """Return what a body that is not plain says that its caller may not; None when it may be sent."""
     try:
-        fields = json.loads(body, object_pairs_hook=_Object, parse_int=str, parse_float=str)
+        fields = json.loads(body, object_pairs_hook=_FieldPairs, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return FieldFault("invalid_request", "The body cannot be read as JSON: write it with a JSON library.", "")
-    if not isinstance(fields, _Object):
+    if not isinstance(fields, _FieldPairs):
         return None
     try:
-        return _Look(rules).top(fields)
+        return _FieldSearch(rules).top(fields)
     except _TooMany:
         return FieldFault("invalid_request", f"The body has more than {NAMES_MAX:,} names: split the request.", "")
 
@@ -107,12 +107,12 @@ class _TooMany(Exception):
     """The body has more names than are looked at."""
 
 
-class _Look:
+class _FieldSearch:
     def __init__(self, rules: FieldRules) -> None:
         self._rules = rules
         self._count = 0
 
-    def top(self, members: _Object, path: str = "") -> FieldFault | None:
+    def top(self, members: _FieldPairs, path: str = "") -> FieldFault | None:
         """Look at the parameters of a request."""
         if len(members) > NAMES_MAX:
             raise _TooMany
@@ -126,19 +126,19 @@ class _Look:
                 return _steers(_at(path, key), steering)
             if name == "chattemplatekwargs" and (fault := self._template(value, _at(path, key))):
                 return fault
-            if name == "extrabody" and isinstance(value, _Object) and (fault := self.top(value, _at(path, key))):
+            if name == "extrabody" and isinstance(value, _FieldPairs) and (fault := self.top(value, _at(path, key))):
                 return fault
         return self._object(members, path, "", is_top=True)
 
     def _template(self, value: Any, path: str) -> FieldFault | None:
         """Look for arguments that would replace the template, or what it is applied to."""
-        if not isinstance(value, _Object) or not self._rules.refuses("chat_template"):
+        if not isinstance(value, _FieldPairs) or not self._rules.refuses("chat_template"):
             return None
         found = next((key for key, one in value if folded(key) in TEMPLATE_SPELLED and one is not None), None)
         return None if found is None else _steers(_at(path, found), "chat_template")
 
     def _any(self, value: Any, path: str, name: str) -> FieldFault | None:
-        if isinstance(value, _Object):
+        if isinstance(value, _FieldPairs):
             return self._object(value, path, name)
         if isinstance(value, list):
             for at, one in enumerate(value):
@@ -146,7 +146,7 @@ class _Look:
                     return fault
         return None
 
-    def _object(self, members: _Object, path: str, within: str, *, is_top: bool = False) -> FieldFault | None:
+    def _object(self, members: _FieldPairs, path: str, within: str, *, is_top: bool = False) -> FieldFault | None:
         """Look at one object, which stands under the folded name `within`, and at everything in it."""
         self._count += 1 + len(members)
         if self._count > NAMES_MAX:
@@ -159,7 +159,7 @@ class _Look:
         for (key, value), (name, _) in zip(members, named, strict=True):
             if value is None or name in FREE or name in NOT_MEDIA or (is_top and key in HARMLESS):
                 continue
-            if name == "input" and not is_top and isinstance(value, _Object):
+            if name == "input" and not is_top and isinstance(value, _FieldPairs):
                 # The arguments of a tool's call.
                 continue
             if name == "data" and kinds == {"text"}:
@@ -178,7 +178,7 @@ class _Look:
         known = PROVIDER_SPELLED.get(name)
         if known is not None and value not in ("", []) and self._rules.refuses(known):
             # A container may also be described, and then it is made for this call.
-            is_described = known == "container" and isinstance(value, _Object) and not _names_container(value)
+            is_described = known == "container" and isinstance(value, _FieldPairs) and not _names_container(value)
             if not is_described:
                 return _kept_elsewhere(path, known)
         tensor = ENGINE_SPELLED.get(name)
@@ -191,7 +191,7 @@ class _Look:
         is_url = name.endswith(("url", "uri")) and (holds_media or name not in ("url", "uri"))
         if not is_url and name not in CONTENTS:
             return None
-        for one in value if isinstance(value, list) and not isinstance(value, _Object) else (value,):
+        for one in value if isinstance(value, list) and not isinstance(value, _FieldPairs) else (value,):
             if not isinstance(one, str) or not one or media_hosts.is_local(one):
                 continue
             if not is_url and not media_hosts.names_a_place(one):
@@ -217,7 +217,7 @@ def _referred_to(named: list[tuple[str, Any]], within: str) -> str:
     return ""
 
 
-def _names_container(value: _Object) -> bool:
+def _names_container(value: _FieldPairs) -> bool:
     return any(folded(key) in ("id", "skills") and one not in (None, "", []) for key, one in value)
 
 

@@ -33,14 +33,14 @@ _DataUrl = Annotated[str, Meta(pattern=r"^data:")]
 _Content = Annotated[str, Meta(pattern=r"^(?!\s*(?:[A-Za-z][A-Za-z0-9+.-]{0,30}://|[fF][iI][lL][eE]:))")]
 
 
-class _Image(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _InlineImage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An image that is given itself."""
 
     url: _DataUrl | None = None
     detail: Raw = NOTHING
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _InlineFile(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A file that is given itself."""
 
     type: Raw = NOTHING
@@ -51,7 +51,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     file_data: _Content | None = None
 
 
-class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A part of a message that holds a text, a file itself, a call of a tool or its result."""
 
     type: Raw = NOTHING
@@ -62,12 +62,12 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input: Raw = NOTHING
     tool_use_id: Raw = NOTHING
     is_error: Raw = NOTHING
-    content: "str | list[str | _Part] | None" = None
-    image_url: _DataUrl | _Image | None = None
+    content: "str | list[str | _PlainPart] | None" = None
+    image_url: _DataUrl | _InlineImage | None = None
     detail: Raw = NOTHING
-    source: _File | None = None
-    file: _File | None = None
-    input_audio: _File | None = None
+    source: _InlineFile | None = None
+    file: _InlineFile | None = None
+    input_audio: _InlineFile | None = None
     filename: Raw = NOTHING
     file_data: _Content | None = None
 
@@ -82,10 +82,10 @@ class _TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reasoning_effort: Raw = NOTHING
 
 
-_Text = str | list[str | _Part] | None
+_Text = str | list[str | _PlainPart] | None
 
 
-class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A message, or an item of a response's input that is given whole."""
 
     role: Raw = NOTHING
@@ -103,7 +103,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     status: Raw = NOTHING
 
 
-class _Tool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _FunctionTool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A function of the caller's own."""
 
     type: Raw = NOTHING
@@ -123,12 +123,12 @@ class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     stream: bool | None = None
     service_tier: object = None
     background: object = None
-    messages: list[_Message] | None = None
+    messages: list[_PlainMessage] | None = None
     system: _Text = None
     instructions: _Text = None
-    input: str | list[str | int | list[Raw] | _Message] | None = None
+    input: str | list[str | int | list[Raw] | _PlainMessage] | None = None
     prompt: str | list[str | int | list[Raw]] | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_FunctionTool] | None = None
     chat_template_kwargs: _TemplateSwitches | None = None
 
 

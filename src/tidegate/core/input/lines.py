@@ -135,14 +135,14 @@ class InputLine(msgspec.Struct, gc=False):
     input_count: int
 
 
-class _Tool(msgspec.Struct, gc=False):
+class _ToolType(msgspec.Struct, gc=False):
     type: str = ""
 
 
 decode_request = msgspec.json.Decoder(LineRequest).decode
 _decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
-_decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
+_decode_tools = msgspec.json.Decoder(list[_ToolType] | None).decode
 
 # Keys whose second mention would let us and the upstream read different requests.
 _READ_KEYS = frozenset(key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__))

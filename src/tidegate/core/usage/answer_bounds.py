@@ -42,7 +42,7 @@ REREAD_BYTES_MAX = 8 << 20
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class _Object(list[tuple[str, Any]]):
+class _MemberPairs(list[tuple[str, Any]]):
     """An object's members, also those that have one name."""
 
 
@@ -77,7 +77,7 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
         return [(name, msgspec.json.decode(raw)) for name, raw in found]
     if len(body) > REREAD_BYTES_MAX:
         raise ValueError("the body is too large to be read twice")
-    pairs: Any = json.loads(body, object_pairs_hook=_Object)
+    pairs: Any = json.loads(body, object_pairs_hook=_MemberPairs)
     return [(name.lower(), value) for name, value in pairs if name.lower() in _READ]
 
 
@@ -96,16 +96,16 @@ def _number(value: Any) -> float:
 
 
 def _budgets(thinking: Any) -> Iterable[Any]:
-    pairs = thinking if isinstance(thinking, _Object) else thinking.items() if isinstance(thinking, dict) else ()
+    pairs = thinking if isinstance(thinking, _MemberPairs) else thinking.items() if isinstance(thinking, dict) else ()
     return [value for name, value in pairs if name == "budget_tokens" and value is not None]
 
 
 def _prompts(endpoint: str, name: str, value: Any) -> int:
     """Return how many prompts a member holds that are answered each by itself."""
-    if not isinstance(value, list) or isinstance(value, _Object):
+    if not isinstance(value, list) or isinstance(value, _MemberPairs):
         return 1
     if name == "messages":
-        return max(1, sum(isinstance(one, list) and not isinstance(one, _Object) for one in value))
+        return max(1, sum(isinstance(one, list) and not isinstance(one, _MemberPairs) for one in value))
     if name != "prompt" or endpoint in _ONE_PROMPT or all(isinstance(one, int | float) for one in value):
         return 1
     return len(value)

@@ -52,7 +52,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
 
 
-class _Message(msgspec.Struct):
+class _ChatMessage(msgspec.Struct):
     role: str = "user"
     content: str | list[msgspec.Raw] | None = None
     tool_calls: msgspec.Raw = _NOTHING
@@ -71,25 +71,25 @@ class _Sampling(msgspec.Struct, kw_only=True):
     priority: int | None = 0
 
 
-class _Chat(_Sampling):
-    messages: list[_Message]
+class _ChatRequest(_Sampling):
+    messages: list[_ChatMessage]
     tools: msgspec.Raw = _NOTHING
     tool_choice: Any = None
     response_format: Any = None
 
 
-class _ChatBatch(_Sampling):
-    messages: list[list[_Message]]
+class _ChatBatchRequest(_Sampling):
+    messages: list[list[_ChatMessage]]
     tools: msgspec.Raw = _NOTHING
     tool_choice: Any = None
     response_format: Any = None
 
 
-class _Completion(_Sampling):
+class _CompletionRequest(_Sampling):
     prompt: str | list[str | int | list[int]]
 
 
-class _Response(_Sampling):
+class _ResponseRequest(_Sampling):
     input: str | list[msgspec.Raw]
     instructions: str | None = None
     tools: msgspec.Raw = _NOTHING
@@ -102,11 +102,11 @@ class _OutputConfig(msgspec.Struct):
     format: Any = None
 
 
-class _Messages(msgspec.Struct, kw_only=True):
+class _MessagesRequest(msgspec.Struct, kw_only=True):
     """Anthropic's request. `output_format` is the older name of `output_config.format`."""
 
     model: str
-    messages: list[_Message]
+    messages: list[_ChatMessage]
     max_tokens: int
     system: str | list[msgspec.Raw] | None = None
     stream: bool | None = False
@@ -116,7 +116,7 @@ class _Messages(msgspec.Struct, kw_only=True):
     output_format: Any = None
 
 
-class _Embedding(msgspec.Struct):
+class _EmbeddingRequest(msgspec.Struct):
     model: str
     input: str | list[str | int | list[int]]
     encoding_format: str | None = None
@@ -124,24 +124,24 @@ class _Embedding(msgspec.Struct):
     priority: int | None = 0
 
 
-class _Part(msgspec.Struct):
+class _ModerationInput(msgspec.Struct):
     text: str = ""
 
 
-class _Moderation(msgspec.Struct):
-    input: str | list[str | _Part]
+class _ModerationRequest(msgspec.Struct):
+    input: str | list[str | _ModerationInput]
     model: str = "omni-moderation-latest"
 
 
-_chat = msgspec.json.Decoder(_Chat)
-_chat_batch = msgspec.json.Decoder(_ChatBatch)
-_completion = msgspec.json.Decoder(_Completion)
-_response = msgspec.json.Decoder(_Response)
-_embedding = msgspec.json.Decoder(_Embedding)
-_moderation = msgspec.json.Decoder(_Moderation)
-_messages = msgspec.json.Decoder(_Messages)
-_message = msgspec.json.Decoder(_Message)
-_part = msgspec.json.Decoder(_Part)
+_chat = msgspec.json.Decoder(_ChatRequest)
+_chat_batch = msgspec.json.Decoder(_ChatBatchRequest)
+_completion = msgspec.json.Decoder(_CompletionRequest)
+_response = msgspec.json.Decoder(_ResponseRequest)
+_embedding = msgspec.json.Decoder(_EmbeddingRequest)
+_moderation = msgspec.json.Decoder(_ModerationRequest)
+_messages = msgspec.json.Decoder(_MessagesRequest)
+_message = msgspec.json.Decoder(_ChatMessage)
+_part = msgspec.json.Decoder(_ModerationInput)
 
 
 def prompt_hash(prompt: bytes) -> bytes:
@@ -180,7 +180,7 @@ def chat_batch_ask(body: bytes) -> SimulatedRequest:
     return ask
 
 
-def _chat_forms(seen: _Chat | _ChatBatch, conversations: list[list[_Message]]) -> list[Form | None]:
+def _chat_forms(seen: _ChatRequest | _ChatBatchRequest, conversations: list[list[_ChatMessage]]) -> list[Form | None]:
     if not seen.tools and seen.response_format is None:
         return []
     tools = _decoded(seen.tools)
@@ -200,12 +200,14 @@ def response_ask(body: bytes) -> SimulatedRequest:
     """A response."""
     seen = _response.decode(body)
     messages = (
-        [_Message(content=seen.input)] if isinstance(seen.input, str) else [_response_item(one) for one in seen.input]
+        [_ChatMessage(content=seen.input)]
+        if isinstance(seen.input, str)
+        else [_response_item(one) for one in seen.input]
     )
     if not messages:
         raise BadAsk("input must not be empty: send a text or at least one message", "input")
     if seen.instructions:
-        messages = [_Message(role="system", content=seen.instructions), *messages]
+        messages = [_ChatMessage(role="system", content=seen.instructions), *messages]
     marked = _marker(body, lambda: _last_user_texts(messages))
     ask = _sampled(seen, [_render(seen.tools, messages)], marked, seen.max_output_tokens)
     if seen.tools or seen.text is not None:
@@ -225,7 +227,7 @@ def messages_ask(body: bytes) -> SimulatedRequest:
         raise BadAsk("max_tokens must be at least 1", "max_tokens")
     messages = seen.messages
     if seen.system:
-        messages = [_Message(role="system", content=seen.system), *messages]
+        messages = [_ChatMessage(role="system", content=seen.system), *messages]
     ask = SimulatedRequest(
         model=seen.model,
         prompts=[_render(seen.tools, messages)],
@@ -298,16 +300,16 @@ def _decoded(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw) if raw else None
 
 
-def _response_item(raw: msgspec.Raw) -> _Message:
+def _response_item(raw: msgspec.Raw) -> _ChatMessage:
     """Read one item of a response's input: a message, or a call or its output, which count with all their bytes."""
     item = _message.decode(raw)
     if item.content is None:
         answered = b'_output"' in bytes(raw)
-        return _Message(role="tool" if answered else "assistant", content=bytes(raw).decode())
+        return _ChatMessage(role="tool" if answered else "assistant", content=bytes(raw).decode())
     return item
 
 
-def _echo(seen: _Response, tools: Any) -> bytes:
+def _echo(seen: _ResponseRequest, tools: Any) -> bytes:
     """Write what a response repeats of its request; a function tool says `strict` and `parameters` even where the caller did not."""
     shown = [
         {"strict": True, "parameters": None, **tool} if tool.get("type") == "function" else tool for tool in tools or ()
@@ -321,7 +323,7 @@ def _echo(seen: _Response, tools: Any) -> bytes:
     return msgspec.json.encode(fields)[1:-1]
 
 
-def _render(tools: msgspec.Raw, messages: list[_Message]) -> bytes:
+def _render(tools: msgspec.Raw, messages: list[_ChatMessage]) -> bytes:
     chunks: list[bytes] = []
     if _given(tools):
         chunks.append(_padded(b"<|tools|>" + bytes(tools)))
@@ -383,7 +385,7 @@ def _numbers(tokens: list[int]) -> bytes:
     return b"".join((token & 0x7F7F7F7F).to_bytes(TOKEN_BYTES, "little") for token in tokens)
 
 
-def _last_user_texts(messages: list[_Message]) -> Iterable[str]:
+def _last_user_texts(messages: list[_ChatMessage]) -> Iterable[str]:
     for message in reversed(messages):
         if message.role == "user":
             content = message.content

@@ -42,7 +42,7 @@ RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _IngestStep:
     """The right to ingest one job, what is known of it, and where its work file is made."""
 
     source: IngestSource
@@ -119,7 +119,7 @@ class IngestStage:
 
     async def _take(
         self, lane: IngestLane, count_max: int, worker_id: str, token: str, passed_over: frozenset[str] = frozenset()
-    ) -> list[_Step]:
+    ) -> list[_IngestStep]:
         for leftover, owner in list(self._leftovers.items()):
             await self._store.give_back_ingests(owner, leftover)
             self._leftovers.pop(leftover, None)
@@ -131,9 +131,9 @@ class IngestStage:
             return []
         await hit("ingest_taken")
         sources = await self._store.ingest_sources(job_ids)
-        return [_Step(source, token, self._scratch / f"{source.job.id}-{token}.work") for source in sources]
+        return [_IngestStep(source, token, self._scratch / f"{source.job.id}-{token}.work") for source in sources]
 
-    async def _ingest(self, steps: Sequence[_Step], lane: IngestLane, worker_id: str) -> None:
+    async def _ingest(self, steps: Sequence[_IngestStep], lane: IngestLane, worker_id: str) -> None:
         """Read the inputs, make their work files durable, and start the jobs, with one transaction for all of them."""
         try:
             plans = await _together(self._plan(step, lane) for step in steps)
@@ -149,7 +149,7 @@ class IngestStage:
             for step in steps:
                 step.work_path.unlink(missing_ok=True)
 
-    async def _plan(self, step: _Step, lane: IngestLane) -> IngestPlan | None:
+    async def _plan(self, step: _IngestStep, lane: IngestLane) -> IngestPlan | None:
         """Run the pass over one input; None when the job ended by it, or waits for another try."""
         try:
             plan = await self._pass(step, lane)
@@ -162,7 +162,7 @@ class IngestStage:
             await self._end_lost(step.job_id, step.token)
         return None
 
-    async def _pass(self, step: _Step, lane: IngestLane) -> IngestPlan:
+    async def _pass(self, step: _IngestStep, lane: IngestLane) -> IngestPlan:
         """Read the input through; an input that is gone is a plan with that one error."""
         try:
             if step.source.blob_id is None:
@@ -184,7 +184,7 @@ class IngestStage:
         models, resources = map(models_from, source.key_names)
         return replace(rules, models=names_allowed(models, resources, self._policies.model_of))
 
-    async def _adopt(self, step: _Step, plan: IngestPlan, blob_id: str) -> JobStart | None:
+    async def _adopt(self, step: _IngestStep, plan: IngestPlan, blob_id: str) -> JobStart | None:
         """Make the work file durable; None when that must be tried again."""
         try:
             await self._blobs.adopt(blob_id, step.work_path)
@@ -222,7 +222,7 @@ class IngestStage:
         if not await self._store.end_unstarted(job_id, token):
             await self._store.drop_step(job_id, token, 0)
 
-    async def _after_failure(self, step: _Step, error: Exception) -> None:
+    async def _after_failure(self, step: _IngestStep, error: Exception) -> None:
         """A crash that repeats is the input's doing and ends the job; everything else passes, or the job expires first."""
         job_id = step.job_id
         before = self._crashes.pop(job_id, 0)

@@ -29,12 +29,12 @@ _STRANDED_MAX = 1_000
 _READ_BYTES = 4 << 20
 
 
-class _Response(msgspec.Struct):
+class _LoggedResponse(msgspec.Struct):
     status_code: int
     body: msgspec.Raw
 
 
-class _Paid(msgspec.Struct):
+class _LoggedCost(msgspec.Struct):
     input_cost: str
     cached_cost: str
     output_cost: str
@@ -42,8 +42,8 @@ class _Paid(msgspec.Struct):
 
 class _LogLine(msgspec.Struct):
     id: str
-    response: _Response
-    tidegate: _Paid | None = None
+    response: _LoggedResponse
+    tidegate: _LoggedCost | None = None
 
 
 _line = msgspec.json.Decoder(_LogLine)

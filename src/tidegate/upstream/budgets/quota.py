@@ -13,7 +13,7 @@ from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft
 
 
 @dataclass(slots=True)
-class _Rest:
+class _RemainingQuota:
     """So much may still be sent until a moment."""
 
     left: float = math.inf
@@ -32,8 +32,8 @@ class Quota:
 
     def __init__(self) -> None:
         self.sent = 0
-        self._requests = _Rest()
-        self._tokens = _Rest()
+        self._requests = _RemainingQuota()
+        self._tokens = _RemainingQuota()
         self.is_known = False
 
     def count(self, tokens: int) -> int:

@@ -29,7 +29,7 @@ class _Routing(msgspec.Struct):
     result_queue_name: str
 
 
-class _Data(msgspec.Struct):
+class _QueuedCall(msgspec.Struct):
     id: str
     created: int
     deadline: int
@@ -41,7 +41,7 @@ class _Data(msgspec.Struct):
 class _Envelope(msgspec.Struct):
     internal: _Routing
     request_kind: str
-    data: _Data
+    data: _QueuedCall
 
 
 class _Result(msgspec.Struct):
@@ -69,7 +69,7 @@ def request(
     """One request, to be answered within `total_s`. `names` are those of the set of requests and of the list of results."""
     deadline_s = int(now_ms / 1000 + total_s)
     routing = _Routing(now_ms, token, *names)
-    data = _Data(request_id, now_ms // 1000, deadline_s, endpoint, dict(headers), msgspec.Raw(body))
+    data = _QueuedCall(request_id, now_ms // 1000, deadline_s, endpoint, dict(headers), msgspec.Raw(body))
     message = msgspec.json.encode(_Envelope(routing, "plain", data))
     return QueueRequest(request_id, message, score(deadline_s, now_ms), token, int(total_s * 1000) + LATE_MS)
 

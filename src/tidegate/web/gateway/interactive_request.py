@@ -24,7 +24,7 @@ _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
-class _Body(msgspec.Struct):
+class _InteractiveBody(msgspec.Struct):
     model: str | msgspec.UnsetType = msgspec.UNSET
     stream: bool | None = None
     service_tier: object = None
@@ -42,7 +42,7 @@ class InteractiveRequest(NamedTuple):
     is_plain: bool = False
 
 
-_decode = msgspec.json.Decoder(_Body).decode
+_decode = msgspec.json.Decoder(_InteractiveBody).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 

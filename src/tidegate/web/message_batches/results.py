@@ -22,24 +22,24 @@ _OURS_CODES = ("internal_error", "worker_lost", "batch_failed", "invalid_upstrea
 _UNRUN = {"batch_expired": b"expired", "batch_cancelled": b"canceled"}
 
 
-class _Response(msgspec.Struct):
+class _StoredResponse(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
 
 
-class _Error(msgspec.Struct):
+class _StoredError(msgspec.Struct):
     code: str
     message: str
 
 
-class _ResultLine(msgspec.Struct):
+class _StoredLine(msgspec.Struct):
     custom_id: msgspec.Raw
-    response: _Response | None = None
-    error: _Error | None = None
+    response: _StoredResponse | None = None
+    error: _StoredError | None = None
 
 
-_decode = msgspec.json.Decoder(_ResultLine).decode
+_decode = msgspec.json.Decoder(_StoredLine).decode
 
 
 async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes, None]:
@@ -67,7 +67,7 @@ def result_of(line: bytes) -> bytes:
     """A line of ours as a line of Anthropic's. An answer is passed on as the bytes that it is."""
     said = _decode(line)
     if said.response is None:
-        error = said.error or _Error("internal_error", "This request has no result.")
+        error = said.error or _StoredError("internal_error", "This request has no result.")
         kind = _UNRUN.get(error.code)
         result = b'{"type":"%b"}' % kind if kind else _errored(_status_of(error.code), _error_body(error), None)
     elif said.response.status_code < _BAD_REQUEST:
@@ -81,7 +81,7 @@ def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
     """How each request of a job that ended before it began is told."""
     if job.state is JobState.FAILED:
         why = job.errors[0].message if job.errors else "The batch failed before it began."
-        result = _errored(_OURS, _error_body(_Error("batch_failed", why)), None)
+        result = _errored(_OURS, _error_body(_StoredError("batch_failed", why)), None)
     else:
         result = b'{"type":"%b"}' % (b"expired" if job.state is JobState.EXPIRED else b"canceled")
     return lambda line: b'{"custom_id":%b,"result":%b}\n' % (bytes(_decode(line).custom_id), result)
@@ -92,7 +92,7 @@ def _errored(status: int, body: bytes, request_id: str | None) -> bytes:
     return b'{"type":"errored","error":%b}' % said
 
 
-def _error_body(error: _Error) -> bytes:
+def _error_body(error: _StoredError) -> bytes:
     return msgspec.json.encode({"error": {"message": error.message, "code": error.code}})
 
 

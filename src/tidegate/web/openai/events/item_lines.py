@@ -37,7 +37,7 @@ class ItemEvent(msgspec.Struct):
     line: ItemPlace
 
 
-class _ErrorBody(msgspec.Struct):
+class _ItemErrorBody(msgspec.Struct):
     error: ItemError | None = None
 
 
@@ -54,7 +54,7 @@ class _ItemLine(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_ItemLine).decode
-_decode_error = msgspec.json.Decoder(_ErrorBody).decode
+_decode_error = msgspec.json.Decoder(_ItemErrorBody).decode
 
 
 def readable_bytes(job: Job) -> tuple[int, int]:
