@@ -2,7 +2,7 @@
 
 Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
 `kill`, `stop`, `raise`, `raise:once` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.
-`name@TEXT=action` acts only where what passes bears that text: `before_send@poison=kill`.
+`name@TEXT=action` acts only where what passes contains that text: `before_send@poison=kill`.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ def arm(text: str) -> None:
         ARMED[name] = _Armed(action, passes_left, text.encode())
 
 
-async def hit(name: str, bears: bytes = b"") -> None:
-    """Pass this place with something that bears this text."""
+async def hit(name: str, content: bytes = b"") -> None:
+    """Pass this place with something that contains this text."""
     if not ARMED:
         return
     armed = ARMED.get(name)
-    if armed is None or armed.text not in bears:
+    if armed is None or armed.text not in content:
         return
     if armed.passes_left:
         armed.passes_left -= 1

@@ -14,7 +14,6 @@ WIDE_FUNCTIONS = {
     "store/log_lines.py add_lines",
     "store/snapshots.py Snapshots.snapshot",
     "store/snapshots.py _model",
-    "upstream/budgets/settlements.py Settlements.add",
     "upstream/calls/router.py open_router",
     "upstream/http/transport.py AiohttpClient.open",
     "upstream/http/transport.py AiohttpClient.post",
@@ -59,21 +58,4 @@ OUTSIDE_SETS = {
     "upstream/routing/probe.py .probes",
     "web/http/auth.py .open_call",
     "web/http/routes.py .tenant_id",
-}
-
-# Rooms (and single modules) with a retired word in a name.
-RETIRED_WORDS = {
-    "cli said",
-    "cli wishes",
-    "core stems",
-    "upstream bill",
-    "upstream bills",
-    "upstream heard",
-    "upstream hinter",
-    "upstream said",
-    "upstream seats",
-    "upstream told",
-    "web anew",
-    "web said",
-    "web told",
 }

@@ -14,7 +14,7 @@ from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.settings import load
 
-WISHES = input_file.Wishes(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
+OPTIONS = input_file.RunOptions(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
 
 
@@ -86,20 +86,22 @@ def test_the_same_input_upstream_and_options_are_the_same_batch(tmp_path: Path) 
         None, tmp_path, {"upstream.url": "http://a/v1", "worker.in_flight_max": 200, "upstream.api_key": "k"}, {}
     ).settings
     there = load(None, tmp_path, {"upstream.url": "http://b/v1"}, {}).settings
-    ordered = input_file.Wishes(endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail")
-    name = input_file.job_id(source, here, WISHES, 0)
+    ordered = input_file.RunOptions(
+        endpoint="/v1/chat/completions", ordered=True, prefix_order=True, invalid_lines="fail"
+    )
+    name = input_file.job_id(source, here, OPTIONS, 0)
     assert ids.is_valid("batch", name)
-    assert name == input_file.job_id(source, faster, WISHES, 0)
+    assert name == input_file.job_id(source, faster, OPTIONS, 0)
     others = {
-        input_file.job_id(source, there, WISHES, 0),
+        input_file.job_id(source, there, OPTIONS, 0),
         input_file.job_id(source, here, ordered, 0),
-        input_file.job_id(source, here, WISHES, 1),
-        input_file.job_id(read(tmp_path, LINE * 2), here, WISHES, 0),
+        input_file.job_id(source, here, OPTIONS, 1),
+        input_file.job_id(read(tmp_path, LINE * 2), here, OPTIONS, 0),
     }
     assert len(others | {name}) == 5
     for spelling in ("http://a", "http://a/", "http://a/v1/"):
         same = load(None, tmp_path, {"upstream.url": spelling}, {}).settings
-        assert input_file.job_id(source, same, WISHES, 0) == name
+        assert input_file.job_id(source, same, OPTIONS, 0) == name
 
 
 def test_failed_lines_go_beside_the_results(tmp_path: Path) -> None:

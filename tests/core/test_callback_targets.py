@@ -168,9 +168,9 @@ def test_an_operator_may_allow_hosts_at_any_address_and_port() -> None:
     with pytest.raises(TargetRefused):
         read_target("http://hooks.internal.example:81/", OPEN)
     allowed = Target("http://hooks.internal/", "http", "hooks.internal", 80, True)
-    assert allowed.bears("10.1.2.3")
-    assert allowed.bears("127.0.0.1")
-    assert allowed.bears("fd12::1")
+    assert allowed.allows("10.1.2.3")
+    assert allowed.allows("127.0.0.1")
+    assert allowed.allows("fd12::1")
 
 
 @pytest.mark.parametrize(

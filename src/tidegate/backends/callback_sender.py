@@ -113,7 +113,7 @@ class CallbackSender:
         except (OSError, UnicodeError):
             raise _Closed from None
         addresses = {(one[0], str(one[4][0])) for one in found}
-        if not addresses or not all(target.bears(address) for _, address in addresses):
+        if not addresses or not all(target.allows(address) for _, address in addresses):
             raise _Closed
         return [
             ResolveResult(
@@ -172,7 +172,7 @@ class _Pinned(AbstractResolver):
 def _checked_socket(target: Target, address: Address) -> socket.socket:
     """Make the socket that dials this address; the last look before anything leaves this machine."""
     family, kind, proto, _, where = address
-    if not target.bears(str(where[0])):
+    if not target.allows(str(where[0])):
         raise _Closed
     return socket.socket(family, kind, proto)
 

@@ -42,7 +42,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunOptions:
     """What the caller asked for that changes the results."""
 
     endpoint: str
@@ -172,7 +172,7 @@ def _check_target(path: Path, source: Input, option: str) -> None:
         raise SettingsError(f"Nothing can be written in {path.resolve().parent}; choose another place with {option}.")
 
 
-def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
+def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int) -> str:
     """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
     routes = {
         model: [
@@ -181,7 +181,7 @@ def job_id(source: Input, settings: Settings, wishes: Wishes, turn: int) -> str:
         ]
         for model, entry in sorted(settings.models.items())
     }
-    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, wishes, turn])
+    encoded = msgspec.json.encode([1, source.sha256, _one_spelling(settings.upstream.url), routes, run_options, turn])
     return ids.make("batch", hashlib.sha256(encoded).digest()[: ids.RANDOM_BYTES])
 
 

@@ -61,7 +61,7 @@ def check_batch_id(batch: str) -> None:
         )
 
 
-def said_again(config: Path | None, data: Path | None) -> str:
+def as_arguments(config: Path | None, data: Path | None) -> str:
     """These options as another command would take them, to be printed behind its name."""
     given = (("--config", config), ("--data", data))
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)

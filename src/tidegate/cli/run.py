@@ -75,9 +75,9 @@ def run(
         targets = input_file.targets(output, errors, source)
         if as_json and targets.results is None:
             raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
-        wishes = input_file.Wishes(_endpoint(endpoint, source), ordered, prefix_order, invalid_lines.value)
+        run_options = input_file.RunOptions(_endpoint(endpoint, source), ordered, prefix_order, invalid_lines.value)
         logs.configure(settings, quiet=True)
-        errand = run_job.Errand(settings, source, targets, wishes, fresh, wait, options.said_again(config, data))
+        errand = run_job.Errand(settings, source, targets, run_options, fresh, wait, options.as_arguments(config, data))
         ending, exit_code = uvloop.run(run_job.perform(errand))
     finally:
         if source.is_spooled:

@@ -30,7 +30,7 @@ class Errand:
     settings: Settings
     source: input_file.Input
     targets: input_file.Targets
-    wishes: input_file.Wishes
+    run_options: input_file.RunOptions
     fresh: bool
     wait: bool
     where: str
@@ -107,14 +107,14 @@ async def _turns(errand: Errand, working: "Working") -> AsyncIterator[Job]:
 
 
 def _id(errand: Errand, turn: int) -> str:
-    return input_file.job_id(errand.source, errand.settings, errand.wishes, turn)
+    return input_file.job_id(errand.source, errand.settings, errand.run_options, turn)
 
 
 async def _begin(errand: Errand, working: "Working") -> Job:
     from tidegate.failpoints import hit
     from tidegate.stages.accept import Reception
 
-    parts, source, wishes = working.parts, errand.source, errand.wishes
+    parts, source, run_options = working.parts, errand.source, errand.run_options
     job_id = _id(errand, len([job async for job in _turns(errand, working)]))
     caller = Caller(parts.tenant_id)
     reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: working.incarnation.id)
@@ -136,14 +136,14 @@ async def _begin(errand: Errand, working: "Working") -> Job:
         await parts.store.delete_file(parts.tenant_id, file.id)
         raise SettingsError(f"{source.name} changed while it was read; run the command again when it is complete.")
     request = JobRequest(
-        endpoint=wishes.endpoint,
+        endpoint=run_options.endpoint,
         input_file_id=file.id,
         window_ms=WINDOW_MS,
         window_text=WINDOW_TEXT,
         metadata={"command": "run", "input": source.name[:NAME_CHARS_MAX]},
-        ordered=wishes.ordered,
-        prefix_order=wishes.prefix_order,
-        invalid_lines=wishes.invalid_lines,
+        ordered=run_options.ordered,
+        prefix_order=run_options.prefix_order,
+        invalid_lines=run_options.invalid_lines,
     )
     job = await reception.replayed(lambda: parts.store.create_job(caller, job_id, request))
     await hit("create_committed")

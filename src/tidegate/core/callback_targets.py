@@ -79,7 +79,7 @@ class Target:
     port: int
     is_allowed: bool
 
-    def bears(self, address: str) -> bool:
+    def allows(self, address: str) -> bool:
         """Whether this address, which the host's name led to, may be dialled."""
         return is_reachable(address) if self.is_allowed else is_public(address)
 

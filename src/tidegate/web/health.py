@@ -32,9 +32,9 @@ class Health:
 
     async def ready(self, request: Request) -> Response:
         reasons = {**await self._storage(), **self._context.readiness()}
-        told = request.client is not None and is_loopback(request.client.host)
+        is_local = request.client is not None and is_loopback(request.client.host)
         checks = {
-            name: "ok" if reason is None else (reason if told else "not ready") for name, reason in reasons.items()
+            name: "ok" if reason is None else (reason if is_local else "not ready") for name, reason in reasons.items()
         }
         fit = all(reason is None for reason in reasons.values())
         return _answer({"status": "ready" if fit else "not_ready", "checks": checks}, 200 if fit else 503)

@@ -18,7 +18,7 @@ import pytest
 from tests.support.engine import Engine
 from tests.support.processes import Processes, free_port, wait_until
 from tests.support.tidegate import END_S, Site, requests
-from tidegate.upstream.tide.peers import TOLD_MS
+from tidegate.upstream.tide.peers import REPORT_VALID_MS
 
 POLL_S = 0.05
 LISTENING = (
@@ -98,7 +98,7 @@ def test_a_notice_closes_the_workers_tide_while_the_store_says_nothing(site: Sit
         while await admin.fetchval(LISTENING) < 2:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         # An API process that read the store before the worker was in it thinks for so long that nobody wants to hear.
-        await asyncio.sleep(TOLD_MS / 1000)
+        await asyncio.sleep(REPORT_VALID_MS / 1000)
         async with admin.transaction():
             # Nobody can write or read what processes tell each other.
             await admin.execute("lock table fleet_reports in access exclusive mode")

@@ -149,6 +149,25 @@ class Settlement:
     reserved_nano: int = 0
     used_nano: int = 0
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether less was used than was taken."""
+        return (
+            self.unsent_requests > 0 or self.used_tokens < self.reserved_tokens or self.used_nano < self.reserved_nano
+        )
+
+    def plus(self, other: "Settlement") -> "Settlement":
+        """Return this and another settlement of the same grant as one."""
+        return Settlement(
+            self.grant_id,
+            self.budgets,
+            self.unsent_requests + other.unsent_requests,
+            self.reserved_tokens + other.reserved_tokens,
+            self.used_tokens + other.used_tokens,
+            self.reserved_nano + other.reserved_nano,
+            self.used_nano + other.used_nano,
+        )
+
 
 def with_limits(
     budgets: tuple[Budget, ...], bound: LimitBound, name: str, limits: tuple[Limit, ...]

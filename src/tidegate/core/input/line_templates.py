@@ -69,7 +69,7 @@ class LineTemplate:
         head_size, tail_size, key_size, root = len(head), len(self.tail), KEY_BYTES, self.stem
         alike = AlikeLine(self)
         add_start, add_id = alike.starts.append, alike.ids.append
-        add_text, add_stem, add_id_size = alike.texts.append, alike.stems.append, alike.id_sizes.add
+        add_text, add_stem, add_id_size = alike.texts.append, alike.prefixes.append, alike.id_sizes.add
         branched = bool(root.branches)
         to_id_end = -1
         more = True
@@ -109,7 +109,7 @@ class LineTemplate:
             at = stop + 1
         add_start(at)
         if not branched:
-            alike.stems = [root] * len(alike.ids)
+            alike.prefixes = [root] * len(alike.ids)
         return alike
 
     def same_frame(self, other: "LineTemplate") -> bool:
@@ -132,7 +132,7 @@ class AlikeLine:
         self.ids: list[bytes] = []
         self.id_sizes: set[int] = set()
         self.texts: list[bytes] = []
-        self.stems: list[PrefixStem] = []
+        self.prefixes: list[PrefixStem] = []
         self.strays = False
 
     def good(self, rules: LineRules) -> bool:
@@ -145,14 +145,14 @@ class AlikeLine:
         # Hardly ever are all of them together longer than one may be.
         if starts[-1] - starts[0] > rules.line_bytes_max and max(map(sub, starts[1:], starts)) > rules.line_bytes_max:
             return False
-        bridges = {stem.opening for stem in set(self.stems)}
+        bridges = {stem.opening for stem in set(self.prefixes)}
         if len(bridges) == 1:
             bridge = next(iter(bridges))
             lines = (b"\n" + bridge).join([b"", *texts])
             bridge_size = len(bridge)
             sizes = [bridge_size + len(text) for text in texts]
         else:
-            each = [stem.opening + text for stem, text in zip(self.stems, texts, strict=True)]
+            each = [stem.opening + text for stem, text in zip(self.prefixes, texts, strict=True)]
             lines = b"\n".join(each)
             sizes = [*map(len, each)]
         try:
@@ -171,7 +171,7 @@ class AlikeLine:
         for at in range(0, len(texts), DEPTH_LINES):
             some = texts[at : at + DEPTH_LINES]
             if count_openers(b"".join(some)) > room:
-                for stem, text in zip(self.stems[at : at + DEPTH_LINES], some, strict=True):
+                for stem, text in zip(self.prefixes[at : at + DEPTH_LINES], some, strict=True):
                     check_depth(stem.opening + text, depth_max)
 
 

@@ -173,7 +173,7 @@ class Scan:
         return at
 
     def _keep_alike(self, alike: AlikeLine) -> None:
-        shape, starts, texts, stems, count = alike.shape, alike.starts, alike.texts, alike.stems, len(alike.ids)
+        shape, starts, texts, prefixes, count = alike.shape, alike.starts, alike.texts, alike.prefixes, len(alike.ids)
         base, to_prompt = self._rest_at, len(shape.opening) + shape.between_size
         around = to_prompt + len(shape.tail) + 1
         sizes = [*map(sub, starts[1:], starts)]
@@ -192,7 +192,7 @@ class Scan:
         if not shape.stem.branches:
             self.stem.extend(array("I", (shape.stem.number,)) * count)
         else:
-            self.stem.fromlist([stem.number for stem in stems])
+            self.stem.fromlist([stem.number for stem in prefixes])
         self.output_tokens.extend(array("I", (shape.output_tokens,)) * count)
         self.fixed_size.extend(array("I", (shape.fixed_size,)) * count)
         keys = [*map(_key, texts)]
@@ -208,7 +208,7 @@ class Scan:
     def _branch_off(self, alike: AlikeLine, keys: list[bytes]) -> None:
         """Make branches for prompts that went on alike, and let those that did not fit a branch have a place on it."""
         texts_of: dict[tuple[PrefixStem, bytes], list[bytes]] = {}
-        for stem, key, text in zip(alike.stems, keys, alike.texts, strict=True):
+        for stem, key, text in zip(alike.prefixes, keys, alike.texts, strict=True):
             texts_of.setdefault((stem, key), []).append(text)
         for (stem, key), texts in texts_of.items():
             known = key in stem.branches

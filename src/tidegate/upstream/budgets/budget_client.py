@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, Settlement
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
@@ -91,7 +91,7 @@ class BudgetClient:
         self._charges: list[tuple[BudgetRequest, float]] = []
         self._charged: list[tuple[BudgetRequest, float, Grant]] = []
         self._asking: asyncio.Task[None] | None = None
-        self._bills = Settlements(limits, self._freed)
+        self._settlements = Settlements(limits, self._freed)
         self._spent: dict[Budget, float] = {}
         self._contended: dict[Budget, float] = {}
         self._closed = False
@@ -172,25 +172,18 @@ class BudgetClient:
             self._charged.remove(one)
             (budget,), grant = one[0].budgets, one[2]
             self._spent.pop(budget, None)
-            self._bills.add(grant.id, (budget,), unsent=grant.requests, reserved=grant.tokens, used=0, reserved_nano=0)
+            self._settlements.add(Settlement(grant.id, (budget,), grant.requests, grant.tokens, 0))
 
     def give_back(self, permit: SendPermit) -> None:
         """Nothing was sent under this permit."""
-        self._bills.add(
-            permit.grant_id, permit.budgets, unsent=1, reserved=permit.tokens, used=0, reserved_nano=permit.nano
-        )
+        self._settlements.add(Settlement(permit.grant_id, permit.budgets, 1, permit.tokens, 0, permit.nano))
 
     def used(self, permit: SendPermit, tokens: int, nano: int | None = None) -> None:
         """What was sent under this permit really took so many tokens, and so much money: without a number, all that was set aside."""
         if permit.nano or nano or (permit.tokens != tokens and self.terms(permit.budgets).counts_tokens):
-            self._bills.add(
-                permit.grant_id,
-                permit.budgets,
-                unsent=0,
-                reserved=permit.tokens,
-                used=tokens,
-                reserved_nano=permit.nano,
-                used_nano=permit.nano if nano is None else nano,
+            used_nano = permit.nano if nano is None else nano
+            self._settlements.add(
+                Settlement(permit.grant_id, permit.budgets, 0, permit.tokens, tokens, permit.nano, used_nano)
             )
 
     def _freed(self, budgets: Budgets) -> None:
@@ -207,7 +200,7 @@ class BudgetClient:
         self._put_off_all(self._unreachable("this process stops"))
         if self._asking is not None:
             await asyncio.wait({self._asking}, timeout=ANSWER_S_MAX)
-        await self._bills.close(ANSWER_S_MAX)
+        await self._settlements.close(ANSWER_S_MAX)
 
     # The question.
 
@@ -306,9 +299,7 @@ class BudgetClient:
             else:
                 left.append(waiter)
         if requests or (counts_tokens and tokens > 0) or nano > 0:
-            self._bills.add(
-                grant.id, budgets, unsent=requests, reserved=max(tokens, 0), used=0, reserved_nano=max(nano, 0)
-            )
+            self._settlements.add(Settlement(grant.id, budgets, requests, max(tokens, 0), 0, max(nano, 0)))
         is_lowered = False
         if grant.tightest and left:
             left = self._without_the_poor(budgets, grant, left)

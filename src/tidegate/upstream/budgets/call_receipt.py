@@ -108,19 +108,23 @@ class CallReceipt:
             uncounted = written_bytes(answer)
         self.settle(usage, uncounted)
 
-    def settle(self, said: Usage | None, uncounted_bytes: int = 0) -> None:
+    def settle(self, reported: Usage | None, uncounted_bytes: int = 0) -> None:
         """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
-        if said is not None and not uncounted_bytes and (said.input_tokens or (self._is_batch and said.output_tokens)):
-            self._estimator.learn(self._call.model, said, self._call.items)
+        if (
+            reported is not None
+            and not uncounted_bytes
+            and (reported.input_tokens or (self._is_batch and reported.output_tokens))
+        ):
+            self._estimator.learn(self._call.model, reported, self._call.items)
             if self._permit.nano:
-                self._estimator.learn_prompt(self._call, self._deployment, said)
-            self._pay(said.input_tokens + said.output_tokens, said)
+                self._estimator.learn_prompt(self._call, self._deployment, reported)
+            self._pay(reported.input_tokens + reported.output_tokens, reported)
             return
         if self._is_batch:
             # It did not say what it took: all that was set aside, as far as is known.
             self._close(None, None, None)
             return
-        seen = estimated(said, len(self._call.body), uncounted_bytes)
+        seen = estimated(reported, len(self._call.body), uncounted_bytes)
         tokens = seen.input_tokens + seen.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
             # Real tokens must not pass such a limit, and it was not said how many there were.

@@ -8,7 +8,7 @@ from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.view import View, chain
-from tidegate.upstream.grouping.benches import Benches
+from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.routing.breaker import BreakerState
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.deployments import Deployments
@@ -28,7 +28,7 @@ class Availability:
         states: Deployments,
         slots: ModelSlots,
         demand: SlotDemand,
-        benches: Benches,
+        waiting_groups: WaitingGroups,
         clock: Clock,
         in_flight_max: int,
     ) -> None:
@@ -36,7 +36,7 @@ class Availability:
         self._states = states
         self._model_slots = slots
         self._demand = demand
-        self._benches = benches
+        self._waiting_groups = waiting_groups
         self._clock = clock
         self._in_flight_max = in_flight_max
 
@@ -65,7 +65,7 @@ class Availability:
             if not free:
                 self._demand.hurry()
         slots = min(free, self._states.spare_calls(self._in_flight_max)) if free else 0
-        return slots if route.items_per_call == 1 else self._benches.room(route, slots)
+        return slots if route.items_per_call == 1 else self._waiting_groups.room(route, slots)
 
     def is_away(self, route: NameRoute) -> bool:
         """Whether none of its own deployments would take a call now even with a slot free."""

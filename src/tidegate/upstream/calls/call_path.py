@@ -67,8 +67,8 @@ class CallPath:
         state = choose(self._view, route, call, traffic, (), self._clock.monotonic_ms())
         return state if state is not None else await self._slot_queue.wait(route, call, traffic)
 
-    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
-        return self._view.bears(route, state, call)
+    def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+        return self._view.can_take(route, state, call)
 
     async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
         """Send an item's call there, or where else the route leads."""

@@ -18,10 +18,10 @@ def closed_route_error(model: str, states: Sequence[DeploymentState], retry_afte
             f"every deployment of model {model!r} rejected our own key and is paused: check their api_key",
             retry_after_ms=retry_after_ms,
         )
-    said = f"every deployment of model {model!r} is shut after failures"
+    message = f"every deployment of model {model!r} is shut after failures"
     codes = {state.failure_code for state in states}
     if TLS_REJECTED in codes:
-        return Unavailable(said, retry_after_ms=retry_after_ms, code="upstream_tls_rejected")
+        return Unavailable(message, retry_after_ms=retry_after_ms, code="upstream_tls_rejected")
     if FAILING in codes:
-        return Unavailable(said, retry_after_ms=retry_after_ms, code="upstream_failing")
-    return Unavailable(said, retry_after_ms=retry_after_ms)
+        return Unavailable(message, retry_after_ms=retry_after_ms, code="upstream_failing")
+    return Unavailable(message, retry_after_ms=retry_after_ms)

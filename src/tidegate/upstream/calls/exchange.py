@@ -66,7 +66,7 @@ class Exchange:
         """The answer to an item's call; raises an UpstreamError of one class when it is none."""
         status, headers, body = reply
         state = admission.state
-        by_requests, by_tokens = state.tells_by
+        by_requests, by_tokens = state.limit_headers
         if by_requests in headers or by_tokens in headers:
             self._notes.note(state, headers, admission.call, admission.number)
         line, usage = classify.accept(endpoint, status, headers, body, self._clock.now_ms)
@@ -77,11 +77,11 @@ class Exchange:
         call, state = admission.call, admission.state
         engine = state.deployment.engine
         if not is_translated(call.endpoint, engine):
-            shaped = Shaped(call.endpoint, state.hinter.body(route.body(state, call.body)))
+            shaped = Shaped(call.endpoint, state.priority_hints.body(route.body(state, call.body)))
             return await self._under_permit(route, admission, shaped, total_s, self._send_once)
         translation = ItemTranslation(call.endpoint, call.body, engine, self._clock.now_ms() // 1000)
-        said = translation.shaped
-        shaped = said._replace(body=state.hinter.body(route.body(state, said.body)))
+        translated = translation.shaped
+        shaped = translated._replace(body=state.priority_hints.body(route.body(state, translated.body)))
         try:
             found = await self._under_permit(route, admission, shaped, total_s, self._send_once)
         except UpstreamError as error:
@@ -96,8 +96,9 @@ class Exchange:
         shaped = shaped._replace(body=route.body(state, shaped.body))
         asking = None
         if traffic.is_stream:
-            is_said_otherwise = shaped.endpoint != admission.call.endpoint
-            asking = self._usage.request(state, shaped.endpoint, shaped.body, is_translated=is_said_otherwise)
+            asking = self._usage.request(
+                state, shaped.endpoint, shaped.body, is_translated=shaped.endpoint != admission.call.endpoint
+            )
         if asking is None:
             return await self._under_permit(route, admission, shaped, total_s, self._open_once)
         if self._usage.takes(state) is not False:
@@ -186,10 +187,16 @@ class Exchange:
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
     ) -> Answer:
         call, state = admission.call, admission.state
-        hinter = state.hinter
-        hints = b"" if hinter.is_silent else hinter.headers(call, call.deadline_ms - self._clock.monotonic_ms())
+        hints = state.priority_hints
+        hint_headers = b"" if hints.is_silent else hints.headers(call, call.deadline_ms - self._clock.monotonic_ms())
         reply = await state.line.post(
-            state.url(shaped.endpoint), call.idempotency_key, shaped.body, total_s, hints, permit, call.attempt_count
+            state.url(shaped.endpoint),
+            call.idempotency_key,
+            shaped.body,
+            total_s,
+            hint_headers,
+            permit,
+            call.attempt_count,
         )
         answer = self.read_reply(admission, shaped.endpoint, reply)
         receipt.settle(answer.usage)
@@ -221,8 +228,8 @@ class Exchange:
         self, admission: Admission, traffic: Traffic, shaped: Shaped, stream: Stream, receipt: CallReceipt
     ) -> UpstreamResponse:
         """The answer up to its first byte, or whole where it is not streamed."""
-        headers, told_by = stream.headers, admission.state.tells_by
-        if told_by[0] in headers or told_by[1] in headers:
+        headers, limit_headers = stream.headers, admission.state.limit_headers
+        if limit_headers[0] in headers or limit_headers[1] in headers:
             self._notes.note(admission.state, headers, admission.call, admission.number)
         is_good = 200 <= stream.status <= 299
         if is_good and traffic.is_stream and headers.get("Content-Type", "").startswith(EVENT_STREAM):

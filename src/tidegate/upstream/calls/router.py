@@ -27,8 +27,8 @@ from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.view import View
-from tidegate.upstream.grouping.benches import Benches
 from tidegate.upstream.grouping.groups import Groups
+from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import AiohttpTransport, Transport
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 from tidegate.upstream.routing.backpressure import Backpressure
@@ -75,11 +75,11 @@ class Router:
         )
         self._states = Deployments(transport, control, policy, clock, tide_for, is_alone=demand.is_alone)
         self._tides = TideLoop((), clock, capacity.fleet, capacity.worker_id, capacity.notices)
-        self._benches = Benches()
+        self._waiting_groups = WaitingGroups()
         key_slots = KeySlots(demand, clock)
         view = View(self._routes, self._model_slots, demand, self._budgets, estimator, patience_ms)
         self._available = Availability(
-            view, self._states, self._model_slots, demand, self._benches, clock, capacity.in_flight_max
+            view, self._states, self._model_slots, demand, self._waiting_groups, clock, capacity.in_flight_max
         )
         self._backpressure = None if rests is None else Backpressure(rests, clock, policy, self._states.values())
         for why in self.replace(deployments, resources).values():
@@ -92,7 +92,7 @@ class Router:
         exchange = Exchange(self._budgets, estimator, admissions, notes, clock, patience_ms)
         slot_queue = SlotQueue(view, line, admissions, clock, pool_timeout_s)
         self._path = CallPath(view, slot_queue, admissions, exchange, clock, patience_ms)
-        groups = Groups(self._path, self._benches, clock, policy.attempts_grouped)
+        groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         self._calls = NamedCalls(self._path, groups, key_slots, view, clock)
         self._sharing = None
         if limits is not None and not demand.is_alone:
@@ -115,7 +115,7 @@ class Router:
         self._model_slots.allow(model_in_flight_max)
         refused = self._states.serve(deployments)
         refused |= self._routes.assign(self._states.values(), resources)
-        self._benches.refresh()
+        self._waiting_groups.refresh()
         self._tides.serve(self._states.tides())
         if self._backpressure is not None:
             self._backpressure.obey()

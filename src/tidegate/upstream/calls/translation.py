@@ -63,18 +63,20 @@ class Translation:
             has_beta = self._beta and engine is EngineKind.ANTHROPIC
             return Shaped(self.endpoint, self._body, f"anthropic-beta: {self._beta}\r\n".encode() if has_beta else b"")
         if self.is_anthropic:
-            said = translate.request_to_openai(self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI)
+            translated = translate.request_to_openai(
+                self._body, translate.VLLM if engine in _VLLM_LIKE else translate.OPENAI
+            )
         elif self.endpoint == CHAT:
-            said = translate.request_to_anthropic(self._body)
+            translated = translate.request_to_anthropic(self._body)
         else:
             raise ApiProblem(
                 400,
                 "unsupported_endpoint",
                 f"This model is served by an engine that has no {self.endpoint}: use {CHAT} or {MESSAGES}.",
             )
-        self.left_out = said.left_out
-        self._include_usage = said.include_usage
-        return Shaped(CHAT if self.is_anthropic else MESSAGES, said.body)
+        self.left_out = translated.left_out
+        self._include_usage = translated.include_usage
+        return Shaped(CHAT if self.is_anthropic else MESSAGES, translated.body)
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer as the caller takes it."""
@@ -105,8 +107,8 @@ class ItemTranslation:
         except ApiProblem as wrong:
             problem = wrong
         if problem is not None:
-            said = refused_body(problem.message, problem.code, problem.param)
-            body = self._refusal(problem.status, said)
+            refused = refused_body(problem.message, problem.code, problem.param)
+            body = self._refusal(problem.status, refused)
             raise Untranslatable(problem.message, status=problem.status, body=body, code=problem.code)
 
     def answer(self, line: bytes) -> bytes:

@@ -53,13 +53,13 @@ class View:
             return False
         if call.attempt_count and not self._routes.may_try(state, call, now_ms):
             return False
-        if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
+        if state.tide is not None and not state.tide.can_take(call.idempotency_key, call.body):
             return False
-        return not state.tokens_max or state.bears(self._estimator.tokens(call, state.deployment.estimate))
+        return not state.tokens_max or state.can_take(self._estimator.tokens(call, state.deployment.estimate))
 
-    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+    def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
         """Whether a deployment that takes an item also takes this call, which the item shares with others."""
-        if state.tide is not None and not state.tide.bears(call.idempotency_key, call.body):
+        if state.tide is not None and not state.tide.can_take(call.idempotency_key, call.body):
             return False
         terms = self._budgets.terms(route.budgets(state) + call.budgets)
         if not state.tokens_max and not terms.counts_tokens:

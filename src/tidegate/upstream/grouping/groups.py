@@ -1,9 +1,9 @@
 """Several items of one job as one call, where their deployment takes that.
 
-Items come one by one, each with someone who waits for it. Those that fit together share a bench; one of them leads: it waits
-for a slot like any call, and takes along whoever sits there by then, as many as the deployment bears. Nobody waits for company: while
-slots are free every item goes at once, and while none is, a group forms by itself. What comes back is split, and each gets its own. What
-failed for being a group is tried alone. This module chooses no deployment and knows no HTTP.
+Items come one by one, and each has a caller that waits for it. Items that fit together form a waiting group. One of them leads: it waits
+for a slot like any call, and then takes along the items that have joined by then, as many as the deployment allows. No item waits for
+company: while slots are free every item goes at once, and while none is, a group forms by itself. The answer is split, and each item gets
+its own part. Items whose call failed because they were grouped are tried alone. This module chooses no deployment and knows no HTTP.
 """
 
 import asyncio
@@ -23,8 +23,15 @@ from tidegate.core.grouping.embeddings import Part, Remedy
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.grouping.benches import LEAD, Bench, Benches, GroupTrial, Seat, Told
 from tidegate.upstream.grouping.group_kinds import KINDS, GroupKind, Share
+from tidegate.upstream.grouping.waiting_groups import (
+    LEAD,
+    GroupTrial,
+    TurnOutcome,
+    WaitingGroup,
+    WaitingGroups,
+    WaitingItem,
+)
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
@@ -49,12 +56,12 @@ _common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _O
 
 
 class Sender(Protocol):
-    """What groups need of the road that calls take. Nothing may happen between `bears` and `open`, or the slot is another's."""
+    """The call path, as far as groups need it. Nothing may happen between `can_take` and `send`, or another call takes the slot."""
 
     async def find(self, route: NameRoute, call: Call) -> DeploymentState:
         """Wait for a deployment that takes this call."""
 
-    def bears(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
+    def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
         """Whether a deployment that takes an item also takes this call, which the item shares with others."""
 
     async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
@@ -62,47 +69,47 @@ class Sender(Protocol):
 
 
 class Groups:
-    def __init__(self, sender: Sender, benches: Benches, clock: Clock, attempts_grouped: int) -> None:
+    def __init__(self, sender: Sender, waiting_groups: WaitingGroups, clock: Clock, attempts_grouped: int) -> None:
         self._sender = sender
-        self._benches = benches
+        self._waiting = waiting_groups
         self._clock = clock
         self._attempts_grouped = attempts_grouped
 
     async def send(self, route: NameRoute, call: Call) -> Answer:
-        """Send one item, in company or alone."""
+        """Send one item, in a group or alone."""
         kind = KINDS.get(call.endpoint)
         part = self._read(kind, route, call) if kind is not None else None
         if kind is None or part is None:
             return await self._alone(route, call)
-        seat = Seat(call, part, asyncio.get_running_loop().create_future())
+        item = WaitingItem(call, part, asyncio.get_running_loop().create_future())
         key = (_common(call), part.key)
-        bench = self._benches.seat(route, key, seat)
+        group = self._waiting.join(route, key, item)
         try:
-            if not bench.leaders:
-                bench.leaders.add(seat)
-                # Whoever comes in this turn of the loop, or is woken in it, comes along.
+            if not group.leaders:
+                group.leaders.add(item)
+                # Items that come or wake up in this turn of the loop join.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                told: Told = LEAD
+                outcome: TurnOutcome = LEAD
             else:
-                told = await seat.turn
-            if told is LEAD:
-                told = await self._lead(route, kind, bench, seat)
+                outcome = await item.turn
+            if outcome is LEAD:
+                outcome = await self._lead(route, kind, group, item)
         finally:
-            bench.permit((seat,))
-            self._benches.remove_if_empty(route, key, bench)
-        if isinstance(told, Answer):
-            return told
+            group.remove((item,))
+            self._waiting.remove_if_empty(route, key, group)
+        if isinstance(outcome, Answer):
+            return outcome
         answer = await self._alone(route, call)
-        if isinstance(told, GroupTrial):
-            self._passed_alone(told)
+        if isinstance(outcome, GroupTrial):
+            self._passed_alone(outcome)
         return answer
 
     def _read(self, kind: GroupKind, route: NameRoute, call: Call) -> Part | ChatPart | None:
-        if self._benches.is_single(route, kind):
+        if self._waiting.is_single(route, kind):
             return None
         if call.attempt_count >= self._attempts_grouped:
-            # The last try of an item is its own, so that nobody fails for what is wrong with another.
+            # The last try of an item is its own, so that no item fails for what is wrong with another.
             why = "last_attempt"
         else:
             part = kind.read(route, call)
@@ -115,30 +122,30 @@ class Groups:
     async def _alone(self, route: NameRoute, call: Call) -> Answer:
         state = await self._sender.find(route, call)
         answer = await self._sender.send(route, call, state)
-        size = self._benches.known_size(state, call.endpoint)
+        size = self._waiting.known_size(state, call.endpoint)
         if size is not None and answer.deployment == state.deployment.name:
-            self._benches.learn(state, call.endpoint, size.succeeded(size.epoch))
+            self._waiting.learn(state, call.endpoint, size.succeeded(size.epoch))
         return answer
 
     # The group.
 
-    async def _lead(self, route: NameRoute, kind: GroupKind, bench: Bench, seat: Seat) -> Told:
+    async def _lead(self, route: NameRoute, kind: GroupKind, group: WaitingGroup, item: WaitingItem) -> TurnOutcome:
         """Wait for a slot, send all items that joined by then, and return the outcome of the leader's own item."""
         try:
-            state = await self._sender.find(route, seat.call)
+            state = await self._sender.find(route, item.call)
         except UpstreamError as error:
-            # What is missing is missing for all of them: they are of one job, under the same budgets.
-            for other in [one for one in bench.seats if one not in bench.leaders]:
-                other.tell(_again(error))
-                bench.seats.pop(other)
+            # The others lack the same thing: they are of one job, under the same budgets.
+            for other in [one for one in group.waiting if one not in group.leaders]:
+                other.set_outcome(_again(error))
+                group.waiting.pop(other)
             raise
-        size = self._benches.size(state, kind)
-        members, call = self._members(route, kind, state, bench.company(seat, size.inputs))
-        # Every slot that is free is somebody's in this same turn of the loop.
+        size = self._waiting.size(state, kind)
+        members, call = self._members(route, kind, state, group.companions(item, size.inputs))
+        # Free slots are given to other leaders in this same turn of the loop.
         slots = state.free_slots(self._clock.monotonic_ms()) - 1
-        bench.permit(members, max(1, slots), size.inputs)
+        group.remove(members, max(1, slots), size.inputs)
         if call is None:
-            return await self._sender.send(route, seat.call, state)
+            return await self._sender.send(route, item.call, state)
         narrow = copy(route)
         narrow.states = [one for one in route.states if self._takes(kind, one, members)]
         shares: Sequence[Share | GroupTrial]
@@ -147,7 +154,7 @@ class Groups:
             answer = await self._sender.send(narrow, call, state)
             shares = kind.split(answer.body, [member.part for member in members])
             status, name = answer.status, answer.deployment
-            self._benches.learn(state, kind.endpoint, self._benches.size(state, kind).succeeded(size.epoch))
+            self._waiting.learn(state, kind.endpoint, self._waiting.size(state, kind).succeeded(size.epoch))
             _count(state, len(members), "answered")
         except UpstreamError as error:
             for place in narrow.states:
@@ -155,36 +162,36 @@ class Groups:
             shares = self._after_failure(kind, state, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
-                member.tell(Ambiguous("the call that this request shared with others was ended"))
+                member.set_outcome(Ambiguous("the call that this request shared with others was ended"))
             raise
         found = [share if not isinstance(share, tuple) else Answer(status, *share, name) for share in shares]
         for member, one in zip(members[1:], found[1:], strict=True):
-            member.tell(one)
+            member.set_outcome(one)
         if isinstance(found[0], UpstreamError):
             raise found[0]
         return found[0]
 
     def _members(
-        self, route: NameRoute, kind: GroupKind, state: DeploymentState, company: list[Seat]
-    ) -> tuple[list[Seat], Call | None]:
+        self, route: NameRoute, kind: GroupKind, state: DeploymentState, companions: list[WaitingItem]
+    ) -> tuple[list[WaitingItem], Call | None]:
         """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
-        members, tokens, cap = company[:1], company[0].part.tokens, kind.tokens_max(state.deployment)
+        members, tokens, cap = companions[:1], companions[0].part.tokens, kind.tokens_max(state.deployment)
         now_ms = self._clock.monotonic_ms()
-        for seat in company[1:]:
-            if state.waits_until_ms(seat.call) > now_ms:
+        for item in companions[1:]:
+            if state.waits_until_ms(item.call) > now_ms:
                 continue
-            tokens += seat.part.tokens
+            tokens += item.part.tokens
             if cap and tokens > cap:
                 break
-            members.append(seat)
+            members.append(item)
         while len(members) > 1 and len(members) >= kind.items_min(state.deployment):
             call = _joined(kind, members)
-            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._sender.bears(route, state, call):
+            if len(call.idempotency_key) <= KEY_LENGTH_MAX and self._sender.can_take(route, state, call):
                 return members, call
             members = members[: len(members) // 2]
         return members[:1], None
 
-    def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[Seat]) -> bool:
+    def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[WaitingItem]) -> bool:
         """Whether another deployment could take this group over, by its own settings."""
         cap = kind.tokens_max(state.deployment)
         return kind.items_max(state.deployment) >= len(members) and not (
@@ -192,13 +199,13 @@ class Groups:
         )
 
     def _after_failure(
-        self, kind: GroupKind, state: DeploymentState, members: Sequence[Seat], error: UpstreamError, epoch: int
+        self, kind: GroupKind, state: DeploymentState, members: Sequence[WaitingItem], error: UpstreamError, epoch: int
     ) -> list[UpstreamError] | list[GroupTrial]:
-        size, remedy = self._benches.size(state, kind).failed(error, epoch)
-        self._benches.learn(state, kind.endpoint, size)
+        size, remedy = self._waiting.size(state, kind).failed(error, epoch)
+        self._waiting.learn(state, kind.endpoint, size)
         _count(state, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
-            # One of them is at fault, or that they came together: each by itself, at once, and each gets its own verdict.
+            # One item or the grouping is at fault. Each is sent alone at once, and gets its own verdict.
             metrics.group_isolations.of(state.deployment.name, error.reason).inc()
             log.warning("group_isolated", deployment=state.deployment.name, items=len(members), why=error.message)
             return [GroupTrial(kind, state, len(members), epoch)] * len(members)
@@ -208,12 +215,12 @@ class Groups:
 
     def _passed_alone(self, trial: GroupTrial) -> None:
         if trial.passed():
-            size = self._benches.size(trial.state, trial.kind)
-            self._benches.learn(trial.state, trial.kind.endpoint, size.unfit(trial.epoch))
+            size = self._waiting.size(trial.state, trial.kind)
+            self._waiting.learn(trial.state, trial.kind.endpoint, size.unfit(trial.epoch))
 
 
-def _joined(kind: GroupKind, members: Sequence[Seat]) -> Call:
-    """One call for all of these. It may begin as long as each of them may; its key names them all."""
+def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
+    """Return one call for all of these. It may begin as long as each of them may; its key names them all."""
     calls = [member.call for member in members]
     first = calls[0]
     digest = blake2b(" ".join(call.idempotency_key for call in calls).encode(), digest_size=8).hexdigest()
@@ -231,7 +238,7 @@ def _joined(kind: GroupKind, members: Sequence[Seat]) -> Call:
 
 
 def _again(error: UpstreamError) -> UpstreamError:
-    """The same error for someone else: who waits for it may write on it."""
+    """Copy an error for another item, since its receiver may write on it."""
     same = type(error).__new__(type(error))
     same.args = error.args
     same.__dict__.update(error.__dict__)

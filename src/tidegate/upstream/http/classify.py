@@ -72,10 +72,10 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
         # Its body may quote our key; the operator sees the status, the caller neither.
         return KeyRejected(f"the upstream said {status} to our own key: check the deployment's api_key", status=status)
     if status in (408, 425) or status >= 500:
-        said = f"the upstream said {status}"
+        message = f"the upstream said {status}"
         if status in (503, 529):
-            return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
-        return Ambiguous(said, status=status, body=raw, retry_after_ms=after_ms)
+            return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
+        return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
         where = headers.get("Location", "").split("?")[0][:200]
         return Refused(

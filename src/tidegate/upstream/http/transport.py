@@ -199,7 +199,7 @@ class AiohttpTransport:
         self.connections = Connections(limits)
         self._loop = asyncio.get_running_loop()
         self._sweep = TimeoutSweep(self._loop, limits)
-        self._seats = ConnectionSlots(limits)
+        self._slots = ConnectionSlots(limits)
         # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 
@@ -216,7 +216,7 @@ class AiohttpTransport:
         return AiohttpClient(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
 
     def free_slots(self) -> int:
-        return self._seats.free()
+        return self._slots.free()
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         """Do nothing: an HTTP server keeps no answers."""
@@ -239,8 +239,8 @@ class AiohttpTransport:
         """One request and its whole answer; a POST with a body, a GET without. A cancelled call closes its connection, so
         that the upstream sees it.
         """
-        if not self._seats.take(interactive=False):
-            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
+        if not self._slots.take(interactive=False):
+            await self._slots.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
         flight = self._sweep.begin(total_s, line.read_timeout_s(url))
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
@@ -254,7 +254,7 @@ class AiohttpTransport:
                     break
         finally:
             self._sweep.end(flight)
-            self._seats.give_back(interactive=False)
+            self._slots.give_back(interactive=False)
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
 
     async def _flight(
@@ -300,14 +300,14 @@ class AiohttpTransport:
         interactive: bool,
     ) -> Stream:
         """One request, and its answer as soon as its head is here. `request` is an idempotency key, a body and more header lines."""
-        if not self._seats.take(interactive=interactive):
-            await self._seats.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
+        if not self._slots.take(interactive=interactive):
+            await self._slots.wait(min(self.limits.pool_timeout_s, total_s), interactive=interactive)
         flight = self._sweep.begin(total_s, line.read_timeout_s(url))
         flight.is_streamed = True
 
         def end() -> None:
             self._sweep.end(flight)
-            self._seats.give_back(interactive=interactive)
+            self._slots.give_back(interactive=interactive)
 
         failed: UpstreamError | None = None
         try:

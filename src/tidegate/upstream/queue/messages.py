@@ -106,10 +106,10 @@ def reply(request_id: str, message: bytes, bytes_max: int) -> HttpReply:
 
 
 def too_large(bytes_max: int, status: int = 0) -> BrokenAnswer:
-    said = (
+    message = (
         f"the result in the queue is larger than {bytes_max} bytes: raise http.response_bytes_max if it is meant to be"
     )
-    return BrokenAnswer(said, status=status)
+    return BrokenAnswer(message, status=status)
 
 
 def was_done(status: int) -> bool:

@@ -52,8 +52,8 @@ BACKGROUND_SLOTS = "background:"
 QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
 
 # Headers by which an answer is known to tell of its deployment's limits.
-TELLS_BY = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
-ANTHROPIC_TELLS_BY = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
+LIMIT_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
+ANTHROPIC_LIMIT_HEADERS = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
 
 _T = TypeVar("_T")
 
@@ -160,10 +160,10 @@ class DeploymentState:
         self.slots.count(self.in_flight + (self.interactive_in_flight if self.counts_interactive else 0))
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
-        self.hinter = PriorityHints(deployment)
+        self.priority_hints = PriorityHints(deployment)
         self.is_plain = self._is_plain()
         is_anthropic = deployment.engine is EngineKind.ANTHROPIC
-        self.tells_by = ANTHROPIC_TELLS_BY if is_anthropic else TELLS_BY
+        self.limit_headers = ANTHROPIC_LIMIT_HEADERS if is_anthropic else LIMIT_HEADERS
         self.weight = deployment.weight
         self._urls.clear()
         self._totals_s.clear()
@@ -247,7 +247,7 @@ class DeploymentState:
         # Of those who wait, the owner with the fewest calls in flight goes first.
         return all(self._interactive_owners[other] >= mine for other in self.interactive_waiting)
 
-    def bears(self, tokens: int) -> bool:
+    def can_take(self, tokens: int) -> bool:
         """Whether so many more tokens fit here; one call alone always does."""
         return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
 
@@ -380,7 +380,7 @@ class DeploymentState:
 
     def _is_plain(self) -> bool:
         is_as_sent = self.deployment.engine is not EngineKind.ANTHROPIC and not self.deployment.upstream_model
-        return is_as_sent and not self.budgets and self.hinter.is_silent and not self.tokens_max
+        return is_as_sent and not self.budgets and self.priority_hints.is_silent and not self.tokens_max
 
     # What it learns.
 

@@ -158,9 +158,9 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
         message = f"GET {MODELS_ENDPOINT} was answered with status {status}: check the deployment's url"
     else:
         try:
-            said = msgspec.json.decode(body, type=_Models)
-            models, is_whole = tuple(model.id for model in said.data), said.has_more is not True
-            listed = {model.id: _listed(model) for model in said.data}
+            page = msgspec.json.decode(body, type=_Models)
+            models, is_whole = tuple(model.id for model in page.data), page.has_more is not True
+            listed = {model.id: _listed(model) for model in page.data}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             message = (
                 f"GET {MODELS_ENDPOINT} did not answer with a list of models: is this an OpenAI-compatible server?"
@@ -178,9 +178,9 @@ def _listed(model: _Model) -> Listed:
     return Listed(created_s, _words(model.owned_by), _words(model.display_name), _count(model.max_model_len))
 
 
-def _count(said: object) -> int:
-    return said if type(said) is int and 0 < said <= COUNT_MAX else 0
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 < value <= COUNT_MAX else 0
 
 
-def _words(said: object) -> str:
-    return said if isinstance(said, str) and len(said) <= WORDS_CHARS_MAX and said.isprintable() else ""
+def _words(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= WORDS_CHARS_MAX and value.isprintable() else ""

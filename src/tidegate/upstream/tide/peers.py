@@ -14,7 +14,7 @@ import msgspec
 from tidegate.core.ports import Clock, FleetReport, Present
 
 # What another process said counts for so long; then it may be gone, or the store may be out of reach.
-TOLD_MS = 3_000.0
+REPORT_VALID_MS = 3_000.0
 # Notices go out for so long after the last worker was seen: one that has nothing to send for a moment is not gone.
 WORKERS_MS = 10_000.0
 # So long after the last interactive call passed a gateway, its silence says that nobody is there.
@@ -100,7 +100,7 @@ class Peers:
                 self._gateway_ms = now_ms
         for process, old in before.items():
             # One that is not in the store yet, but spoke a moment ago, is about to be.
-            if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < TOLD_MS:
+            if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < REPORT_VALID_MS:
                 self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
 
     def notice(self, process: str, users: Users) -> None:
@@ -128,7 +128,7 @@ class Peers:
             if (
                 peer.noticed_ms is not None
                 and peer.noticed_ms >= peer.reported_ms
-                and now_ms - peer.noticed_ms < TOLD_MS
+                and now_ms - peer.noticed_ms < REPORT_VALID_MS
             ):
                 interactive += peer.users.interactive
                 awaiting += peer.users.awaiting
@@ -140,7 +140,7 @@ class Peers:
     @property
     def is_current(self) -> bool:
         """Whether the store was read lately."""
-        return self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms < TOLD_MS
+        return self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms < REPORT_VALID_MS
 
     @property
     def has_listeners(self) -> bool:

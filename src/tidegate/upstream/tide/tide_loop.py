@@ -41,7 +41,7 @@ class TideLoop:
         self._clock = clock
         self._fleet = fleet
         self._worker_id = worker_id or (lambda: "")
-        self._told_ms = 0.0
+        self._reported_ms = 0.0
         self._looks: dict[DeploymentTide, asyncio.Task[None]] = {}
         self._teller: asyncio.Task[None] | None = None
         self._notices = notices if self._is_shared else None
@@ -121,12 +121,12 @@ class TideLoop:
     async def _tell(self) -> None:
         now_ms = self._clock.monotonic_ms()
         woke = any(name in self._silent and not tide.is_idle for name, tide in self._tides.items())
-        if self._fleet is None or (now_ms - self._told_ms < self._tell_ms and not woke):
+        if self._fleet is None or (now_ms - self._reported_ms < self._tell_ms and not woke):
             return
         mine = {
             name: tide.present() for name, tide in self._tides.items() if not (tide.is_idle and name in self._silent)
         }
-        self._told_ms = now_ms
+        self._reported_ms = now_ms
         if not mine:
             return
         self._silent = {name for name, tide in self._tides.items() if tide.is_idle}

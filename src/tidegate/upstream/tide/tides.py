@@ -41,7 +41,7 @@ HELD_MAX = 1_000
 # A call that stood so long has room kept for it; one that was not heard of for long is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 # Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
-UNTOLD_MS = 1_000.0
+UNREPORTED_MS = 1_000.0
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class TideHold:
 
     prompt_tokens: int
     since_ms: float
-    heard_ms: float
+    seen_ms: float
     stands: bool = True
 
 
@@ -121,7 +121,7 @@ class DeploymentTide:
 
     # What the router asks.
 
-    def bears(self, key: str, body: bytes) -> bool:
+    def can_take(self, key: str, body: bytes) -> bool:
         """Whether a call with this body may begin now."""
         if len(self._flights) >= self.calls:
             return False
@@ -139,7 +139,7 @@ class DeploymentTide:
         now_ms = self._clock.monotonic_ms()
         held = self._held.get(key)
         if held is not None:
-            held.heard_ms, held.stands = now_ms, True
+            held.seen_ms, held.stands = now_ms, True
         elif len(self._held) < HELD_MAX:
             self._held[key] = TideHold(prompt_tokens(body), now_ms, now_ms)
 
@@ -147,7 +147,7 @@ class DeploymentTide:
         """It stands no longer, but may come again."""
         held = self._held.get(key)
         if held is not None:
-            held.heard_ms, held.stands = self._clock.monotonic_ms(), False
+            held.seen_ms, held.stands = self._clock.monotonic_ms(), False
 
     def forget(self, key: str) -> None:
         """It begins, or will not come again."""
@@ -268,7 +268,7 @@ class DeploymentTide:
     def _longest_held(self, now_ms: float) -> TideHold | None:
         while self._held:
             key, held = next(iter(self._held.items()))
-            if held.stands or now_ms - held.heard_ms < FORGOTTEN_MS:
+            if held.stands or now_ms - held.seen_ms < FORGOTTEN_MS:
                 return held
             del self._held[key]
         return None
@@ -347,11 +347,11 @@ class DeploymentTide:
             return None
         return len(self._flights) + self.interactive + others.calls + others.interactive
 
-    def _known_or_untold(self, reading: Reading, known: int) -> int:
+    def _known_or_unreported(self, reading: Reading, known: int) -> int:
         """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
         self._unknown.append((reading.at_ms, max(0, there - known)))
-        since_ms = reading.at_ms - UNTOLD_MS if self.others.workers else reading.at_ms
+        since_ms = reading.at_ms - UNREPORTED_MS if self.others.workers else reading.at_ms
         while self._unknown[0][0] < since_ms:
             self._unknown.popleft()
         return max(known, there - min(count for _, count in self._unknown))
@@ -363,7 +363,7 @@ class DeploymentTide:
             self._cannot_look("its page has none of the figures that we look for")
             return
         if known is not None:
-            known = self._known_or_untold(reading, known)
+            known = self._known_or_unreported(reading, known)
         self._sample = sample(self._reading, reading, known)
         self._reading = reading
         ahead, self._ahead = self._ahead, []

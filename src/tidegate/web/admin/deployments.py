@@ -82,13 +82,13 @@ class RoutingEditor:
         configured: list[Deployment | Resource] = [*deployments(self._settings), *resources(self._settings)]
         shown = [_shown(one, "settings") for one in configured]
         for name, model in self._settings.models.items():
-            said: dict[str, Any] = {
+            document: dict[str, Any] = {
                 "in_flight_max": model.in_flight_max,
                 "retry": msgspec.structs.asdict(model.retry),
                 "allowed_fields": model.allowed_fields,
                 "media_hosts": model.media_hosts,
             }
-            shown.append(RoutingShown("model", name, "settings", name, document=_said(said)))
+            shown.append(RoutingShown("model", name, "settings", name, document=_without_empty(document)))
         nouns: dict[tuple[str, str], Deployment | Resource] = {(DEPLOYMENT, one.name): one for one in found.deployments}
         nouns |= {(RESOURCE, one.name): one for one in found.resources}
         troubles = found.unusable | (unusable or {})
@@ -129,7 +129,7 @@ class RoutingEditor:
         text = msgspec.json.encode(document, order="sorted").decode()
         found = await self._refuse_what_leads_nowhere(kind, name, text)
         warnings = [
-            said for one in found.deployments if (kind, name) == (DEPLOYMENT, one.name) for said in one.warnings
+            text for one in found.deployments if (kind, name) == (DEPLOYMENT, one.name) for text in one.warnings
         ]
         try:
             return RoutingDone(name, await self._store.put_routing(kind, name, text, seen), warnings)
@@ -262,9 +262,9 @@ class DeploymentRoutes:
         return do
 
 
-def _said(document: dict[str, Any]) -> dict[str, Any]:
-    """What of a document says anything."""
-    inner = {name: _said(one) if isinstance(one, dict) else one for name, one in document.items()}
+def _without_empty(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document without its empty values."""
+    inner = {name: _without_empty(one) if isinstance(one, dict) else one for name, one in document.items()}
     return {name: one for name, one in inner.items() if one not in (None, 0, {})}
 
 

@@ -148,5 +148,5 @@ class GatewayRoutes:
 
 def _beta(request: Request) -> str:
     """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
-    said = request.headers.get("anthropic-beta", "")
-    return said if _BETA.fullmatch(said) else ""
+    value = request.headers.get("anthropic-beta", "")
+    return value if _BETA.fullmatch(value) else ""

@@ -41,18 +41,18 @@ async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse,
     endpoint = dialect.endpoint
     whole = WholeAnswer(endpoint, response.bytes_max)
     try:
-        said = await _collected(response, dialect.translator(), whole)
+        collected = await _collected(response, dialect.translator(), whole)
         answer = whole.end()
     except StreamBroken as wrong:
         raise BrokenAnswer(str(wrong), status=response.status) from None
     judged = _passed(await guard.after_stream(answer, lambda: about))
     if judged is answer:
-        return said
-    anew = stream_of(endpoint, judged)
-    if anew is None:
+        return collected
+    stream = stream_of(endpoint, judged)
+    if stream is None:
         message = f"A rule changed this answer, and a changed answer of {endpoint} cannot be streamed: send the request without `stream`."
         raise ApiProblem(400, "stream_not_allowed", message, param="stream")
-    return anew
+    return stream
 
 
 async def _collected(response: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
@@ -78,9 +78,9 @@ async def _collected(response: UpstreamResponse, translator: Translator | None, 
     return b"".join(chunks)
 
 
-def _passed(said: bytes | Stop) -> bytes:
-    if not isinstance(said, Stop):
-        return said
-    (metrics.policy_waits if said.retryable else metrics.policy_refusals).of(said.code).inc()
-    wait_s = max(1, math.ceil(said.wait_ms / 1000)) if said.retryable else None
-    raise ApiProblem(said.status, said.code, said.message, retry_after_s=wait_s)
+def _passed(verdict: bytes | Stop) -> bytes:
+    if not isinstance(verdict, Stop):
+        return verdict
+    (metrics.policy_waits if verdict.retryable else metrics.policy_refusals).of(verdict.code).inc()
+    wait_s = max(1, math.ceil(verdict.wait_ms / 1000)) if verdict.retryable else None
+    raise ApiProblem(verdict.status, verdict.code, verdict.message, retry_after_s=wait_s)

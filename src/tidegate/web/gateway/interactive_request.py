@@ -81,14 +81,14 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
         raise _not_json(f"it is nested deeper than {depth_max} levels") from None
     plain = read_plain(body)
     try:
-        said = plain or _decode(body)
+        read = plain or _decode(body)
     except msgspec.ValidationError as wrong:
         raise _mismatch(str(wrong)) from None
     except (msgspec.DecodeError, RecursionError) as wrong:
         raise _not_json(str(wrong)[:200]) from None
     if any(body.count(name) > 1 for name in _QUOTED) or _ESCAPED_LETTER.search(body):
         _refuse_twice(body)
-    model = said.model
+    model = read.model
     if model is msgspec.UNSET:
         if endpoint not in DEFAULT_MODELS:
             raise ApiProblem(400, "missing_required_parameter", "`model` is missing: name a model.", param="model")
@@ -96,13 +96,13 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
     if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
         message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise ApiProblem(400, "invalid_parameter", message, param="model")
-    if endpoint == "/v1/responses" and said.background is not None and said.background is not False:
+    if endpoint == "/v1/responses" and read.background is not None and read.background is not False:
         message = "`background` must be false: background responses are not supported yet. Send a batch, or wait for the answer."
         raise ApiProblem(400, "unsupported_parameter", message, param="background")
-    is_flex = said.service_tier == FLEX
-    names_model = said.model is not msgspec.UNSET
+    is_flex = read.service_tier == FLEX
+    names_model = read.model is not msgspec.UNSET
     sent = _without_tier(body) if is_flex else body
-    return InteractiveRequest(model, bool(said.stream), is_flex, sent, names_model, plain is not None)
+    return InteractiveRequest(model, bool(read.stream), is_flex, sent, names_model, plain is not None)
 
 
 def _without_tier(body: bytes) -> bytes:
@@ -128,9 +128,9 @@ def _refuse_twice(body: bytes) -> None:
             raise ApiProblem(400, "duplicate_parameter", message, param=name)
 
 
-def _mismatch(said: str) -> ApiProblem:
+def _mismatch(read: str) -> ApiProblem:
     for name, kind in (("model", "text"), ("stream", "true or false")):
-        if f"`$.{name}`" in said:
+        if f"`$.{name}`" in read:
             return ApiProblem(400, "invalid_parameter", f"`{name}` must be {kind}.", param=name)
     return ApiProblem(400, "invalid_parameter", "The body must be a JSON object.")
 

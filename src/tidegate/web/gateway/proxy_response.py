@@ -120,10 +120,10 @@ class ProxyResponse(Response):
         body = own_words(error)
         if body is None:
             return None
-        said = self._dialect.refusal(error.status, body, self._request_id)
+        refusal = self._dialect.refusal(error.status, body, self._request_id)
         wait_s = retry_after(error)
         headers = {} if wait_s is None else {"Retry-After": str(wait_s)}
-        return Response(said, error.status, headers, "application/json")
+        return Response(refusal, error.status, headers, "application/json")
 
     async def _end_for_key(self, send: Send) -> None:
         """The caller's key stopped working: say so, as far as the client can still be told."""
@@ -132,8 +132,8 @@ class ProxyResponse(Response):
             raise problem
         if not self._is_between_events:
             raise KeyCut
-        said = escape_line_breaks(self._dialect.broken_off(problem.code, problem.message))
-        await send(body_part(said, more=False))
+        event = escape_line_breaks(self._dialect.broken_off(problem.code, problem.message))
+        await send(body_part(event, more=False))
 
     async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
         """The client's body is read: what comes next is its leaving."""
@@ -192,8 +192,8 @@ class ProxyResponse(Response):
             if not self._is_between_events:
                 # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
                 raise StreamCut from None
-            said = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
-            await send(body_part(said, more=False))
+            event = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
+            await send(body_part(event, more=False))
             return "failed"
         last = b""
         if translator is not None:

@@ -44,11 +44,11 @@ def retry_after(error: UpstreamError) -> int | None:
 def problem_of(error: UpstreamError) -> ApiProblem:
     if isinstance(error, Overspent):
         return ApiProblem(429, "insufficient_quota", f"{NO_MONEY} {_sentence(error.message)}")
-    status, message = _said(error)
+    status, message = _status_and_message(error)
     return ApiProblem(status, error.code, message, retry_after_s=retry_after(error))
 
 
-def _said(error: UpstreamError) -> tuple[int, str]:
+def _status_and_message(error: UpstreamError) -> tuple[int, str]:
     match error:
         case Withheld() if error.code == "budget_spent":
             return (

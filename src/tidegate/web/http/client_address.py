@@ -44,9 +44,9 @@ def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Netw
     """Return the scheme and host under which the caller reached us: as a trusted proxy says, else as the request does."""
     host = headers.get("host", "")
     if trusted and _is_within(peer, trusted):
-        said_scheme, said_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
-        scheme = said_scheme if said_scheme in ("http", "https") else scheme
-        host = said_host if said_host and is_plain_host(said_host.encode("latin-1", "replace")) else host
+        forwarded_scheme, forwarded_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
+        scheme = forwarded_scheme if forwarded_scheme in ("http", "https") else scheme
+        host = forwarded_host if forwarded_host and is_plain_host(forwarded_host.encode("latin-1", "replace")) else host
     return f"{scheme}://{host}"
 
 

@@ -18,11 +18,11 @@ _PORT_MAX = 65_535
 
 def check_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Raise a 400 unless there is at most one Host header, and it is a name or an address with or without a port."""
-    said = [value for name, value in headers if name == b"host"]
-    if len(said) > 1:
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
         raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
     # The server says an empty name where a client of HTTP/1.0 sent no Host.
-    if said and said[0] and not is_plain_host(said[0]):
+    if hosts and hosts[0] and not is_plain_host(hosts[0]):
         raise ApiProblem(
             400,
             "invalid_host",

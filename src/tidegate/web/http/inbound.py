@@ -225,8 +225,8 @@ def _opened(inode: int, fd: int) -> socket.socket | None:
 def _fares(found: socket.socket) -> Fares | None:
     """How this connection fares; None when it is ending anyway."""
     with suppress(OSError, struct.error):
-        said = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        state, silent_ms, taken_bytes, waiting_bytes = _TCP_INFO.unpack(said)
+        packed = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        state, silent_ms, taken_bytes, waiting_bytes = _TCP_INFO.unpack(packed)
         if state in _OPEN_STATES:
             return Fares(silent_ms / 1000, taken_bytes, waiting_bytes)
     return None

@@ -80,9 +80,9 @@ def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Respons
     body = ErrorBody(
         ErrorDetail(problem.message, error_type(problem.status, problem.code), problem.param, problem.code)
     )
-    said = msgspec.json.encode(body)
+    encoded = msgspec.json.encode(body)
     if path.startswith(ANTHROPIC_PATHS):
-        said = error_to_anthropic(problem.status, said, request_id)
+        encoded = error_to_anthropic(problem.status, encoded, request_id)
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
@@ -92,7 +92,7 @@ def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Respons
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(said, problem.status, headers, "application/json")
+    return Response(encoded, problem.status, headers, "application/json")
 
 
 def routing_problem(error: HTTPException, method: str, path: str) -> ApiProblem:

@@ -255,10 +255,10 @@ def _duration_ms(text: str, param: str) -> int:
     return duration_ms
 
 
-def _mismatch(said: str, kind: Any) -> ApiProblem:
+def _mismatch(message: str, kind: Any) -> ApiProblem:
     """What the decoder found, as our words: the field at fault, and what it should be."""
-    at = _AT.fullmatch(said)
-    path, what = (at["path"], at["what"]) if at else ("", said)
+    at = _AT.fullmatch(message)
+    path, what = (at["path"], at["what"]) if at else ("", message)
     if missing := _MISSING.match(what):
         param = _joined(path, missing["field"])
         return ApiProblem(400, "missing_required_parameter", f"`{param}` is missing.", param=param)

@@ -65,16 +65,16 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
 
 def result_of(line: bytes) -> bytes:
     """A line of ours as a line of Anthropic's. An answer is passed on as the bytes that it is."""
-    said = _decode(line)
-    if said.response is None:
-        error = said.error or _StoredError("internal_error", "This request has no result.")
+    stored = _decode(line)
+    if stored.response is None:
+        error = stored.error or _StoredError("internal_error", "This request has no result.")
         kind = _UNRUN.get(error.code)
         result = b'{"type":"%b"}' % kind if kind else _errored(_status_of(error.code), _error_body(error), None)
-    elif said.response.status_code < _BAD_REQUEST:
-        result = b'{"type":"succeeded","message":%b}' % bytes(said.response.body)
+    elif stored.response.status_code < _BAD_REQUEST:
+        result = b'{"type":"succeeded","message":%b}' % bytes(stored.response.body)
     else:
-        result = _errored(said.response.status_code, bytes(said.response.body), said.response.request_id)
-    return b'{"custom_id":%b,"result":%b}\n' % (bytes(said.custom_id), result)
+        result = _errored(stored.response.status_code, bytes(stored.response.body), stored.response.request_id)
+    return b'{"custom_id":%b,"result":%b}\n' % (bytes(stored.custom_id), result)
 
 
 def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
@@ -88,8 +88,8 @@ def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
 
 
 def _errored(status: int, body: bytes, request_id: str | None) -> bytes:
-    said = body if is_error_of(body, anthropic=True) else error_to_anthropic(status, body, request_id)
-    return b'{"type":"errored","error":%b}' % said
+    stored = body if is_error_of(body, anthropic=True) else error_to_anthropic(status, body, request_id)
+    return b'{"type":"errored","error":%b}' % stored
 
 
 def _error_body(error: _StoredError) -> bytes:

@@ -210,5 +210,5 @@ def _no_such_batch(request: Request) -> ApiProblem:
 
 
 def _bad_cursor(name: str, message: str = "") -> ApiProblem:
-    said = message or f"`{name}` must be the id of one of yours, from the page before. Begin again without it."
-    return ApiProblem(400, "invalid_parameter", said, param=name)
+    text = message or f"`{name}` must be the id of one of yours, from the page before. Begin again without it."
+    return ApiProblem(400, "invalid_parameter", text, param=name)

@@ -65,10 +65,10 @@ class ModelRoutes:
         requests.refuse_unknown(request.query_params, ANTHROPIC_LIST if _is_anthropic(request) else OPENAI_LIST)
         found = await self._found(caller)
         if _is_anthropic(request):
-            data = [self._anthropic(name, said) for name, said in found.items()]
+            data = [self._anthropic(name, listed) for name, listed in found.items()]
             first, last = (data[0].id, data[-1].id) if data else (None, None)
             return json_answer(schemas.AnthropicModels(data, first, last, has_more=False))
-        return json_answer(schemas.ModelList("list", [self._model(name, said) for name, said in found.items()]))
+        return json_answer(schemas.ModelList("list", [self._model(name, listed) for name, listed in found.items()]))
 
     async def one(self, request: Request, caller: Caller) -> Response:
         name = unquote(request.path_params["model"])
@@ -80,20 +80,22 @@ class ModelRoutes:
         shown = self._anthropic if _is_anthropic(request) else self._model
         return json_answer(shown(name, found[name]))
 
-    def _model(self, name: str, said: Listed) -> schemas.ModelObject:
-        created_s = said.created_s or self._created_s
-        return schemas.ModelObject(name, "model", created_s, said.owned_by or "tidegate", said.context_tokens)
+    def _model(self, name: str, listed: Listed) -> schemas.ModelObject:
+        created_s = listed.created_s or self._created_s
+        return schemas.ModelObject(name, "model", created_s, listed.owned_by or "tidegate", listed.context_tokens)
 
-    def _anthropic(self, name: str, said: Listed) -> schemas.AnthropicModel:
-        created = datetime.fromtimestamp(said.created_s or self._created_s, UTC)
-        return schemas.AnthropicModel("model", name, said.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    def _anthropic(self, name: str, listed: Listed) -> schemas.AnthropicModel:
+        created = datetime.fromtimestamp(listed.created_s or self._created_s, UTC)
+        return schemas.AnthropicModel(
+            "model", name, listed.display_name or name, created.strftime("%Y-%m-%dT%H:%M:%SZ")
+        )
 
     async def _found(self, caller: Caller) -> dict[str, Listed]:
         """Every name that this caller may use, and what is known of it."""
         status = self._router.status()
         await self._ask_if_due(status)
         names = set(self._router.names())
-        said: dict[str, Listed] = {}
+        known: dict[str, Listed] = {}
         for one in status:
             for own_name, listed in self._listed.get((one.name, one.url), {}).items():
                 shown = one.models if own_name == one.upstream_model else (own_name,)
@@ -101,9 +103,9 @@ class ModelRoutes:
                     if not one.models:
                         names.add(name)
                     if not one.models or (name in one.models and own_name == (one.upstream_model or name)):
-                        said[name] = said[name].beside(listed) if name in said else listed
+                        known[name] = known[name].beside(listed) if name in known else listed
         allowed = (name for name in names if allows(caller.models, caller.resources, name, self._model_of))
-        return {name: said.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
+        return {name: known.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
 
     async def _ask_if_due(self, status: Sequence[DeploymentStatus]) -> None:
         now_ms = self._clock.monotonic_ms()

@@ -13,7 +13,7 @@ _PLACE_BITS = 48
 _PLACE_MAX = (1 << _PLACE_BITS) - 1
 # The statuses in the order in which a job can have them; every end is the last.
 STEPS = ("validating", "in_progress", "cancelling", "finalizing", "ended")
-NOTHING_SAID = -1
+NO_STATUS = -1
 ENDED = len(STEPS) - 1
 
 
@@ -22,7 +22,7 @@ class EventPosition(NamedTuple):
 
     output_at: int = 0
     error_at: int = 0
-    step: int = NOTHING_SAID
+    step: int = NO_STATUS
     has_progress: bool = False
 
     def number(self) -> int:

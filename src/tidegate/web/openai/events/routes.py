@@ -25,7 +25,7 @@ from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobFollower, JobWatch
 from tidegate.web.openai import schemas
 from tidegate.web.openai.events.item_lines import is_line_end, item_events, readable_bytes
-from tidegate.web.openai.events.position import ENDED, NOTHING_SAID, STEPS, EventPosition, read_position
+from tidegate.web.openai.events.position import ENDED, NO_STATUS, STEPS, EventPosition, read_position
 
 log = structlog.get_logger()
 
@@ -130,8 +130,8 @@ class EventLog:
         ):
             async with aclosing(item_events(self._store, self._blobs, job, name, start, end)) as found:
                 async for item in found:
-                    told = item.line.at + item.line.bytes
-                    at = at._replace(has_progress=False, **{"output_at" if name == "output" else "error_at": told})
+                    sent_to = item.line.at + item.line.bytes
+                    at = at._replace(has_progress=False, **{"output_at" if name == "output" else "error_at": sent_to})
                     piece += _event(kind, at.number(), item)
                     if len(piece) >= PIECE_BYTES:
                         self._position = at
@@ -171,8 +171,8 @@ class EventStream(Response):
         while follower.job is not None:
             if open_call is not None and open_call.is_cut:
                 problem = refusal()
-                said = _event("error", None, {"code": problem.code, "message": problem.message})
-                await send(body_part(said, more=True))
+                event = _event("error", None, {"code": problem.code, "message": problem.message})
+                await send(body_part(event, more=True))
                 return
             if has_news or is_behind:
                 is_behind = not await self._tell_news(follower.job, send)
@@ -197,7 +197,7 @@ class EventStream(Response):
 def _last_position(request: Request) -> EventPosition:
     text = request.headers.get("last-event-id")
     if text is None:
-        return EventPosition(step=NOTHING_SAID)
+        return EventPosition(step=NO_STATUS)
     position = read_position(text)
     if position is None:
         raise ApiProblem(
