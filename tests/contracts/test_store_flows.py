@@ -8,7 +8,7 @@ from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
 from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.schedule.share_owner import tenant_owner
-from tidegate.core.schedule.snapshot import FlowView, Why
+from tidegate.core.schedule.snapshot import FlowView, ModelRoom, Why
 from tidegate.core.states import Outcome
 from tidegate.stages.tend.flows import FlowUpkeep
 
@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 
 async def flows(world: World, model: str = MODEL) -> dict[str, FlowView]:
     """The flows of a model that have anything ready or out, by scope."""
-    look = await world.store.snapshot("nobody", {model: 100}, slice_items=64, slices_max=8)
+    look = await world.store.snapshot("nobody", {model: ModelRoom(100)}, slice_items=64, slices_max=8)
     return {flow.share_owner: flow for flow in look.flows}
 
 
@@ -351,7 +351,7 @@ async def test_a_lost_worker_leaves_an_exact_look(world: World) -> None:
     await world.clock.advance(LEASE_MS + 1)
     await world.store.declare_gone(worker)
     await world.store.reclaim_slices(worker)
-    look = await world.store.snapshot("nobody", {MODEL: 9}, slice_items=64, slices_max=8)
+    look = await world.store.snapshot("nobody", {MODEL: ModelRoom(9)}, slice_items=64, slices_max=8)
     assert look.models[MODEL].in_flight_units == 0
     assert look.flows[0].in_flight_units == 0
     assert look.owner_in_flight_units == {}

@@ -12,6 +12,7 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
 from tidegate.core.nouns import Idempotency, IngestPlan, Job, LineError, Quotas
+from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 
 pytestmark = pytest.mark.anyio
@@ -279,7 +280,7 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None
     assert (job.state, job.item_count, job.in_progress_at) == (JobState.IN_PROGRESS, 5, START_MS)
     assert (job.work_bytes, job.prompt_bytes, job.shared_prefix_bytes) == (500, 400, 100)
     assert await world.store.slice_counts(job.id) == {"ready": 3}
-    seen = await world.store.snapshot("", {"llama": 9, "other": 9}, slice_items=2, slices_max=9)
+    seen = await world.store.snapshot("", {"llama": ModelRoom(9), "other": ModelRoom(9)}, slice_items=2, slices_max=9)
     assert [(view.job_id, view.model) for view in seen.jobs] == [(job.id, "llama"), (job.id, "other")]
     assert await world.store.get_file(caller.tenant_id, output) is None, "a growing file is not seen"
     assert await world.store.delete_file(caller.tenant_id, output) is False
@@ -328,7 +329,7 @@ async def test_cancelling_twice_is_the_same_as_once(world: World) -> None:
     assert (first.state, first.closing, first.cancelling_at) == (JobState.CANCELLING, JobState.CANCELLED, START_MS)
     await world.clock.advance(5)
     assert await world.store.cancel_job(caller.tenant_id, job.id) == first
-    assert (await world.store.snapshot("", {"llama": 9}, slice_items=2, slices_max=9)).jobs == []
+    assert (await world.store.snapshot("", {"llama": ModelRoom(9)}, slice_items=2, slices_max=9)).jobs == []
     assert await world.lease(await world.worker(), job) == []
 
 
@@ -374,7 +375,7 @@ async def test_a_window_that_passed_closes_a_job(world: World) -> None:
     assert not await world.store.expire_job(running.id)
     await world.clock.advance(1)
     assert await world.lease(await world.worker(), running) == [], "no new call after its window, swept or not"
-    assert (await world.store.snapshot("", {"llama": 9}, slice_items=2, slices_max=9)).jobs == []
+    assert (await world.store.snapshot("", {"llama": ModelRoom(9)}, slice_items=2, slices_max=9)).jobs == []
     assert sorted(await world.store.overdue_jobs(10)) == sorted([waiting.id, running.id])
     assert len(await world.store.overdue_jobs(1)) == 1
     for job in (waiting, running):

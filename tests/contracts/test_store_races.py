@@ -15,6 +15,7 @@ from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Job, JobFlush, LeasedSlice
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.share_owner import tenant_owner
+from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 from tidegate.store.driver import Body, Tx
 from tidegate.store.postgres import PostgresDriver
@@ -371,7 +372,7 @@ async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) ->
         ]
         await asyncio.gather(*(calls if turn % 2 else calls[::-1]))
         assert await world.store.awake_models(10) == [MODEL]
-        seen = await world.store.snapshot(worker, {MODEL: 1}, slice_items=64, slices_max=1)
+        seen = await world.store.snapshot(worker, {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
         assert [job.job_id for job in seen.jobs] == [waiting.id]
         await world.store.cancel_job(caller.tenant_id, waiting.id)
 
@@ -391,7 +392,7 @@ async def test_a_job_that_starts_waits_for_the_sweep_that_holds_its_flow(world: 
         job = await starting
     finally:
         await driver.close()
-    seen = await world.store.snapshot("nobody", {MODEL: 1}, slice_items=64, slices_max=1)
+    seen = await world.store.snapshot("nobody", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
     assert [one.job_id for one in seen.jobs] == [job.id]
 
 
@@ -439,5 +440,5 @@ async def test_flushes_of_one_flow_at_once_charge_exactly_what_was_new(world: Wo
     answered = sum([(await world.judge(job)).answered_count for job in jobs])
     [flow] = await world.store.awake_flows(None, 10)
     assert flow.served == answered * (10 + 2 * 5)
-    seen = await world.store.snapshot("nobody", {MODEL: 1}, slice_items=64, slices_max=1)
+    seen = await world.store.snapshot("nobody", {MODEL: ModelRoom(1)}, slice_items=64, slices_max=1)
     assert sum(job.total_units - job.left_units for job in seen.jobs) == answered * 50

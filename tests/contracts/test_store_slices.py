@@ -7,6 +7,7 @@ import pytest
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of, tries
 from tidegate.core.nouns import IngestPlan, Job, JobFlush, LeasedSlice, LineError
 from tidegate.core.schedule import Pick, Why
+from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,7 @@ async def lose(world: World, worker_id: str) -> int:
 
 
 async def ready_jobs(world: World) -> list[str]:
-    look = await world.store.snapshot("", {MODEL: 9}, slice_items=4, slices_max=9)
+    look = await world.store.snapshot("", {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
     return sorted(view.job_id for view in look.jobs)
 
 
@@ -83,7 +84,7 @@ async def test_what_was_picked_is_leased_together_and_a_replay_gives_the_same(wo
         (jobs[1].id, 0, "b"), (jobs[1].id, 1, "b"), (jobs[0].id, 0, "a"), (jobs[0].id, 1, "a too"),
     ]  # fmt: skip
     assert await world.store.lease_picks(worker, picks) == taken
-    look = await world.store.snapshot(worker, {MODEL: 9}, slice_items=4, slices_max=9)
+    look = await world.store.snapshot(worker, {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
     assert look.models[MODEL].in_flight_by_why == {Why.FAIR: 3 * 50, Why.URGENT: 50, Why.FIFO: 3 * 50}
 
 

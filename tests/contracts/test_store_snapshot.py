@@ -10,17 +10,20 @@ from msgspec import structs
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tidegate.core.nouns import IngestPlan, Job, Usage
 from tidegate.core.schedule.share_owner import tenant_owner
-from tidegate.core.schedule.snapshot import Pick, Snapshot, Suspects, Turn, Why
-from tidegate.store.snapshots import SnapshotBounds
+from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
+from tidegate.store.snapshots import BOUNDS, SnapshotBounds
 
 pytestmark = pytest.mark.anyio
 
 HOUR_MS = 3_600_000
+ROOM = ModelRoom(100)
 
 
-async def look(world: World, worker_id: str = "nobody", *models: str, **wishes: object) -> Snapshot:
-    room = dict.fromkeys(models or (MODEL,), 100)
-    return await world.store.snapshot(worker_id, room, slice_items=64, slices_max=8, **wishes)  # type: ignore[arg-type]
+async def look(
+    world: World, worker_id: str = "nobody", *models: str, bounds: SnapshotBounds = BOUNDS, room: ModelRoom = ROOM
+) -> Snapshot:
+    rooms = dict.fromkeys(models or (MODEL,), room)
+    return await world.store.snapshot(worker_id, rooms, bounds, slice_items=64, slices_max=8)
 
 
 def ids(seen: Snapshot) -> list[str]:
@@ -67,7 +70,7 @@ async def test_what_rates_and_turns_the_worker_brings_is_shown(world: World) -> 
     await world.clock.advance(60_000)
     paces = await world.store.paces([MODEL])
     turn = Turn(5, Why.FAIR, {})
-    seen = (await look(world, paces=paces, turns={MODEL: turn})).models[MODEL]
+    seen = (await look(world, room=ModelRoom(100, None, paces[MODEL], turn))).models[MODEL]
     assert seen.rate is not None
     assert (seen.ratio, seen.weights, seen.turn) == (40 / 100, 1.0, turn)
 
@@ -106,11 +109,10 @@ async def test_a_model_without_room_is_shown_closed_and_hides_nothing(world: Wor
     assert await world.store.awake_models(1) == [MODEL]
     seen = await world.store.snapshot(
         "nobody",
-        {MODEL: 0, "other": 10},
+        {MODEL: ModelRoom(0, "rests"), "other": ModelRoom(10)},
+        SnapshotBounds(1, 1, 1),
         slice_items=64,
         slices_max=8,
-        closed={MODEL: "rests"},
-        bounds=SnapshotBounds(1, 1, 1),
     )
     assert ids(seen) == [other.id]
     assert (seen.models[MODEL].closed, seen.models[MODEL].room_items) == ("rests", 0)
@@ -127,7 +129,7 @@ async def test_a_look_names_the_models_that_it_was_not_asked_for(world: World) -
     seen = await look(world, "nobody", MODEL)
     assert (list(seen.awake), list(seen.models)) == ([MODEL, "other"], [MODEL])
     assert {job.model for job in seen.jobs} == {flow.model for flow in seen.flows} == {MODEL}
-    assert list((await look(world, models_max=1)).awake) == [MODEL]
+    assert list((await look(world, bounds=SnapshotBounds(models_max=1))).awake) == [MODEL]
     assert list((await world.store.snapshot("nobody", {}, slice_items=64, slices_max=8)).awake) == [MODEL, "other"]
 
 
@@ -208,7 +210,7 @@ async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world:
         await world.store.reclaim_slices(worker)
     assert (await look(world)).suspects == Suspects(0, 2, 2, True)
     assert ids(await look(world)) == [job.id]
-    assert ids(await look(world, hides_suspects=True)) == []
+    assert ids(await look(world, bounds=SnapshotBounds(shows_suspects=False))) == []
     holder = await world.worker()
     await world.lease(holder, job, 1)
     assert (await look(world, holder)).suspects == Suspects(0, 2, 1, True)
@@ -235,7 +237,7 @@ async def test_a_jobs_last_slices_that_lost_nobody_are_kept_while_a_culprit_is_s
     assert await world.store.slice_counts(other.id) == {"leased": 1}, "another job keeps nothing back"
     assert ids(await look(world, third)) == []
     assert await take(third, "b") == []
-    assert ids(await look(world, third, wants_check=True)) == [job.id]
+    assert ids(await look(world, third, bounds=SnapshotBounds(shows_kept=True))) == [job.id]
     assert await take(third, "c", keeps_rest=False) == [2, 3]
 
 

@@ -185,13 +185,13 @@ async def _forecasts(
     models = [one.model for one in outlook.models]
     slice_items = parts.settings.ingest.slice_count_max
     policy = switched(schedule_policy(parts.settings), await parts.store.mode_override())
+    paces = await parts.store.paces(models)
     snapshot = await parts.store.snapshot(
         "",
-        dict.fromkeys(models, slice_items),
+        {model: schedule.ModelRoom(slice_items, pace=paces[model]) for model in models},
+        SnapshotBounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
         slice_items=slice_items,
         slices_max=len(models),
-        paces=await parts.store.paces(models),
-        bounds=SnapshotBounds(flows_max=FLOWS_MAX, jobs_per_flow_max=JOBS_MAX, jobs_max=JOBS_MAX),
     )
     ends = {one.model: end_of(one, outlook, is_limited=least_ms.get(one.model, 0) > 0) for one in outlook.models}
     found = schedule.forecasts(snapshot, schedule.choose(snapshot, policy), policy, job.id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tidegate.core.nouns import ModelPace
 from tidegate.core.schedule.outlooks import Minute, ModelOutlook, Outlook
-from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Snapshot, Suspects, Turn, Why
+from tidegate.core.schedule.snapshot import FlowView, JobView, ModelRoom, ModelView, Snapshot, Suspects, Why
 from tidegate.store.driver import Row, Tx
 from tidegate.store.slices import KEPT_FOR_CHECKS, SEARCH_LOSSES_MAX, SUSPECT_AFTER
 from tidegate.store.table import Table, reads
@@ -17,21 +17,24 @@ from tidegate.store.table import Table, reads
 RATE_MINUTES = 15
 OUTLOOK_JOBS_MAX = 10_000
 OUTLOOK_FLOWS_MAX = 64
-MODELS_MAX = 1_000
-_NOBODY_IS_SUSPECT = 1 << 62
+_NONE_IS_SUSPECT = 1 << 62
 _WHY = {why.value: why for why in Why}
-_NO_PACE = ModelPace()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBounds:
-    """How much of the store one look may show: flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
-    first. Where there are many flows or models, fewer jobs of each are looked at."""
+    """What one look at the store may show: so many flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
+    first. Where there are many flows or models, fewer jobs of each are looked at.
+
+    Without `shows_suspects` jobs are left out that have only suspect slices ready; `shows_kept` adds slices that are kept for checks."""
 
     flows_max: int = 50
     jobs_per_flow_max: int = 50
     due_jobs_max: int = 40
     jobs_max: int = 400
+    models_max: int = 1_000
+    shows_suspects: bool = True
+    shows_kept: bool = False
 
     def flows_of_each(self, model_count: int, in_flight: int) -> int:
         """Flows that are out may be among the least served and yet not be next: they do not use up the places of the others."""
@@ -104,31 +107,17 @@ class Snapshots(Table):
     async def snapshot(
         self,
         worker_id: str,
-        room: Mapping[str, int],
+        rooms: Mapping[str, ModelRoom],
+        bounds: SnapshotBounds = BOUNDS,
         *,
         slice_items: int,
         slices_max: int,
-        closed: Mapping[str, str] | None = None,
-        paces: Mapping[str, ModelPace] | None = None,
-        turns: Mapping[str, Turn] | None = None,
-        bounds: SnapshotBounds = BOUNDS,
-        models_max: int = MODELS_MAX,
-        hides_suspects: bool = False,
-        wants_check: bool = False,
     ) -> Snapshot:
-        """A bounded look at what could run now. `room` says how many items of each model the worker could take; a model without room is
-        shown with the reason in `closed`, and nothing of it is read, so it hides nothing. Awake models that `room` does not name are named
-        in the answer, up to `models_max` in all. `hides_suspects` leaves out jobs that have only suspect slices
-        ready; `wants_check` shows also what is kept for checks."""
-        wanted = {model for model, items in room.items() if items > 0}
-        closed, paces, turns = closed or {}, paces or {}, turns or {}
-        lost_below = SUSPECT_AFTER if hides_suspects else _NOBODY_IS_SUSPECT
-        seen = await self._look(worker_id, wanted, bounds, models_max, lost_below, wants_check)
+        """Look at what could run now, within bounds. Nothing is read of a model without room, so it hides no other model. Awake models that
+        `rooms` does not name are named in the answer."""
+        seen = await self._look(worker_id, {model for model, room in rooms.items() if room.items > 0}, bounds)
         out = seen.out
-        models = {
-            model: _model(model, items, closed.get(model), out, paces.get(model, _NO_PACE), turns, model in seen.hiding)
-            for model, items in room.items()
-        }
+        models = {model: _model(model, room, out, model in seen.hiding) for model, room in rooms.items()}
         return Snapshot(
             seen.now,
             models,
@@ -143,21 +132,12 @@ class Snapshots(Table):
         )
 
     @reads
-    async def _look(
-        self,
-        tx: Tx,
-        worker_id: str,
-        wanted: Set[str],
-        bounds: SnapshotBounds,
-        models_max: int,
-        lost_below: int,
-        wants_check: bool,
-    ) -> "_SnapshotRows":
+    async def _look(self, tx: Tx, worker_id: str, wanted: Set[str], bounds: SnapshotBounds) -> "_SnapshotRows":
         """Read the awake models, and the flows and jobs of those that are wanted."""
         moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX)
         assert moment is not None, "it always gives a row"
         seen = _SnapshotRows(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
-        seen.awake = [row[0] for row in await tx.all("awake_models", count_max=models_max)]
+        seen.awake = [row[0] for row in await tx.all("awake_models", count_max=bounds.models_max)]
         asked = [model for model in seen.awake if model in wanted]
         if not asked:
             return seen
@@ -165,8 +145,8 @@ class Snapshots(Table):
         jobs_max = bounds.jobs_of_each()
         startable = {
             "now": seen.now,
-            "lost_below": lost_below,
-            "is_searching": int(seen.is_searching and not wants_check),
+            "lost_below": _NONE_IS_SUSPECT if bounds.shows_suspects else SUSPECT_AFTER,
+            "is_searching": int(seen.is_searching and not bounds.shows_kept),
             "search_max": SEARCH_LOSSES_MAX,
             "kept": KEPT_FOR_CHECKS,
         }
@@ -283,19 +263,17 @@ class _SnapshotRows:
         )
 
 
-def _model(
-    model: str, room_items: int, closed: str | None, out: _Out, pace: ModelPace, turns: Mapping[str, Turn], hides: bool
-) -> ModelView:
-    by_why = out.by_rule(model)
+def _model(model: str, room: ModelRoom, out: _Out, hides: bool) -> ModelView:
+    by_why, pace = out.by_rule(model), room.pace
     return ModelView(
         model,
-        room_items,
-        closed,
+        room.items,
+        room.closed,
         sum(by_why.values()),
         by_why,
         pace.rate,
         pace.ratio,
-        turns.get(model),
+        room.turn,
         pace.weights,
         pace.flow_count,
         hides,

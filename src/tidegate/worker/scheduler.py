@@ -160,19 +160,21 @@ class Scheduler:
         return choice
 
     async def _look(self, worker_id: str, rooms: Rooms, slices_max: int, trial: Trial | None) -> schedule.Snapshot:
-        policy = self._policy
-        return await self._store.snapshot(
-            worker_id,
-            {model: items for model, (items, _) in rooms.items()},
-            slice_items=self._slice_items,
-            slices_max=slices_max,
-            closed={model: reason for model, (_, reason) in rooms.items() if reason},
-            paces=self._paces,
-            turns=self._turns,
-            bounds=SnapshotBounds(policy.flows_per_decision_max, policy.jobs_per_flow_max, DUE_JOBS_MAX),
+        policy, paces, turns = self._policy, self._paces, self._turns
+        bounds = SnapshotBounds(
+            policy.flows_per_decision_max,
+            policy.jobs_per_flow_max,
+            DUE_JOBS_MAX,
             models_max=MODELS_MAX,
-            hides_suspects=trial is not None and trial.hides_suspects,
-            wants_check=trial is not None and trial.wants_check,
+            shows_suspects=trial is None or not trial.hides_suspects,
+            shows_kept=trial is not None and trial.wants_check,
+        )
+        known = {
+            model: schedule.ModelRoom(items, reason or None, paces.get(model, schedule.NO_PACE), turns.get(model))
+            for model, (items, reason) in rooms.items()
+        }
+        return await self._store.snapshot(
+            worker_id, known, bounds, slice_items=self._slice_items, slices_max=slices_max
         )
 
     @staticmethod

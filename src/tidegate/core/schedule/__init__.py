@@ -6,15 +6,29 @@ from tidegate.core.schedule.policy import Mode, Policy
 from tidegate.core.schedule.queues import QueueOrder, QueueView, StrictOrder, WeightedOrder
 from tidegate.core.schedule.reasons import Reason, reason_of
 from tidegate.core.schedule.shadow import Difference, compare
-from tidegate.core.schedule.snapshot import Choice, FlowView, JobView, ModelView, Pick, Skip, Snapshot, Turn, Why
+from tidegate.core.schedule.snapshot import (
+    NO_PACE,
+    Choice,
+    FlowView,
+    JobView,
+    ModelRoom,
+    ModelView,
+    Pick,
+    Skip,
+    Snapshot,
+    Turn,
+    Why,
+)
 
 __all__ = [
+    "NO_PACE",
     "Choice",
     "Difference",
     "FlowForecast",
     "FlowView",
     "JobView",
     "Mode",
+    "ModelRoom",
     "ModelView",
     "Pick",
     "Policy",

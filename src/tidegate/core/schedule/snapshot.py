@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from tidegate.core.nouns import ModelPace
+
 
 class Why(StrEnum):
     """Which rule took a slice; stored with the lease, so that shares of rules can be bounded by what is in flight."""
@@ -64,6 +66,19 @@ class Turn:
     why: Why
     queue_at: Mapping[str, int]
     large_owners: frozenset[str] = frozenset()
+
+
+NO_PACE = ModelPace()
+
+
+class ModelRoom(msgspec.Struct, frozen=True):
+    """What a worker knows of a model before it looks: how many more items it could take, or why none, the model's pace, and what it took
+    last."""
+
+    items: int
+    closed: str | None = None
+    pace: ModelPace = NO_PACE
+    turn: Turn | None = None
 
 
 class ModelView(msgspec.Struct, frozen=True):
