@@ -5,15 +5,8 @@ Delete the entry when you mend the code. When you only move it, correct the path
 
 # Functions with more than 6 parameters.
 WIDE_FUNCTIONS = {
-    "cli/deployments.py do",
-    "cli/serve.py _be",
-    "simulate/engine/handler.py EngineHandler._misbehave",
-    "simulate/engine/outbox.py Outbox.record",
     "store/files.py StoredFiles.create_file",
     "store/ingests.py Ingests.start_job",
-    "store/log_lines.py add_lines",
-    "store/snapshots.py Snapshots.snapshot",
-    "store/snapshots.py _model",
     "upstream/calls/router.py open_router",
     "upstream/http/transport.py AiohttpClient.open",
     "upstream/http/transport.py AiohttpClient.post",
@@ -23,7 +16,6 @@ WIDE_FUNCTIONS = {
     "upstream/http/transport.py StreamingClient.open",
     "upstream/queue/asynchronous.py QueueClient.post",
     "upstream/queue/messages.py request",
-    "web/http/content.py answer",
 }
 
 # Constructors with more than 7 collaborators.

@@ -89,7 +89,7 @@ def add_deployment(
     Example: tidegate deployments add gpu-7 --model llama-3-8b --url http://10.0.0.7:8000/v1 --set engine=vllm --set max_in_flight=64
     """
     fields = {"model": model, "url": url, **({} if api_key is None else {"api_key": api_key}), **fields_of(values)}
-    do(options.loaded(config, data).settings, "deployment", "add", name, fields, as_json=as_json)
+    do(options.loaded(config, data).settings, "deployment", "add", wish(name, fields), as_json=as_json)
 
 
 @app.command("change")
@@ -109,7 +109,7 @@ def change_deployment(
     Example: tidegate deployments change gpu-7 --set weight=2 --set max_in_flight=
     """
     fields = fields_of(values)
-    do(options.loaded(config, data).settings, "deployment", "change", name, fields, revision, as_json=as_json)
+    do(options.loaded(config, data).settings, "deployment", "change", wish(name, fields, revision), as_json=as_json)
 
 
 @app.command("remove")
@@ -128,7 +128,7 @@ def remove_deployment(
     Example: tidegate deployments remove gpu-7
     """
     settings = options.loaded(config, data).settings
-    do(settings, "deployment", "remove", name, {}, revision, force=force, as_json=as_json)
+    do(settings, "deployment", "remove", wish(name, {}, revision, force=force), as_json=as_json)
 
 
 @resources_app.command("list")
@@ -166,7 +166,7 @@ def add_resource(
     Example: tidegate resources add support-chat --model llama-3-8b --set "fallbacks=[gpt-4o-mini]"
     """
     fields = {"model": model, **fields_of(values)}
-    do(options.loaded(config, data).settings, "resource", "add", name, fields, as_json=as_json)
+    do(options.loaded(config, data).settings, "resource", "add", wish(name, fields), as_json=as_json)
 
 
 @resources_app.command("change")
@@ -185,7 +185,7 @@ def change_resource(
     Example: tidegate resources change support-chat --set "limits=[{period: minute, requests: 50}]"
     """
     fields = fields_of(values)
-    do(options.loaded(config, data).settings, "resource", "change", name, fields, revision, as_json=as_json)
+    do(options.loaded(config, data).settings, "resource", "change", wish(name, fields, revision), as_json=as_json)
 
 
 @resources_app.command("remove")
@@ -202,7 +202,7 @@ def remove_resource(
     Example: tidegate resources remove support-chat
     """
     settings = options.loaded(config, data).settings
-    do(settings, "resource", "remove", name, {}, revision, force=force, as_json=as_json)
+    do(settings, "resource", "remove", wish(name, {}, revision, force=force), as_json=as_json)
 
 
 def fields_of(values: list[str] | None) -> dict[str, Any]:
@@ -231,21 +231,16 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
         return await RoutingEditor(parts.store, settings, looks_up=False).list()
 
 
-def do(
-    settings: Settings,
-    kind: str,
-    verb: str,
-    name: str,
-    fields: dict[str, Any],
-    revision: int | None = None,
-    *,
-    force: bool = False,
-    as_json: bool,
-) -> None:
-    """Have one thing done, by the running server or in the store itself, and say so."""
+def wish(name: str, fields: dict[str, Any], revision: int | None = None, *, force: bool = False) -> "RoutingWish":
+    """Return what is to be done to the entry of this name."""
     from tidegate.web.admin.deployments import RoutingWish
 
-    done = uvloop.run(_ask(settings, kind, verb, RoutingWish(name, fields, revision, force)))
+    return RoutingWish(name, fields, revision, force)
+
+
+def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json: bool) -> None:
+    """Have one thing done, by the running server or in the store itself, and print what came of it."""
+    done = uvloop.run(_ask(settings, kind, verb, wish))
     for warning in done.warnings:
         terminal.warn(warning)
     if as_json:

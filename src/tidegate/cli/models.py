@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import options, terminal
-from tidegate.cli.deployments import Name, Revision, do, fields_of, listed, tell_troubles
+from tidegate.cli.deployments import Name, Revision, do, fields_of, listed, tell_troubles, wish
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,7 +69,7 @@ def add_model(
 
     Example: tidegate models add llama-3-8b --set in_flight_max=32 --set "retry={attempts_max: 5}"
     """
-    do(options.loaded(config, data).settings, "model", "add", name, fields_of(values), as_json=as_json)
+    do(options.loaded(config, data).settings, "model", "add", wish(name, fields_of(values)), as_json=as_json)
 
 
 @app.command("change")
@@ -87,7 +87,13 @@ def change_model(
 
     Example: tidegate models change llama-3-8b --set in_flight_max=
     """
-    do(options.loaded(config, data).settings, "model", "change", name, fields_of(values), revision, as_json=as_json)
+    do(
+        options.loaded(config, data).settings,
+        "model",
+        "change",
+        wish(name, fields_of(values), revision),
+        as_json=as_json,
+    )
 
 
 @app.command("remove")
@@ -104,7 +110,7 @@ def remove_model(
 
     Example: tidegate models remove llama-3-8b
     """
-    do(options.loaded(config, data).settings, "model", "remove", name, {}, revision, as_json=as_json)
+    do(options.loaded(config, data).settings, "model", "remove", wish(name, {}, revision), as_json=as_json)
 
 
 def _retry(retry: object) -> str:

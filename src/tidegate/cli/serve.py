@@ -1,6 +1,5 @@
 """`tidegate serve`, `api` and `worker`: the same process in three roles."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,7 +35,10 @@ def serve(
 
     Example: tidegate serve --upstream http://localhost:8000/v1 --port 8080
     """
-    _be(config, data, host, port, upstream, api_key, api=True, worker=True)
+    loaded = options.loaded(
+        config, data, server__host=host, server__port=port, upstream__url=upstream, upstream__api_key=api_key
+    )
+    _run(loaded.settings, api=True, worker=True)
 
 
 def api(
@@ -51,7 +53,7 @@ def api(
 
     Example: tidegate api --config tidegate.yaml --host 0.0.0.0
     """
-    _be(config, data, host, port, None, None, api=True, worker=False)
+    _run(options.loaded(config, data, server__host=host, server__port=port).settings, api=True, worker=False)
 
 
 def worker(
@@ -66,28 +68,11 @@ def worker(
 
     Example: tidegate worker --config tidegate.yaml
     """
-    _be(config, data, None, None, upstream, api_key, api=False, worker=True)
+    loaded = options.loaded(config, data, upstream__url=upstream, upstream__api_key=api_key)
+    _run(loaded.settings, api=False, worker=True)
 
 
-def _be(
-    config: Path | None,
-    data: Path | None,
-    host: str | None,
-    port: int | None,
-    upstream: str | None,
-    api_key: str | None,
-    *,
-    api: bool,
-    worker: bool,
-) -> None:
-    settings = options.loaded(
-        config,
-        data,
-        server__host=host,
-        server__port=port,
-        upstream__url=upstream,
-        upstream__api_key=api_key,
-    ).settings
+def _run(settings: Settings, *, api: bool, worker: bool) -> None:
     logs.configure(settings)
     try:
         uvloop.run(_serve(settings, api=api, worker=worker))

@@ -21,6 +21,15 @@ class AddedLines:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """A file of a job's results, which ends after so many bytes."""
+
+    job_id: str
+    file_id: str
+    size_bytes: int
+
+
 def end_of(placed: Placed) -> int:
     return placed.at + placed.size_bytes
 
@@ -49,9 +58,41 @@ class Logs:
         if needed:
             self._needed.add(placed.blob_id)
 
-    def add_run(self, file_id: str, at: int, size_bytes: int, blob_id: str, blob_at: int) -> None:
-        """These bytes of a log follow in a file."""
-        self._runs.append((file_id, at, size_bytes, blob_id, blob_at))
+    async def add_lines(
+        self, file: ResultFile, entries: list[Finished], placed: Placed | None, allowed: Callable[[Finished], bool]
+    ) -> AddedLines:
+        """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
+        lines = list(_wanted(entries, placed, allowed)) if placed is not None else []
+        if not lines or placed is None:
+            return AddedLines([], 0, Usage())
+        rows, at = [], file.size_bytes
+        for entry, _ in lines:
+            rows.append((file.job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
+            at += entry.size_bytes
+        new = frozenset(row[0] for row in await self._tx.many_returning("outcome_put", rows))
+        added = [line for line in lines if line[0].number in new]
+        if len(added) < len(lines):
+            await self._close_gaps(file, rows, new)
+        at = file.size_bytes
+        for blob_at, size_bytes in _runs(added):
+            self._runs.append((file.file_id, at, size_bytes, placed.blob_id, blob_at))
+            at += size_bytes
+        self.look_through(placed, needed=bool(added))
+        usage = Usage.total(entry.usage for entry, _ in added)
+        return AddedLines([entry for entry, _ in added], at - file.size_bytes, usage)
+
+    async def _close_gaps(
+        self, file: ResultFile, rows: list[tuple[str, int, str, int, int, int | None]], new: frozenset[int]
+    ) -> None:
+        """Move the lines that stand behind some that were not new to their earlier place in the file."""
+        moved, at = [], file.size_bytes
+        for _, number, _, thought_at, size_bytes, _ in rows:
+            if number in new:
+                if thought_at != at:
+                    moved.append((at, file.job_id, number))
+                at += size_bytes
+        if moved:
+            await self._tx.many("outcome_move", moved)
 
     async def settle_runs(self) -> None:
         """Write the extents of all files, many in one statement: a run that goes on where the file's last extent ends makes that longer,
@@ -81,38 +122,6 @@ class Logs:
         return owners
 
 
-async def add_lines(
-    tx: Tx,
-    logs: Logs,
-    job_id: str,
-    file_id: str,
-    base: int,
-    entries: list[Finished],
-    placed: Placed | None,
-    allowed: Callable[[Finished], bool],
-) -> AddedLines:
-    """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
-    if not entries or placed is None:
-        return AddedLines([], 0, Usage())
-    lines = list(_wanted(entries, placed, allowed))
-    if not lines:
-        return AddedLines([], 0, Usage())
-    rows, at = [], base
-    for entry, _ in lines:
-        rows.append((job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
-        at += entry.size_bytes
-    new = frozenset(row[0] for row in await tx.many_returning("outcome_put", rows))
-    added = [line for line in lines if line[0].number in new]
-    if len(added) < len(lines):
-        await _close_gaps(tx, job_id, rows, base, new)
-    at = base
-    for blob_at, size_bytes in _runs(added):
-        logs.add_run(file_id, at, size_bytes, placed.blob_id, blob_at)
-        at += size_bytes
-    logs.look_through(placed, needed=bool(added))
-    return AddedLines([entry for entry, _ in added], at - base, Usage.total(entry.usage for entry, _ in added))
-
-
 def _wanted(
     entries: list[Finished], placed: Placed, allowed: Callable[[Finished], bool]
 ) -> Iterator[tuple[Finished, int]]:
@@ -124,20 +133,6 @@ def _wanted(
             seen.add(entry.number)
             yield entry, at
         at += entry.size_bytes
-
-
-async def _close_gaps(
-    tx: Tx, job_id: str, rows: list[tuple[str, int, str, int, int, int | None]], base: int, new: frozenset[int]
-) -> None:
-    """Some lines were not new: those behind them stand earlier in the file than first thought."""
-    moved, at = [], base
-    for _, number, _, thought_at, size_bytes, _ in rows:
-        if number in new:
-            if thought_at != at:
-                moved.append((at, job_id, number))
-            at += size_bytes
-    if moved:
-        await tx.many("outcome_move", moved)
 
 
 def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.flow_accounting import FlowAccounting
-from tidegate.store.log_lines import Logs, add_lines
+from tidegate.store.log_lines import Logs, ResultFile
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, reads, writes
 from tidegate.store.webhooks import put_events
@@ -185,15 +185,10 @@ async def _record_job(
         return
     output_file_id, error_file_id, output_bytes, error_bytes, share_owner = row
     held = await _held_tokens(tx, flush)
-    answers = await add_lines(
-        tx, logs, flush.job_id, output_file_id, output_bytes, flush.answers, flush.answers_placed, lambda entry: True
-    )
-    errors = await add_lines(
-        tx,
-        logs,
-        flush.job_id,
-        error_file_id,
-        error_bytes,
+    output = ResultFile(flush.job_id, output_file_id, output_bytes)
+    answers = await logs.add_lines(output, flush.answers, flush.answers_placed, lambda entry: True)
+    errors = await logs.add_lines(
+        ResultFile(flush.job_id, error_file_id, error_bytes),
         flush.errors,
         flush.errors_placed,
         lambda entry: _holds(held, entry.token, entry.number),

@@ -24,7 +24,7 @@ from tidegate.simulate.engine.http1 import SimulatedConnection
 from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, HttpRequest, SimulatedReply, encode, encode_json
 from tidegate.simulate.engine.model import ModelledEngine, RequestTooLong
 from tidegate.simulate.engine.options import EngineOptions
-from tidegate.simulate.engine.outbox import Outbox
+from tidegate.simulate.engine.outbox import Outbox, WitnessedCall
 from tidegate.simulate.engine.pace import SimulatedPace
 from tidegate.simulate.engine.routes import SimulatedRoute, routes_for, stream_body
 
@@ -84,7 +84,7 @@ class EngineHandler:
     def refuse(self, connection: SimulatedConnection, error: BadRequest) -> None:
         """Bytes that are no request get one answer in OpenAI's shape."""
         unread = HttpRequest(b"", b"", {}, b"", False)
-        self._out.record(unread, None, error.status)
+        self._out.record(WitnessedCall(unread), error.status)
         self._out.put(connection, sabotage.error_reply(error.status, str(error)), keep_alive=False)
 
     def handle(self, connection: SimulatedConnection, request: HttpRequest) -> None:
@@ -106,8 +106,8 @@ class EngineHandler:
             behaviour = self._dealer.behaviour(ask.marked, request)
             if behaviour is not None:
                 tokens = _billed(answer) if behaviour.status == 200 else 0
-                make = self._maker(route, answer)
-                self._misbehave(connection, request, behaviour, ask.model, route.number, make, tokens)
+                call = WitnessedCall(request, ask.model, route.number, tokens, len(self._under_way))
+                self._misbehave(connection, call, behaviour, self._maker(route, answer))
             elif self._instant:
                 self._answer_now(connection, request, route, answer)
             elif self.pace is not None:
@@ -118,13 +118,13 @@ class EngineHandler:
             param = getattr(error, "param", None)
             code = "context_length_exceeded" if isinstance(error, RequestTooLong) else None
             reply = sabotage.error_reply(400, f"the body is not a valid request: {error}", param, code)
-            self._out.record(request, ask.model if ask else None, 400, route.number)
+            self._out.record(WitnessedCall(request, ask.model if ask else None, route.number), 400)
             self._out.put(connection, _in_shape(request, reply), keep_alive=request.keep_alive)
 
     def _witness(self, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer) -> None:
         """An honest answer will leave."""
-        beside = len(self._under_way)
-        self._out.record(request, answer.ask.model, 200, route.number, tokens=_billed(answer), beside=beside)
+        call = WitnessedCall(request, answer.ask.model, route.number, _billed(answer), len(self._under_way))
+        self._out.record(call, 200)
 
     def _answer_now(
         self, connection: SimulatedConnection, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer
@@ -217,16 +217,12 @@ class EngineHandler:
     def _misbehave(
         self,
         connection: SimulatedConnection,
-        request: HttpRequest,
+        call: WitnessedCall,
         behaviour: Behaviour,
-        model: str | None,
-        route: int,
         make: Callable[[], Awaitable[SimulatedReply]],
-        tokens: int = 0,
     ) -> None:
-        fault = behaviour.fault
-        beside = len(self._under_way)
-        self._out.record(request, model, behaviour.status, route, behaviour.text, tokens, beside)
+        request, fault = call.request, behaviour.fault
+        self._out.record(call, behaviour.status, behaviour.text)
         if fault is not None and fault.status is not None and not behaviour.delays:
             reply = _in_shape(request, sabotage.spoiled(fault, SimulatedReply(fault.status, b"")))
             self._out.put(connection, reply, keep_alive=request.keep_alive)
@@ -298,10 +294,11 @@ class EngineHandler:
             async def make() -> SimulatedReply:
                 return honest
 
-            self._misbehave(connection, request, behaviour, None, route, make)
+            call = WitnessedCall(request, route=route, beside=len(self._under_way))
+            self._misbehave(connection, call, behaviour, make)
             return
         if is_models:
-            self._out.record(request, None, 200, route)
+            self._out.record(WitnessedCall(request, route=route), 200)
         self._out.put(connection, honest, keep_alive=request.keep_alive)
 
     def _authorized(self, request: HttpRequest) -> bool:
@@ -312,7 +309,7 @@ class EngineHandler:
         self._put_error(connection, request, 401, "send the engine's key as 'Authorization: Bearer KEY'")
 
     def _put_error(self, connection: SimulatedConnection, request: HttpRequest, status: int, message: str) -> None:
-        self._out.record(request, None, status)
+        self._out.record(WitnessedCall(request), status)
         reply = _in_shape(request, sabotage.error_reply(status, message))
         self._out.put(connection, reply, keep_alive=request.keep_alive)
 

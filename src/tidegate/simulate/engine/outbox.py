@@ -9,12 +9,25 @@ from collections.abc import Callable
 from hashlib import sha256
 from time import time
 
+import msgspec
+
 from tidegate.simulate.engine import meters
 from tidegate.simulate.engine.calls import CallLine, CallsLog
 from tidegate.simulate.engine.http1 import SimulatedConnection
 from tidegate.simulate.engine.messages import HttpRequest, SimulatedReply, encode
 
 _OTHER = len(meters.ROUTES) - 1
+
+
+class WitnessedCall(msgspec.Struct, frozen=True, gc=False):
+    """What the calls log says of one call, beside its status. `tokens` are billed for its whole answer; `beside` counts the other calls
+    that were under way."""
+
+    request: HttpRequest
+    model: str | None = None
+    route: int = _OTHER
+    tokens: int = 0
+    beside: int = 0
 
 
 class Outbox:
@@ -38,36 +51,28 @@ class Outbox:
         self._waiting: list[tuple[SimulatedConnection, bytes, bool]] = []
         self._flush_due = False
 
-    def record(
-        self,
-        request: HttpRequest,
-        model: str | None,
-        status: int,
-        route: int = _OTHER,
-        fault: str = "",
-        tokens: int = 0,
-        beside: int = 0,
-    ) -> None:
+    def record(self, call: WitnessedCall, status: int, fault: str = "") -> None:
         """Count a call and add it to the witness; `status` is what will be answered, 0 for nothing."""
         self._counters[status] += 1
-        self._counters[meters.ROUTE_AT + route] += 1
+        self._counters[meters.ROUTE_AT + call.route] += 1
         number = self.number
         self.number += self._stride
         if self._log is None:
             return
+        request = call.request
         key = request.headers.get(b"idempotency-key")
         self._log.add(
             CallLine(
                 at=time(),
                 path=request.path.decode("latin-1"),
-                model=model,
+                model=call.model,
                 status=status,
                 idempotency_key=None if key is None else key.decode("latin-1"),
                 custom=sha256(request.body).hexdigest()[:16],
                 n=number,
                 fault=fault,
-                tokens=tokens,
-                beside=beside,
+                tokens=call.tokens,
+                beside=call.beside,
             )
         )
         self._flush_soon()

@@ -12,7 +12,6 @@ from tidegate.core.errors import ApiProblem, BlobMissing
 from tidegate.core.ports import Blobs
 from tidegate.store.store import Store
 from tidegate.web.http import problems, ranges
-from tidegate.web.http.filename import attachment
 from tidegate.web.http.parts import body_part, send_parts
 
 EXTENTS_PAGE_COUNT = 64
@@ -51,16 +50,10 @@ async def answer(
     blobs: Blobs,
     file_id: str | None,
     size_bytes: int,
-    filename: str,
     headers: dict[str, str],
 ) -> Response:
-    """The answer to a GET or HEAD of these bytes. Without a file there are none."""
-    headers = {
-        **headers,
-        "Content-Disposition": attachment(filename),
-        "Content-Security-Policy": _SANDBOX,
-        "Accept-Ranges": "bytes",
-    }
+    """Return the answer to a GET or HEAD of a file's bytes. Without a file there are none."""
+    headers = {**headers, "Content-Security-Policy": _SANDBOX, "Accept-Ranges": "bytes"}
     try:
         asked = _asked(request, headers, size_bytes)
     except ranges.Unsatisfiable:

@@ -11,6 +11,7 @@ from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
 from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.filename import attachment
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
@@ -104,9 +105,11 @@ class BatchRoutes:
             raise no_such_file(file_id, "batch_id")
         if file_id is None or (job.ordered and not is_final):
             file_id, size_bytes = None, 0
-        headers = {FINAL_HEADER: "true" if is_final else "false"}
-        filename = f"{job.id}_{name}.jsonl"
-        return await content.answer(request, self._store, self._blobs, file_id, size_bytes, filename, headers)
+        headers = {
+            FINAL_HEADER: "true" if is_final else "false",
+            "Content-Disposition": attachment(f"{job.id}_{name}.jsonl"),
+        }
+        return await content.answer(request, self._store, self._blobs, file_id, size_bytes, headers)
 
     async def _job(self, request: Request, caller: Caller) -> Job:
         job_id = self._job_id(request)

@@ -14,6 +14,7 @@ from tidegate.stages.accept import Reception, Upload, too_large
 from tidegate.web.context import WebContext
 from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.filename import attachment
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
 from tidegate.web.http.routes import Guarded
@@ -92,8 +93,8 @@ class FileRoutes:
     async def content(self, request: Request, caller: Caller) -> Response:
         file = await self._file(request, caller)
         # The bytes under an id never change, so the id itself tells whether two answers are alike.
-        headers = {"ETag": f'"{file.id}"'}
-        return await content.answer(request, self._store, self._blobs, file.id, file.size_bytes, file.filename, headers)
+        headers = {"ETag": f'"{file.id}"', "Content-Disposition": attachment(file.filename)}
+        return await content.answer(request, self._store, self._blobs, file.id, file.size_bytes, headers)
 
     async def _file(self, request: Request, caller: Caller) -> File:
         file_id = request.path_params["file_id"]
