@@ -18,7 +18,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes
 from tests.support.proxy import Proxies
 from tests.support.redis import RedisServer
-from tests.support.run_directory import RunDirectory, ServiceFailed
+from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims
 from tidegate.store.postgres import PostgresDriver
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
+        use_memory_for_files()
         config.stash[RUN] = RunDirectory.create()
         # Reading the system's authorities costs each of the thousands of clients 50 ms of CPU, and no test meets any of them.
         os.environ |= {"SSL_CERT_FILE": str(AUTHORITY), "SSL_CERT_DIR": os.devnull}

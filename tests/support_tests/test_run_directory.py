@@ -8,13 +8,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.support.postgres import CLUSTER_VARIABLE, PostgresServer
 from tests.support.processes import Proc, Processes, wait_until
-from tests.support.run_directory import REPOSITORY
+from tests.support.run_directory import MEMORY, MEMORY_BYTES_MIN, REPOSITORY, use_memory_for_files
 
 SHARING = """
 import os, pathlib, pytest
@@ -77,6 +78,26 @@ def nested(processes: Processes, outside: Path, tmp_path: Path, postgres_server:
         )
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("named", "free_bytes", "flags", "used"),
+    [
+        (None, MEMORY_BYTES_MIN, 0, str(MEMORY)),
+        ("/elsewhere", MEMORY_BYTES_MIN, 0, "/elsewhere"),
+        (None, MEMORY_BYTES_MIN - 1, 0, None),
+        (None, MEMORY_BYTES_MIN, os.ST_NOEXEC, None),
+    ],
+)
+def test_files_go_to_memory_that_has_room(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, free_bytes: int, flags: int, used: str | None
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_flag=flags))
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
+    monkeypatch.setattr(os, "environ", {} if named is None else {"TMPDIR": named})
+    use_memory_for_files()
+    assert os.environ.get("TMPDIR") == used
 
 
 def gone(pid: int) -> bool:
