@@ -205,6 +205,7 @@ MOVES: dict[str, dict[Any, frozenset[Any]]] = {
     "job_models": states.JOB_MODEL_MOVES,
     "flows": states.FLOW_MOVES,
     "webhook_deliveries": states.DELIVERY_MOVES,
+    "uploads": states.UPLOAD_MOVES,
 }
 
 

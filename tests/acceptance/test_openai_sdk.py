@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import io
 import json
 import secrets
@@ -17,6 +19,7 @@ from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
 from tests.support.run_directory import RunDirectory
 from tests.support.sdks import openai
+from tidegate.web.openai import schemas
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -124,6 +127,54 @@ def test_files(client: openai.OpenAI) -> None:
     assert isinstance(deleted, openai.types.FileDeleted)
     assert (deleted.id, deleted.deleted) == (file.id, True)
     assert list(client.files.list()) == []
+
+
+def test_uploads(client: openai.OpenAI, tmp_path: Path) -> None:
+    data = lines(40)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(data)
+    done = client.uploads.upload_file_chunked(
+        file=path, mime_type="application/jsonl", purpose="batch", part_size=1_000, md5=hashlib.md5(data).hexdigest()
+    )
+    assert isinstance(done, openai.types.Upload)
+    strictly(done)
+    assert done.status == "completed"
+    assert done.file is not None
+    assert client.files.content(done.file.id).read() == data
+    batch = client.batches.create(input_file_id=done.file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert ended(client, batch.id).request_counts.completed == 40
+    begun = client.uploads.create(
+        bytes=len(data),
+        filename="in.jsonl",
+        mime_type="application/jsonl",
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    strictly(begun)
+    part = client.uploads.parts.create(begun.id, data=data)
+    strictly(part)
+    assert (part.object, part.upload_id) == ("upload.part", begun.id)
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.uploads.complete(begun.id, part_ids=[part.id], md5="0" * 32)
+    assert wrong.value.code == "md5_mismatch"
+    cancelled = client.uploads.cancel(begun.id)
+    strictly(cancelled)
+    assert cancelled.status == "cancelled"
+    with pytest.raises(openai.NotFoundError):
+        client.uploads.cancel("upload_nothing")
+
+
+def test_no_field_of_the_sdks_types_is_missing() -> None:
+    """A later SDK that knows a further field fails here."""
+    part = importlib.import_module("openai.types.uploads").UploadPart
+    shapes = {
+        schemas.FileObject: openai.types.FileObject,
+        schemas.UploadObject: openai.types.Upload,
+        schemas.UploadPartObject: part,
+        schemas.Batch: openai.types.Batch,
+    }
+    for shape, type_ in shapes.items():
+        assert set(type_.model_fields) <= set(shape.__struct_fields__)
 
 
 def test_every_way_to_hand_over_a_file(client: openai.OpenAI, tmp_path: Path) -> None:

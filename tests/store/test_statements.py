@@ -20,6 +20,7 @@ from tidegate.core.states import (
     JOB_MODEL_MOVES,
     JOB_MOVES,
     SLICE_MOVES,
+    UPLOAD_MOVES,
     WORKER_MOVES,
     BlobState,
     DeliveryState,
@@ -29,6 +30,7 @@ from tidegate.core.states import (
     JobState,
     Outcome,
     SliceState,
+    UploadState,
     WorkerState,
 )
 from tidegate.store.queries import Statement, for_each_on_postgres, for_postgres, statements
@@ -44,6 +46,7 @@ STATES: dict[str, type[StrEnum]] = {
     "flows": FlowState,
     "job_models": JobModelState,
     "webhook_deliveries": DeliveryState,
+    "uploads": UploadState,
 }
 MOVES = {
     (table, source.value, target.value)
@@ -56,6 +59,7 @@ MOVES = {
         "flows": FLOW_MOVES,
         "job_models": JOB_MODEL_MOVES,
         "webhook_deliveries": DELIVERY_MOVES,
+        "uploads": UPLOAD_MOVES,
     }.items()
     for source, targets in moves.items()  # type: ignore[attr-defined]
     for target in targets

@@ -22,12 +22,16 @@ ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_000000000
 ABSENT["message_batch_id"] = "msg" + ABSENT["batch_id"]
 ABSENT["webhook_endpoint_id"] = "whk_0000000000000000000000"
 ABSENT["delivery_id"] = "evt_0000000000000000000000.whk_0000000000000000000000"
+ABSENT["upload_id"] = "upload_0000000000000000000000"
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
     ("GET", "/v1/files/{file_id}"),
     ("DELETE", "/v1/files/{file_id}"),
     ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/uploads/{upload_id}/parts"),
+    ("POST", "/v1/uploads/{upload_id}/complete"),
+    ("POST", "/v1/uploads/{upload_id}/cancel"),
     ("GET", "/v1/batches/{batch_id}"),
     ("POST", "/v1/batches/{batch_id}/cancel"),
     ("GET", "/v1/batches/{batch_id}/output"),
@@ -48,7 +52,7 @@ LISTS = {
     ("GET", f"/v1/{name}")
     for name in ("files", "batches", "messages/batches", "webhook_endpoints", "webhook_deliveries")
 }
-MAKERS = {("POST", f"/v1/{name}") for name in ("files", "batches", "messages/batches", "webhook_endpoints")}
+MAKERS = {("POST", f"/v1/{name}") for name in ("files", "uploads", "batches", "messages/batches", "webhook_endpoints")}
 # A call here names no object at all: what it takes of anyone's is a budget, and its own.
 INTERACTIVE = {
     ("POST", path)
@@ -96,6 +100,8 @@ class Two:
         self.theirs = web.client(web.make_key("theirs"))
         shape = {"name": "ours alone", "url": "https://hooks.example.com/", "event_types": ["batch.completed"]}
         self.endpoint_id = self.ours.post("/v1/webhook_endpoints", json=shape).json()["id"]
+        asked = {"bytes": 9, "filename": "ours alone", "mime_type": "text/plain", "purpose": "batch"}
+        self.upload_id = self.ours.post("/v1/uploads", json=asked).json()["id"]
         self.file_id = upload(self.ours)
         self.deleted_id = upload(self.ours)
         self.ours.delete(f"/v1/files/{self.deleted_id}")
@@ -127,6 +133,7 @@ class Two:
             "batch_id": [self.running_id, self.done_id, ended_id, *NO_SHAPE],
             "message_batch_id": [*self.message_ids, f"msg{self.running_id}", *NO_SHAPE],
             "webhook_endpoint_id": [self.endpoint_id, *NO_SHAPE],
+            "upload_id": [self.upload_id, *NO_SHAPE],
             "delivery_id": [self.delivery_id, *NO_SHAPE],
         }
 
@@ -139,6 +146,7 @@ class Two:
             "batch": self.done_id,
             "message batch": self.message_ids[1],
             "webhook endpoint": self.endpoint_id,
+            "upload": self.upload_id,
             "webhook delivery": self.delivery_id,
             "item": item_id(self.done_id, 0),
             "key": str(keys[0]["id"]),

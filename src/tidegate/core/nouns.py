@@ -11,7 +11,7 @@ from hashlib import blake2b
 import msgspec
 
 from tidegate.core.budgets.budget import Budget, Limit
-from tidegate.core.states import FileState, JobState, Outcome
+from tidegate.core.states import FileState, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
 PREFIX_BYTES = 1024
@@ -62,6 +62,55 @@ class File:
     created_at: int
     expires_at: int | None
     job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRequest:
+    """What a caller says of a file before sending it in parts. The file expires so long after its completion."""
+
+    size_bytes: int
+    purpose: str
+    filename: str
+    mime_type: str
+    expires_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartedUpload:
+    """A file that a caller sends in parts. `parts_hash` says which parts it was completed with."""
+
+    id: str
+    tenant_id: str
+    request: UploadRequest
+    state: UploadState
+    created_at: int
+    expires_at: int
+    file_id: str | None
+    parts_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPart:
+    """A durable part of a file that is not complete yet."""
+
+    id: str
+    upload_id: str
+    blob_id: str
+    stamp: Stamp
+    created_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that is about to be shown: its bytes are one durable blob."""
+
+    id: str
+    blob_id: str
+    stamp: Stamp
+    purpose: str
+    filename: str
+    line_count: int
+    expires_after_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

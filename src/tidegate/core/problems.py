@@ -45,6 +45,25 @@ def no_such_batch(batch_id: str) -> ApiProblem:
     )
 
 
+def no_such_upload(upload_id: str) -> ApiProblem:
+    return ApiProblem(
+        404,
+        "upload_not_found",
+        f"No such Upload object: {shown_id(upload_id)}. Create one with POST /v1/uploads.",
+        param="upload_id",
+    )
+
+
+def upload_not_pending(status: str) -> ApiProblem:
+    """Say that nothing more can become of an upload. It is a 400, because clients send what a 409 refused again."""
+    return ApiProblem(
+        400,
+        "upload_not_pending",
+        f"The upload has the status '{status}', and only a pending one can be changed. Create another with POST /v1/uploads.",
+        param="upload_id",
+    )
+
+
 def shown_id(sent: str) -> str:
     """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

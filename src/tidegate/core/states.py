@@ -73,6 +73,15 @@ class DeliveryState(StrEnum):
     FAILED = "failed"
 
 
+class UploadState(StrEnum):
+    """How a file that comes in parts stands."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.VALIDATING: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}),
     JobState.IN_PROGRESS: frozenset({JobState.CANCELLING, JobState.FINALIZING}),
@@ -115,6 +124,12 @@ DELIVERY_MOVES: dict[DeliveryState, frozenset[DeliveryState]] = {
     DeliveryState.PENDING: frozenset({DeliveryState.DELIVERED, DeliveryState.FAILED}),
     DeliveryState.DELIVERED: frozenset({DeliveryState.PENDING}),
     DeliveryState.FAILED: frozenset({DeliveryState.PENDING}),
+}
+UPLOAD_MOVES: dict[UploadState, frozenset[UploadState]] = {
+    UploadState.PENDING: frozenset({UploadState.COMPLETED, UploadState.CANCELLED, UploadState.EXPIRED}),
+    UploadState.COMPLETED: frozenset(),
+    UploadState.CANCELLED: frozenset(),
+    UploadState.EXPIRED: frozenset(),
 }
 
 JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)

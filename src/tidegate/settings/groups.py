@@ -260,6 +260,7 @@ class IngestSettings(Group, frozen=True):
 
 class LimitsSettings(Group, frozen=True):
     file_bytes_max: Annotated[int, _int(1, 1 << 40, "Largest file that may be uploaded.")] = 209_715_200
+    upload_bytes_max: Annotated[int, _int(1, 1 << 40, "Largest file that may be uploaded in parts.")] = 8 << 30
     line_bytes_max: Annotated[int, _int(64, 1 << 30, "Longest line of an input.")] = 1 << 20
     items_max: Annotated[int, _int(1, 10_000_000, "Most lines in one input.")] = 50_000
     json_depth_max: Annotated[int, _int(2, 512, "Deepest nesting in one line of an input.")] = 64

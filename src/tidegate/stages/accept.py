@@ -6,7 +6,7 @@ nothing of HTTP: whoever has bytes may bring them here.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
@@ -15,7 +15,7 @@ import msgspec
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
+from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas, Stamp
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
@@ -42,17 +42,17 @@ class Reception:
         self._worker_id = worker_id
         self._unwanted: set[str] = set()
 
-    async def begin_upload(self, size_bytes_max: int) -> "Upload":
-        """A blob with a row, ready to take bytes."""
+    async def begin_upload(self, size_bytes_max: int, over: ApiProblem | None = None) -> "Upload":
+        """Return a blob with a row, ready to take bytes; too many are refused with `over`."""
         await self._give_up_leftovers()
-        blob_id = self._new_id("blob")
+        blob_id = self.new_id("blob")
         try:
             await self.replayed(lambda: self._store.begin_blob(blob_id, "upload", self._worker_id()))
             writer = await self._blobs.create(blob_id)
         except BaseException:
             await asyncio.shield(self.give_up(blob_id))
             raise
-        return Upload(self, self._store, self._new_id("file"), blob_id, writer, size_bytes_max)
+        return Upload(self, self._store, blob_id, writer, size_bytes_max, over or too_large(size_bytes_max))
 
     async def create_job(
         self,
@@ -64,7 +64,7 @@ class Reception:
         share_owner: str | None = None,
     ) -> Job:
         """One row, `validating`; the job that this Idempotency-Key made before, if it did. `share_owner` is whose share it counts as."""
-        job_id = self._new_id("batch")
+        job_id = self.new_id("batch")
         idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
         if request.webhook is not None:
             secret = self._entropy.token_bytes(SECRET_BYTES)
@@ -109,11 +109,14 @@ class Reception:
         extents = await self._store.list_extents(file_id, 0, 1)
         if not await self._store.delete_file(tenant_id, file_id):
             return False
-        # What fails here is left to the sweeps.
-        with contextlib.suppress(TidegateError):
-            for blob_id in await self._store.condemn_uploads([extent.blob_id for extent in extents]):
-                await self._remove(blob_id)
+        await self.remove_unused([extent.blob_id for extent in extents])
         return True
+
+    async def remove_unused(self, blob_ids: Sequence[str]) -> None:
+        """Remove those of these uploads that nothing is made of any more. What fails here is left to the sweeps."""
+        with contextlib.suppress(TidegateError):
+            for blob_id in await self._store.condemn_uploads(blob_ids):
+                await self._remove(blob_id)
 
     async def _remove(self, blob_id: str) -> None:
         """Remove the bytes of a condemned blob, then its row."""
@@ -131,7 +134,8 @@ class Reception:
                 self._unwanted.add(blob_id)
                 return
 
-    def _new_id(self, kind: str) -> str:
+    def new_id(self, kind: str) -> str:
+        """Draw the id of something that is about to be made."""
         return ids.make(kind, self._entropy.token_bytes(ids.RANDOM_BYTES))
 
 
@@ -139,17 +143,24 @@ class Upload:
     """One file on its way in. Either `keep` returns, or `abandon` must be called; nothing of it is seen before `keep` returns."""
 
     def __init__(
-        self, reception: Reception, store: Store, file_id: str, blob_id: str, writer: BlobWriter, size_bytes_max: int
+        self,
+        reception: Reception,
+        store: Store,
+        blob_id: str,
+        writer: BlobWriter,
+        size_bytes_max: int,
+        over: ApiProblem,
     ) -> None:
         self._reception = reception
         self._store = store
-        self._file_id = file_id
-        self._blob_id = blob_id
         self._writer = writer
         self._size_bytes_max = size_bytes_max
+        self._over = over
         self._newline_count = 0
         self._last_byte = b""
         self._is_durable = False
+        self.file_id = reception.new_id("file")
+        self.blob_id = blob_id
         self.size_bytes = 0
 
     @property
@@ -163,10 +174,17 @@ class Upload:
             return
         self.size_bytes += len(data)
         if self.size_bytes > self._size_bytes_max:
-            raise too_large(self._size_bytes_max)
+            raise self._over
         self._newline_count += data.count(b"\n")
         self._last_byte = data[-1:]
         await self._writer.write(data)
+
+    async def finish(self) -> Stamp:
+        """Make the bytes durable."""
+        stamp = await self._writer.finish()
+        self._is_durable = True
+        await hit("upload_blob_durable")
+        return stamp
 
     async def keep(
         self,
@@ -179,17 +197,15 @@ class Upload:
         quotas: Quotas | None = None,
     ) -> File:
         """Make the bytes durable, then show them as a file; the file that this Idempotency-Key made before, if it did."""
-        stamp = await self._writer.finish()
-        self._is_durable = True
-        await hit("upload_blob_durable")
+        stamp = await self.finish()
         idempotency = None
         if idempotency_key:
             idempotency = Idempotency(idempotency_key, upload_hash(stamp.sha256, purpose, filename, expires_after_ms))
         file = await self._reception.replayed(
             lambda: self._store.create_file(
                 caller,
-                self._file_id,
-                self._blob_id,
+                self.file_id,
+                self.blob_id,
                 stamp,
                 purpose=purpose,
                 filename=filename,
@@ -199,8 +215,8 @@ class Upload:
                 quotas=quotas,
             )
         )
-        if file.id != self._file_id:
-            await self._reception.give_up(self._blob_id)
+        if file.id != self.file_id:
+            await self._reception.give_up(self.blob_id)
         await hit("upload_committed")
         return file
 
@@ -213,7 +229,7 @@ class Upload:
         if not self._is_durable:
             with contextlib.suppress(TidegateError):
                 await self._writer.abort()
-        await self._reception.give_up(self._blob_id)
+        await self._reception.give_up(self.blob_id)
 
 
 def too_large(size_bytes_max: int) -> ApiProblem:

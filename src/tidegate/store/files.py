@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
@@ -55,23 +55,9 @@ class StoredFiles(Table):
         if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
             made = await tx.dicts("file_any", id=earlier)
             return file_from(made[0]) if made else refuse_forgotten()
-        await _check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
-        if await tx.one("blob_keep", id=blob_id, size_bytes=stamp.size_bytes, uses=1) is None:
-            raise LostRace(f"{blob_id} was collected while it was uploaded")
-        await tx.all(
-            "file_put",
-            id=file_id,
-            tenant_id=caller.tenant_id,
-            job_id=None,
-            purpose=purpose,
-            filename=filename,
-            state="ready",
-            size_bytes=stamp.size_bytes,
-            line_count=line_count,
-            sha256=stamp.sha256,
-            expires_after_ms=expires_after_ms,
-        )
-        await tx.all("extent_put", file_id=file_id, at=0, size_bytes=stamp.size_bytes, blob_id=blob_id, blob_at=0)
+        await check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
+        new = NewFile(file_id, blob_id, stamp, purpose, filename, line_count, expires_after_ms)
+        await show_file(tx, caller.tenant_id, new)
         await remember_object(tx, caller.tenant_id, "files", idempotency, file_id)
         return file_from((await tx.dicts("file_any", id=file_id))[0])
 
@@ -228,7 +214,28 @@ async def _release_blobs(tx: Tx, removed: list[Extent]) -> None:
         await tx.all("blob_release", id=blob_id, uses=uses)
 
 
-async def _check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size_bytes: int) -> None:
+async def show_file(tx: Tx, tenant_id: str, file: NewFile) -> None:
+    """Show a durable blob as a tenant's file."""
+    size_bytes = file.stamp.size_bytes
+    if await tx.one("blob_keep", id=file.blob_id, size_bytes=size_bytes, uses=1) is None:
+        raise LostRace(f"{file.blob_id} was collected while it was uploaded")
+    await tx.all(
+        "file_put",
+        id=file.id,
+        tenant_id=tenant_id,
+        job_id=None,
+        purpose=file.purpose,
+        filename=file.filename,
+        state="ready",
+        size_bytes=size_bytes,
+        line_count=file.line_count,
+        sha256=file.stamp.sha256,
+        expires_after_ms=file.expires_after_ms,
+    )
+    await tx.all("extent_put", file_id=file.id, at=0, size_bytes=size_bytes, blob_id=file.blob_id, blob_at=0)
+
+
+async def check_stored_bytes(tx: Tx, caller: Caller, quotas: Quotas | None, size_bytes: int) -> None:
     if quotas is None or not quotas.stored_bytes_max:
         return
     row = await tx.one("tenant_bytes", tenant_id=caller.tenant_id)

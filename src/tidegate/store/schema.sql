@@ -4,10 +4,10 @@
 -- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
--- Order of locks inside a transaction: tenants, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and share_owner),
+-- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and share_owner),
 -- model_clocks, rates, webhook_endpoints, webhook_deliveries. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
--- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents and jobs
--- that need its bytes.
+-- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
+-- and parts of uploads that need its bytes.
 --
 -- compatible_from: 1
 
@@ -135,6 +135,35 @@ create table extents (
     blob_at bigint not null,
     primary key (file_id, at)
 ) /*sqlite: without rowid */;
+
+-- Files on their way in parts. A pending one lives until `expires_at`; `file_id` is what it became, of the parts that `parts_hash` stands for.
+create table uploads (
+    id text primary key,
+    tenant_id text not null,
+    state text not null check (state in ('pending', 'completed', 'cancelled', 'expired')),
+    size_bytes bigint not null,
+    purpose text not null,
+    filename text not null,
+    mime_type text not null,
+    expires_after_ms bigint not null,
+    created_at bigint not null,
+    expires_at bigint not null,
+    file_id text,
+    parts_hash text
+);
+create index uploads_by_tenant on uploads (tenant_id) where state = 'pending';
+create index uploads_by_end on uploads (expires_at);
+
+-- The parts of pending uploads, each a blob that this row needs.
+create table upload_parts (
+    id text primary key,
+    upload_id text not null,
+    blob_id text not null,
+    size_bytes bigint not null,
+    sha256 text not null,
+    created_at bigint not null
+);
+create index upload_parts_by_upload on upload_parts (upload_id);
 
 -- `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
 create table jobs (

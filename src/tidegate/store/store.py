@@ -21,6 +21,7 @@ from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
 from tidegate.store.snapshots import Snapshots
 from tidegate.store.table import reads
+from tidegate.store.uploads import StoredUploads
 from tidegate.store.usage import UsageBook
 from tidegate.store.webhooks import Webhooks
 from tidegate.store.workers import Workers
@@ -37,6 +38,7 @@ class Store(
     FleetReports,
     Forecasts,
     StoredRouting,
+    StoredUploads,
     Slices,
     Snapshots,
     ModeOverrides,

@@ -29,6 +29,7 @@ from tidegate.web.openai.events.routes import EventRoutes
 from tidegate.web.openai.files import FileRoutes
 from tidegate.web.openai.job_wait import JobWait
 from tidegate.web.openai.models import ModelRoutes
+from tidegate.web.openai.uploads import UploadRoutes
 from tidegate.web.webhooks.webhooks import WebhookRoutes
 
 
@@ -41,6 +42,7 @@ def build_app(context: WebContext) -> Starlette:
         # Routes are tried in order, and these are the ones that someone waits for.
         *GatewayRoutes(context).routes(),
         *FileRoutes(context, reception, uploads).routes(),
+        *UploadRoutes(context, reception, uploads).routes(),
         *BatchRoutes(context, reception, creation, JobWait(watch, streams)).routes(),
         *EventRoutes(context, watch, streams).routes(),
         *MessageBatchRoutes(context, reception, creation, uploads).routes(),

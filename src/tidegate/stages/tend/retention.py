@@ -1,4 +1,4 @@
-"""What has outlived its time: expired files, records of jobs that ended long ago, rows without a use."""
+"""What has outlived its time: expired files and uploads, records of jobs that ended long ago, rows without a use."""
 
 import structlog
 
@@ -22,10 +22,13 @@ async def tend(store: Store, job_keep_ms: int) -> int:
         except ApiProblem:
             # A job began to read it in this very moment: the next pass sees to it.
             continue
+    for tenant_id, upload_id in await store.overdue_uploads(_PASS_MAX):
+        gone += await store.expire_upload(tenant_id, upload_id)
     for job_id in await store.ended_jobs(job_keep_ms, _PASS_MAX):
         await store.forget_job(job_id)
         gone += 1
     await store.prune_files(job_keep_ms)
+    await store.prune_uploads(job_keep_ms)
     await store.prune_workers(_DAY_MS)
     await store.prune_budgets(_HOUR_MS, _PASS_MAX)
     await store.prune_usage_writers()

@@ -1,6 +1,6 @@
 """An upload's multipart body, pushed through a parser piece by piece: the file's bytes come out as they came in, fields are collected.
 
-It takes exactly one `file` and the fields that go with it, in any order, each at most once, and bounds everything about them. Parts that it
+It takes exactly one file and the fields that go with it, in any order, each at most once, and bounds everything about them. Parts that it
 does not know are ignored, because clients send fields of their own. It neither reads from the network nor writes anywhere.
 """
 
@@ -28,7 +28,9 @@ FILE_BEGINS = FileBegins()
 
 
 class UploadForm:
-    def __init__(self, content_type: str | None) -> None:
+    def __init__(self, content_type: str | None, file_field: str = "file") -> None:
+        """The part named `file_field` holds the bytes."""
+        self.file_field = file_field
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.is_complete = False
@@ -70,7 +72,9 @@ class UploadForm:
         if not self.is_complete:
             raise _broken("it ended before its closing boundary")
         if self.filename is None:
-            raise ApiProblem(400, "missing_file", "The body has no part named `file`.", param="file")
+            raise ApiProblem(
+                400, "missing_file", f"The body has no part named `{self.file_field}`.", param=self.file_field
+            )
         return self.filename
 
     def _on_part_begin(self) -> None:
@@ -99,9 +103,9 @@ class UploadForm:
         name = parameters.get(b"name", b"").decode("utf-8", "replace")
         if word != b"form-data" or not name:
             raise _broken("a part has no name")
-        if name == "file":
+        if name == self.file_field:
             if self.filename is not None:
-                raise ApiProblem(400, "too_many_files", "The body has two parts named `file`; send one.", param="file")
+                raise ApiProblem(400, "too_many_files", f"The body has two parts named `{name}`; send one.", param=name)
             self.filename = file_name(parameters)
             self._out.append(FILE_BEGINS)
             return

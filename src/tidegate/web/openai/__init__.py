@@ -1,1 +1,1 @@
-"""OpenAI's Files and Batches, their events, and the list of models."""
+"""OpenAI's Files, Uploads and Batches, their events, and the list of models."""

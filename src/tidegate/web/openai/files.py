@@ -1,22 +1,18 @@
 """OpenAI's Files API over our files."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
-from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, File
 from tidegate.core.problems import no_such_file
-from tidegate.stages.accept import Reception, Upload, too_large
+from tidegate.stages.accept import Reception, too_large
 from tidegate.web.context import WebContext
 from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.filename import attachment
-from tidegate.web.http.intake import Intake
-from tidegate.web.http.multipart import OVERHEAD_BYTES_MAX, FileBegins, UploadForm
+from tidegate.web.http.incoming_file import received_file
+from tidegate.web.http.multipart import UploadForm
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.openai import schemas
@@ -45,13 +41,14 @@ class FileRoutes:
     async def upload(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
         form = UploadForm(request.headers.get("content-type"))
-        async with self._slots.taken(caller.tenant_id), self._received(request, form) as upload:
+        size_bytes_max = self._limits.file_bytes_max
+        async with (
+            self._slots.taken(caller.tenant_id),
+            received_file(request, form, self._reception, size_bytes_max, too_large(size_bytes_max)) as upload,
+        ):
             filename = form.finish()
-            assert upload is not None
             purpose = requests.purpose(form.fields)
             expires_after_s = requests.upload_expires_after_s(form.fields, self._keep_s)
-            if upload.size_bytes == 0:
-                raise ApiProblem(400, "empty_file", "The file is empty.", param="file")
             file = await upload.keep(
                 caller,
                 purpose=purpose,
@@ -102,24 +99,3 @@ class FileRoutes:
         if file is None:
             raise no_such_file(file_id)
         return file
-
-    @asynccontextmanager
-    async def _received(self, request: Request, form: UploadForm) -> AsyncIterator[Upload | None]:
-        """The upload with all its bytes in; thrown away unless what is done with it succeeds."""
-        intake: Intake = request.scope["tidegate.intake"]
-        size_bytes_max = self._limits.file_bytes_max
-        upload: Upload | None = None
-        try:
-            async for received in intake.chunks(size_bytes_max + OVERHEAD_BYTES_MAX, too_large(size_bytes_max)):
-                for chunk in form.feed(received):
-                    if isinstance(chunk, FileBegins):
-                        if "purpose" in form.fields:
-                            requests.purpose(form.fields)
-                        upload = await self._reception.begin_upload(size_bytes_max)
-                    elif upload is not None:
-                        await upload.write(chunk)
-            yield upload
-        except BaseException:
-            if upload is not None:
-                await upload.abandon()
-            raise

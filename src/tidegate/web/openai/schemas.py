@@ -1,10 +1,10 @@
-"""The shapes of OpenAI's Files and Batches API, and how our nouns look in them. Here, and only here, a job is called a batch."""
+"""The shapes of OpenAI's Files, Uploads and Batches APIs, and how our nouns look in them. Here, and only here, a job is called a batch."""
 
 from typing import TypeVar
 
 import msgspec
 
-from tidegate.core.nouns import File, Job
+from tidegate.core.nouns import File, Job, PartedUpload
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
@@ -29,6 +29,27 @@ class FileDeleted(msgspec.Struct):
     id: str
     object: str
     deleted: bool
+
+
+class UploadObject(msgspec.Struct):
+    """A file that comes in parts; `file` is what it became."""
+
+    id: str
+    object: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str
+    file: FileObject | None
+
+
+class UploadPartObject(msgspec.Struct):
+    id: str
+    object: str
+    created_at: int
+    upload_id: str
 
 
 class BatchError(msgspec.Struct):
@@ -177,6 +198,20 @@ def file_object(file: File) -> FileObject:
         purpose=file.purpose,
         status="processed",
         status_details=None,
+    )
+
+
+def upload_object(upload: PartedUpload, file: File | None = None) -> UploadObject:
+    return UploadObject(
+        id=upload.id,
+        object="upload",
+        bytes=upload.request.size_bytes,
+        created_at=upload.created_at // 1000,
+        expires_at=upload.expires_at // 1000,
+        filename=upload.request.filename,
+        purpose=upload.request.purpose,
+        status=upload.state.value,
+        file=None if file is None else file_object(file),
     )
 
 
