@@ -116,6 +116,7 @@ class RedisLimits:
             lent.lasts_ms,
             wait_ms,
             lent.spent if short else "",
+            rooms=lent.rooms,
         )
 
     async def _deposit(self, budgets: tuple[Budget, ...], key: str, run_id: str, words: Sequence[str | int]) -> bool:

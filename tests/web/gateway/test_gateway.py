@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from typing import Any
@@ -517,3 +518,32 @@ def test_what_cannot_be_said_to_one_engine_goes_to_another(world: World) -> None
     assert client.post("/v1/embeddings", json={"model": "m", "input": "x"}).status_code == 502, "it gave a chat answer"
     assert [len(upstream.posts) for upstream in world.upstreams] == [0, 2]
     assert world.interactive("u0") == (0, 0)
+
+
+def test_every_answer_says_what_the_limits_have_left(world: World) -> None:
+    """The tightest limit of each kind, in the IETF's headers and in OpenAI's, on answers, refusals and 429s alike."""
+    limits = (
+        LimitEntry(period="minute", requests=3, tokens=100_000),
+        LimitEntry(period="day", requests=100),
+        LimitEntry(period="lifetime", tokens=1_000_000),
+    )
+    world.start(answers(), tenants={"ours": TenantEntry(limits=limits)})
+    ours, theirs = world.client(world.web.make_key("ours")), world.client(world.web.make_key("theirs"))
+    for left in (2, 1, 0):
+        said = ours.post(CHAT, json=ASK).headers
+        assert said["ratelimit-policy"] == '"requests";q=3;w=60, "tokens";q=100000;w=60;qu="tokens"'
+        assert re.fullmatch(rf'"requests";r={left};t=(5\d|6[01]), "tokens";r=\d+;t=\d+', said["ratelimit"])
+        assert (said["x-ratelimit-limit-requests"], said["x-ratelimit-remaining-requests"]) == ("3", str(left))
+        assert re.fullmatch(r"(1m)?[\d.]+s", said["x-ratelimit-reset-requests"])
+        assert 0 < int(said["x-ratelimit-remaining-tokens"]) < int(said["x-ratelimit-limit-tokens"])
+    spent = ours.post(CHAT, json=ASK)
+    assert (spent.status_code, spent.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+    assert '"requests";r=0;t=' in spent.headers["ratelimit"]
+    assert "ratelimit" not in theirs.post(CHAT, json=ASK).headers
+
+
+def test_a_lifetime_has_no_window_and_no_reset(world: World) -> None:
+    world.start(answers(), tenants={"ours": TenantEntry(limits=(LimitEntry(period="lifetime", requests=9),))})
+    said = world.client(world.web.make_key("ours")).post(CHAT, json=ASK).headers
+    assert (said["ratelimit-policy"], said["ratelimit"]) == ('"requests";q=9', '"requests";r=8')
+    assert "x-ratelimit-reset-requests" not in said

@@ -112,6 +112,38 @@ class BudgetRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SideRoom:
+    """What a limit has left of its requests, or of its tokens, and how long until it has all again; NEVER_MS: not by itself."""
+
+    most: int
+    left: int
+    resets_ms: int
+
+    def later(self, ms: int) -> "SideRoom":
+        """Return this some time later, when nothing was taken meanwhile."""
+        if self.resets_ms >= NEVER_MS:
+            return self
+        resets_ms = max(0, self.resets_ms - ms)
+        return SideRoom(self.most, self.left if resets_ms else self.most, resets_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRoom:
+    """What one limit of one budget has left; None for a side that it leaves open."""
+
+    budget: Budget
+    period: Period
+    requests: SideRoom | None
+    tokens: SideRoom | None
+
+    def later(self, ms: float) -> "LimitRoom":
+        """Return this some time later, when nothing was taken meanwhile."""
+        requests = None if self.requests is None else self.requests.later(int(ms))
+        tokens = None if self.tokens is None else self.tokens.later(int(ms))
+        return LimitRoom(self.budget, self.period, requests, tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms`
     after the question.
@@ -123,6 +155,8 @@ class Grant:
     `nano` of money are set aside. Fewer than asked for: `left_nano` is what the tightest of the
     budgets in money has left if everything in flight turns out to be free, `renews_ms` is when it
     has more, and `tightest` is its id.
+
+    `rooms` is what the limits of requests and tokens have left after this grant, where that is known.
     """
 
     id: str
@@ -135,6 +169,7 @@ class Grant:
     left_nano: int = TOKENS_MAX
     renews_ms: int = 0
     tightest: str = ""
+    rooms: tuple[LimitRoom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,17 @@ ledgers in, grants out, and the ledgers have changed.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tidegate.core.budgets.budget import GRANT_MS, NEVER_MS, TOKENS_MAX, Budget, BudgetRequest, Grant, Limit, Settlement
+from tidegate.core.budgets.budget import (
+    GRANT_MS,
+    NEVER_MS,
+    TOKENS_MAX,
+    Budget,
+    BudgetKind,
+    BudgetRequest,
+    Grant,
+    Limit,
+    Settlement,
+)
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.budgets.money import MoneyLedger
 
@@ -43,7 +53,10 @@ def _grant(ask: BudgetRequest, ledgers: Mapping[str, Ledger], now: int, waited_f
     if count:
         for budget, limit in bounds:
             ledgers[budget.id].take(limit, now, count, sums[budget.in_money])
-    grant = Grant(str(now), count, sums[0], GRANT_MS, nano=sums[1])
+    rooms = tuple(
+        ledgers[budget.id].room(budget, limit, now) for budget, limit in bounds if budget.kind is BudgetKind.CALLS
+    )
+    grant = Grant(str(now), count, sums[0], GRANT_MS, nano=sums[1], rooms=rooms)
     if is_whole:
         return grant
     wait_ms, spent = _wait(bounds, ledgers, now, each, waited_for)

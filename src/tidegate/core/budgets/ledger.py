@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from tidegate.core.budgets import counting
-from tidegate.core.budgets.budget import TOKENS_MAX, Limit, Period
+from tidegate.core.budgets.budget import NEVER_MS, TOKENS_MAX, Budget, Limit, LimitRoom, Period, SideRoom
 from tidegate.core.budgets.counting import Window
 
 _VERSION = 1
@@ -61,6 +61,13 @@ class Ledger:
             need = 1 if each > limit.tokens and limit.period is not Period.LIFETIME else each
             wait_ms = max(wait_ms, windows[1].wait(now, limit.tokens, need))
         return wait_ms
+
+    def room(self, budget: Budget, limit: Limit, now: int) -> LimitRoom:
+        """Return what this limit has left now."""
+        windows = self._rolled(limit, now)
+        return LimitRoom(
+            budget, limit.period, _side(windows[0], limit.requests, now), _side(windows[1], limit.tokens, now)
+        )
 
     def settle(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
         """Replace what was reserved at a moment by what was used, and take back what was never sent."""
@@ -139,3 +146,12 @@ class Ledger:
             ledger = cls()
             ledger.is_damaged = True
         return ledger
+
+
+def _side(window: Window, most: int | None, now: int) -> SideRoom | None:
+    if most is None:
+        return None
+    empty_at = window.empty_at()
+    # A debt is paid before the limit has all of its room again.
+    resets_ms = window.wait(now, most, most) if empty_at >= NEVER_MS else max(0, empty_at - now)
+    return SideRoom(most, window.room(now, most), resets_ms)

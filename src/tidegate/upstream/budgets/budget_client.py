@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate import metrics
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, LimitBound, LimitRoom, Settlement
 from tidegate.core.budgets.money import RESERVED_MS
 from tidegate.core.errors import LimitsUnavailable, Overspent, Refused, Withheld
 from tidegate.core.policy.policy_rules import DenialCode
@@ -94,6 +94,8 @@ class BudgetClient:
         self._settlements = Settlements(limits, self._freed)
         self._spent: dict[Budget, float] = {}
         self._contended: dict[Budget, float] = {}
+        # What the limits had left when they were last asked, and when that was.
+        self._rooms: dict[Budget, tuple[float, list[LimitRoom]]] = {}
         self._closed = False
         self.unreachable_until_ms = 0.0
 
@@ -118,6 +120,21 @@ class BudgetClient:
         """Until when which budgets are spent, as far as is known here."""
         self._forget_what_passed(self._clock.monotonic_ms())
         return {budget.id: until_ms for budget, until_ms in self._spent.items()}
+
+    def rooms(self, budgets: Budgets) -> list[LimitRoom]:
+        """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""
+        now_ms = self._clock.monotonic_ms()
+        found = [self._rooms[budget] for budget in budgets if budget in self._rooms]
+        return [room.later(now_ms - known_ms) for known_ms, rooms in found for room in rooms]
+
+    def _note_rooms(self, rooms: Sequence[LimitRoom], asked_ms: float) -> None:
+        if len(self._rooms) >= TERMS_MAX:
+            self._rooms.clear()
+        by_budget: dict[Budget, list[LimitRoom]] = {}
+        for room in rooms:
+            by_budget.setdefault(room.budget, []).append(room)
+        for budget, own in by_budget.items():
+            self._rooms[budget] = (asked_ms, own)
 
     async def take(
         self, terms: BindingLimits, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
@@ -280,6 +297,8 @@ class BudgetClient:
 
     def _deal(self, budgets: Budgets, part: Sequence[_Waiter], grant: Grant, asked_ms: float) -> None:
         dies_ms = asked_ms + grant.lasts_ms
+        if grant.rooms:
+            self._note_rooms(grant.rooms, asked_ms)
         for budget in budgets:
             metrics.limits_granted_requests.of(budget.bound).inc(grant.requests)
             metrics.limits_granted_tokens.of(budget.bound).inc(grant.tokens)

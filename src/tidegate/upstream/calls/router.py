@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from tidegate.core.budgets.budget import Budget
+from tidegate.core.budgets.budget import Budget, LimitRoom
 from tidegate.core.deployments import Deployment, HttpLimits, Queue, Resource
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Answer, Call
@@ -184,6 +184,10 @@ class Router:
         now_ms = self._clock.monotonic_ms()
         states = self._states.values()
         return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
+
+    def rooms(self, budgets: tuple[Budget, ...]) -> list[LimitRoom]:
+        """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""
+        return self._budgets.rooms(budgets)
 
     def spent(self) -> dict[str, float]:
         """Until which monotonic moment which budgets are spent, as far as is known here."""

@@ -28,6 +28,7 @@ from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
 from tidegate.web.gateway.interactive_request import InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
+from tidegate.web.http.rate_limits import LIMIT_HEADERS, limit_headers
 from tidegate.web.http.routes import Guarded
 
 SCOPE = "inference"
@@ -73,6 +74,9 @@ class GatewayRoutes:
             wish = await guarded_wish(guard, about, wish)
         clock, router = self._context.clock, self._context.router
         request_id = str(request.scope["tidegate.request_id"])
+        budgets = self._budgets(tenant, caller)
+        if budgets:
+            request.scope[LIMIT_HEADERS] = lambda: limit_headers(router.rooms(budgets))
         dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
         call = Call(
             job_id="",
@@ -82,7 +86,7 @@ class GatewayRoutes:
             body=wish.body,
             idempotency_key=request_id,
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
-            budgets=self._budgets(tenant, caller),
+            budgets=budgets,
             share_owner=f"tenant:{caller.tenant_id}",
             parallel=self._tenants.of(tenant).parallel(
                 caller.tenant_id, caller.user, caller.key_id, caller.parallel_max

@@ -16,6 +16,7 @@ from tidegate.web.http.body_room import BodyRoom
 from tidegate.web.http.host import check_host
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.open_calls import KeyCut
+from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
 HEADER_BYTES_MAX = 32_768
 HEADER_COUNT_MAX = 96
@@ -59,6 +60,9 @@ class RequestDoor:
                 await intake.drain()
                 answered = True
                 headers = list(message.get("headers", []))
+                limits = scope.get(LIMIT_HEADERS)
+                if limits is not None:
+                    headers += limits()
                 message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
             elif message.get("more_body") and intake.is_cut_unheard:
                 raise KeyCut
