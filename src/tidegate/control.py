@@ -72,7 +72,7 @@ def control_socket(data_dir: Path) -> Iterator[socket.socket]:
             partial.chmod(0o600)
             listener.listen(_BACKLOG_COUNT)
             own = partial.stat()
-            # Only now does it get its name, so whoever finds it may use it.
+            # It gets its name only now, so a process that finds it may use it.
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)

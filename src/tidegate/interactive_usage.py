@@ -1,6 +1,6 @@
 """What interactive calls used and cost, on its way to the store: summed up, and written about once a second.
 
-A flush is numbered, and one whose commit is unknown is said again under its number until it is known; the store counts it once. What a
+A flush is numbered, and one whose commit is unknown is sent again under its number until it is known; the store counts it once. What a
 process had not written when it was killed is lost: the calls of about its last second, and those that had not ended. It judges nothing.
 """
 

@@ -99,7 +99,7 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
     """Open the store and the blobs of these settings, at the current schema, and close them at the end."""
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
-        # What callers send is theirs and the operator's: nobody else on this machine may read it.
+        # What callers send is theirs and the operator's: no other user of this machine may read it.
         make_directories(settings.data_dir)
         if not settings.store.is_postgresql:
             make_directories(local_path(settings.store.location).parent)
@@ -353,7 +353,7 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             limits = dealt
         capacity = Capacity(
             limits=limits,
-            # The embedded store has one process: nobody to share slots with.
+            # The embedded store has one process: there is no other to share slots with.
             worker_id=(lambda: me.id) if settings.store.is_postgresql else None,
             discovered=parts.store,
             rests=parts.shared,

@@ -35,7 +35,7 @@ Revision = Annotated[
     int | None,
     typer.Option("--revision", metavar="N", help="Only if it is still as `list` showed it.", show_default="as it is"),
 ]
-# A breaker's words mean the opposite to whoever does not think of electricity.
+# An operator reads "closed" as "out of order": a breaker's own words mean the opposite.
 STATES = {"closed": "well", "open": "shut", "paused": "key rejected"}
 
 Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a resource still needs it.")]

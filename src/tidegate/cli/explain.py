@@ -116,7 +116,7 @@ async def _bound(parts: "Parts", places: Places, job: Job, models: Sequence[str]
     router = open_router((), settings.http.limits(), parts.clock, parts.entropy)
     try:
         router.replace(*places)
-        # A deployment that this command was not told of has budgets that it does not know; the batch's own bind it all the same.
+        # The budgets of a deployment that this command does not know are unknown; the batch's own bind it all the same.
         return {model: [budgets + own for budgets in router.budgets(model) or [()]] for model in models}
     finally:
         await router.close()
@@ -145,7 +145,7 @@ async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[
 def tide_notes(
     places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """What the running processes said lately of the tides of the deployments that serve each model, as sentences."""
+    """Return sentences about the tides of each model's deployments, from what running processes reported lately."""
     notes = {}
     for model, serving in _serving(places, models).items():
         lines = dict.fromkeys(
@@ -159,7 +159,7 @@ def tide_notes(
 
 
 def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
-    """The models that interactive calls leave no room at, as somebody said lately of every deployment that serves them."""
+    """Return the models without room beside interactive calls, by a recent report about every deployment that serves them."""
     shut = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
     return [model for model, serving in _serving(places, models).items() if serving and serving <= shut]
 

@@ -1,4 +1,4 @@
-"""A key's limits as commands are told them and show them: `minute:requests=10,tokens=500`."""
+"""A key's limits as commands take and show them: `minute:requests=10,tokens=500`."""
 
 from typing import TYPE_CHECKING
 

@@ -93,7 +93,7 @@ async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> i
             size_bytes += len(chunk)
         stream.flush()
     except BrokenPipeError:
-        # Whoever read has enough: that is no fault, and the command's end says so in its own way.
+        # The reader closed the pipe: that is no fault, and the command's end handles it.
         raise
     except OSError as error:
         raise _cannot_be_written(name, error) from error

@@ -1,6 +1,6 @@
 """How commands read and write beside a running server: the embedded store has one writer, so to write they ask it.
 
-With PostgreSQL every process may write, so nobody needs to be asked.
+With PostgreSQL every process may write, so a command writes itself.
 """
 
 from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
 """Deployments, resources and terms of models that were added at run time: documents from the store, under the rules of the settings.
 
-The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out and said to be. A secret is
+The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out, with a reason. A secret is
 only ever a reference in such a document, and is looked up by the process that needs it, where the settings allow that. This module knows
 no store.
 """

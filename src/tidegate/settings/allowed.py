@@ -1,7 +1,7 @@
 """What deployments that were added at run time may read: only the environment variables and the folders that the settings name.
 
-Whoever may add a deployment chooses where its calls go. Without this rule the key of another server, or any file of this process, could be
-sent there. This module reads no file and no variable; it says which may be read.
+A caller who may add a deployment chooses where its calls go. Without this rule the key of another server, or any file of this process,
+could be sent there. This module reads no file and no variable; it says which may be read.
 """
 
 import os

@@ -45,7 +45,7 @@ class DeploymentTls(DeclaredSetting, frozen=True):
 
 
 class DeploymentHints(DeclaredSetting, frozen=True):
-    """What an engine or a router behind us is told about a call; an empty name tells nothing."""
+    """Hints about a call for an engine or a router behind us; an empty name sends none."""
 
     priority_field: Annotated[str, Meta(max_length=64, pattern=r"^$|^[a-z][a-z0-9_]*$")] = ""
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 100
@@ -57,7 +57,7 @@ class DeploymentHints(DeclaredSetting, frozen=True):
 
 
 class DeploymentPrice(DeclaredSetting, frozen=True):
-    """What a million tokens cost there; cached ones cost what others do where nothing else is said."""
+    """What a million tokens cost there; cached ones cost what others do where no price of their own is given."""
 
     input: Price = 0.0
     cached: Price | None = None

@@ -52,7 +52,7 @@ class Checker:
                 inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
                 return self.take(inner[0], value, path)
             case inspect.AnyType():
-                # A JSON Schema, say: whoever reads it knows what it may be.
+                # A JSON Schema, for example: its reader checks it.
                 return value
             case inspect.FloatType() if type(value) is int:
                 value = float(value)

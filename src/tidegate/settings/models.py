@@ -281,7 +281,7 @@ def _terms(settings: Settings, more: Mapping[str, ModelTerms] | None) -> dict[st
 
 
 def _any_model(settings: Settings) -> Deployment:
-    # Its slots are the worker's own: whoever names one upstream and raises the worker's number means that one.
+    # Its slots are the worker's own: an operator who names one upstream and raises the worker's number means that upstream.
     return Deployment(
         name=ANY_MODEL,
         url=settings.upstream.url,

@@ -1,8 +1,8 @@
 """Keys and certificates that lie in files, as the files are now: a key that its owner replaced is used without a restart.
 
-A file that cannot be read, or does not hold a secret, for a moment (whoever replaces it may write it in two steps) changes nothing: what it
+A file that cannot be read, or does not hold a secret, for a moment (it may be replaced in two steps) changes nothing: what it
 held before is used on, and it is looked at again. What came from the environment or stands in the settings stays as it is: a process
-cannot see those change. This module calls nobody and knows no store.
+cannot see those change. This module makes no call and knows no store.
 """
 
 import os

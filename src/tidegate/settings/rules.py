@@ -20,7 +20,7 @@ _WITH_PASSWORD = (("store", "url"), ("redis", "url"))
 
 
 def completed(settings: Settings) -> Settings:
-    """The same settings with the embedded store and blobs placed in the data directory where nothing else was said."""
+    """Return the settings with the embedded store and blobs in the data directory, where they name no other place."""
     data = settings.data_dir
     store, blobs = settings.store, settings.blobs
     if store.url is None:
@@ -148,7 +148,7 @@ def _metrics_urls(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def is_http_url(url: str) -> bool:
-    """Whether this is a web address that nobody's key is part of."""
+    """Return whether this is a web address without a key in it."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0

@@ -1,7 +1,7 @@
 """accept: a caller's bytes become a file, a caller's wish becomes a job. Nothing is acknowledged before it is durable.
 
 Every id is drawn before the store is asked, so that a call whose commit is unknown can be made again with the same effect. It knows
-nothing of HTTP: whoever has bytes may bring them here.
+nothing of HTTP: bytes may come from anywhere.
 """
 
 import asyncio

@@ -238,7 +238,7 @@ class Recorder:
     async def _rewrite_later(self) -> None:
         """The logs are void: everything that is not committed goes to new ones, from memory."""
         self._release_logs()
-        # Each try begins logs anew, which leaves rows and names behind: on a disk that stays full they must not pile up.
+        # Each try begins new logs, which leaves rows and names behind: on a disk that stays full they must not pile up.
         await asyncio.sleep(self._retry_s)
         self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
         again, self._appended = self._appended, []

@@ -1,6 +1,6 @@
 """The right to publish a job, as this process holds it.
 
-A step dies with its owner's heartbeat. While the owner lives, nobody else may take it, so a step whose end the owner does not know
+A step dies with its owner's heartbeat. While the owner lives, no other process may take it, so a step whose end the owner does not know
 (the store did not answer, a race was lost) must be given back by the owner itself, or its job would wait for ever.
 """
 

@@ -50,7 +50,7 @@ class StoredBudgets(Table):
 
     @reads
     async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:
-        """What each of these would be granted now if it alone asked. Takes nothing and waits for nobody."""
+        """Return what each of these would be granted now if it alone asked. It takes nothing and waits for no lock."""
         packed: dict[str, bytes] = {}
         for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
             packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
@@ -176,12 +176,12 @@ class StoredBudgets(Table):
 
     @writes
     async def put_discovered(self, tx: Tx, deployment: str, limit: Limit) -> None:
-        """A deployment said so of itself just now; a side that it did not tell stays as it was."""
+        """Note a limit that a deployment reported just now; a side that it did not report stays as it was."""
         await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
 
     @reads
     async def discovered(self, tx: Tx) -> dict[str, Limit]:
-        """What deployments said of themselves in the last week."""
+        """Return the limits that deployments reported in the last week."""
         rows = await tx.all("discovered_list", keep_ms=DISCOVERED_KEEP_MS)
         return {row[0]: Limit(Period.MINUTE, row[1], row[2]) for row in rows}
 
@@ -205,7 +205,7 @@ def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
 
 async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
     """Of budgets in money that someone found too little in: what processes had in flight there that are gone counts as spent from now
-    on. Whoever was told to wait for it hears so with the next question. Says which have changed."""
+    on. A process that waits for it learns so with its next question. Return those that changed."""
     money = {id: ledger for id, ledger in ledgers.items() if isinstance(ledger, MoneyLedger)}
     if not money:
         return set()
@@ -214,7 +214,7 @@ async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
 
 
 def few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
-    """Sorted ids as the parameters of one statement after the other; what is left of the last is filled with nobody's id."""
+    """Sorted ids as the parameters of one statement after the other; the last is filled up with an id that no row has."""
     ordered = sorted(ids)
     for first in range(0, len(ordered), _IDS_PER_LOCK):
         some = ordered[first : first + _IDS_PER_LOCK]

@@ -1,7 +1,7 @@
 """How many jobs, and how many bytes of input, those behind a job may create in a period: counted in the transaction that creates it.
 
-All budgets of one creation belong to one tenant, whose row the caller holds, so nobody else counts in them meanwhile. A job that is refused
-counts nothing, and a creation that is replayed never comes here twice.
+All budgets of one creation belong to one tenant, whose row the caller holds, so no other creation counts in them meanwhile. A job that
+is refused counts nothing, and a creation that is replayed never comes here twice.
 """
 
 import math

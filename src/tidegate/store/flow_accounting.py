@@ -1,7 +1,7 @@
 """What a flush costs whom: service of flows, rates of workers, progress and usage of jobs, gathered while outcomes are added and
 written last.
 
-It counts only what the store said was new, so a replay charges nothing. It knows nothing of states or lines.
+It counts only what was new to the store, so a replay charges nothing. It knows nothing of states or lines.
 """
 
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class FlowAccounting:
             sums[place] += number
 
     async def settle(self, tx: Tx, owners: dict[str, str]) -> None:
-        """Write it all down. A rate belongs to the worker whose log holds the lines, so nobody else writes its row."""
+        """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""
         if not self._jobs:
             return
         jobs = [(done_count, job_id, model) for (job_id, model), done_count in sorted(self._jobs.items())]

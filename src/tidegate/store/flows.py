@@ -25,7 +25,7 @@ class StoredFlows(Table):
     async def rest_flow(self, tx: Tx, model: str, share_owner: str) -> bool:
         """Put a flow to sleep that has nothing to do, or nothing before a known moment. False: it has, or someone is at it now.
 
-        The row is held before the work is looked for: whoever brings some waits for that, and then wakes the flow again."""
+        The row is held before the work is looked for: a transaction that brings some waits for that, and then wakes the flow again."""
         held = await tx.one("flow_hold", model=model, share_owner=share_owner)
         if held is None:
             return False

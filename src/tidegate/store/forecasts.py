@@ -35,7 +35,7 @@ class Forecasts(Table):
 
     @reads
     async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: int) -> int | None:
-        """How long until so many calls may all be sent over these ways, if nobody else sends any; None when they never may."""
+        """Return how long until so many calls may all be sent over these ways, if no others are sent; None when they never may."""
         row = await tx.one("now")
         assert row is not None
         packed: dict[str, bytes] = {}

@@ -17,7 +17,7 @@ BYTES_ANY = (0, BYTES_MAX)
 class Ingests(Table):
     @reads
     async def jobs_waiting_ingest(self, tx: Tx, count_max: int, sizes: tuple[int, int] = BYTES_ANY) -> list[str]:
-        """Jobs whose input nobody ingests now, and whose ingest costs so many bytes at the least and at the most."""
+        """Return jobs whose input no worker ingests now, and whose ingest costs so many bytes at the least and at the most."""
         rows = await tx.all("jobs_waiting_ingest", bytes_min=sizes[0], bytes_max=sizes[1], count_max=count_max)
         return [row[0] for row in rows]
 

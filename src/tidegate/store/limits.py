@@ -23,7 +23,8 @@ _SETTLEMENTS_MAX = 10_000
 
 
 class StoreLimits:
-    """`holder` is the incarnation whose calls they are, asked each time; what nobody holds counts as in flight for an hour."""
+    """Limits kept in the store. `holder` is the incarnation whose calls they are, asked each time; calls without one count as in flight for
+    an hour."""
 
     def __init__(self, store: Store, holder: Callable[[], str] = lambda: "") -> None:
         self._store = store
@@ -100,7 +101,7 @@ class StoreLimits:
 
 
 def _debts(one: Settlement) -> Settlement:
-    """What of it may be said a second time: a side that would give something back is left out."""
+    """Return the part of a settlement that may be sent twice: a side that would give something back is left out."""
     tokens = (one.reserved_tokens, one.used_tokens) if one.used_tokens > one.reserved_tokens else (0, 0)
     return Settlement(one.grant_id, one.budgets, one.unsent_requests, *tokens, 0, one.used_nano - one.reserved_nano)
 

@@ -35,7 +35,7 @@ def end_of(placed: Placed) -> int:
 
 
 class Logs:
-    """The logs that one transaction takes lines from. Their rows are written last, so nobody waits for a job while holding a log."""
+    """The logs that one transaction takes lines from. Their rows are written last, so it never waits for a job while it holds a log."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx

@@ -92,7 +92,7 @@ class PostgresTx:
         await self._connection.copy_records_to_table(table, columns=columns, records=many, timeout=_BULK_TIMEOUT_S)
 
     async def _listed(self, rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Only a really long list gets more time: whoever is paused in this transaction holds its locks for as long."""
+        """Give only a really long list more time: a transaction that is paused here holds its locks for as long."""
         many = list(rows)
         if len(many) > _BULK_ROWS_MIN:
             await _allow_time(self._connection)
@@ -115,10 +115,10 @@ class PostgresDriver:
         pooler: str,
         steady_ms: Callable[[], float] | None = None,
     ) -> None:
-        """`steady_ms` is a clock that nobody can set; without it the database's clock is believed whatever it shows."""
+        """`steady_ms` is a clock that cannot be set; without it the database's clock is believed whatever it shows."""
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
-        # Every statement reads a few rows by index: planning it anew each time, or compiling it, takes longer than running it.
+        # Every statement reads a few rows by index: planning it each time, or compiling it, takes longer than running it.
         self._limits = {
             "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),
@@ -348,7 +348,7 @@ async def _stamps(connection: Any) -> Mapping[str, str]:
 
 
 async def _refuse_unsafe(pool: Any) -> None:
-    """A database that may forget what it said it committed cannot keep our promises."""
+    """Refuse a database that may forget what it committed: it cannot keep our promises."""
     async with pool.acquire() as connection, connection.transaction(readonly=True):
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
             if await connection.fetchval("select current_setting($1)", setting) == "off":

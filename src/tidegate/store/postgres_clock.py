@@ -1,7 +1,7 @@
 """PostgreSQL's share of the store's time: its clock may be set under many processes, and no session of it has another to compare with.
 
-Every process looks once a second. The looks leave notes in one row, so the age of the last note is small unless a clock stepped or nobody
-looked. Which of the two it was the process knows from its own clock, which nobody can set. A step is taken out by replacing now_ms():
+Every process looks once a second. The looks leave notes in one row, so the age of the last note is small unless a clock stepped or none
+looked. Which of the two it was the process knows from its own clock, which cannot be set. A step is taken out by replacing now_ms():
 numbers in its text cost a statement nothing, and plans that were made with the old ones are made again.
 """
 
@@ -17,7 +17,7 @@ Write = Callable[[Body[ClockRow]], Awaitable[ClockRow]]
 
 # What assert_clock() raises.
 DOUBTFUL_CLOCK = "TG001"
-_NOBODYS = Boot()
+_NO_BOOT = Boot()
 _CLOCK_LOCK = 7_308_327_417_366
 
 
@@ -60,8 +60,8 @@ class PostgresClock:
         step = 0 if self._before is None else step_between(self._before, Look(row.now, asked_ms, self._steady_ms()))
         now = max(row.now - step, row.ticked_at)
         if now == row.now:
-            # Time did pass, and nobody looked.
-            await tick(tx, now, _NOBODYS)
+            # Time did pass, and no process looked.
+            await tick(tx, now, _NO_BOOT)
             return row
         done = await _replace_clock(tx, connection, row, now)
         say_stepped(row.now - now, done.steady)
@@ -71,13 +71,13 @@ class PostgresClock:
 async def _note_look(tx: Tx) -> ClockRow:
     row = await read_clock(tx)
     if row.now - row.ticked_at >= TICK_MS and not is_doubtful(row.now, row.ticked_at):
-        await tick(tx, row.now, _NOBODYS)
+        await tick(tx, row.now, _NO_BOOT)
     return row
 
 
 async def _replace_clock(tx: Tx, connection: Any, row: ClockRow, now: int) -> ClockRow:
     steady = going_on_from(now, row.wall)
-    await set_clock(tx, steady, now, _NOBODYS)
+    await set_clock(tx, steady, now, _NO_BOOT)
     await connection.execute(_now_function(steady))
     return row._replace(now=now, behind_ms=steady.behind_ms, from_ms=steady.from_ms, since_ms=steady.since_ms)
 

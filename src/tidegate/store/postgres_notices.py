@@ -1,6 +1,6 @@
 """Notices between processes through PostgreSQL's NOTIFY, on one connection of their own.
 
-All of it may be lost: while the connection is away, nothing is sent and nothing is heard, and the polls of the store go on. A connection
+All of it may be lost: while the connection is away, nothing is sent or received, and the polls of the store go on. A connection
 that listens belongs to one session, so this cannot be used through a transaction-mode pooler.
 """
 

@@ -357,7 +357,7 @@ create table model_clocks (
 );
 
 -- What each worker had answered, by minute: estimated units, the tokens they really cost, items; for how long any of it was in flight, how
--- long all calls took together, and when the last one ended. Nobody else writes a worker's row.
+-- long all calls took together, and when the last one ended. No other process writes a worker's row.
 create table rates (
     model text not null,
     minute bigint not null,
@@ -393,7 +393,7 @@ create table slots (
     primary key (name, worker_id)
 );
 
--- What deployments said of their own limits per minute.
+-- The limits per minute that deployments reported of themselves.
 create table discovered_limits (
     deployment text primary key,
     requests bigint,
@@ -458,7 +458,7 @@ create table usage_interactive (
     primary key (day, tenant_id, key_id, model, deployment)
 );
 
--- Whose last flush was which: one whose commit was unknown is said again, and counts once.
+-- Each writer's last flush: one whose commit was unknown is sent again, and counts once.
 create table usage_writers (
     id text primary key,
     flush_number bigint not null,

@@ -41,7 +41,7 @@ class Slices(Table):
         """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
         sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
         with `keeps_rest` it leaves a few others for checks."""
-        # Jobs first and in one order, what is written of their models last and in that order too: so nobody waits in a circle.
+        # Jobs first and in one order, what is written of their models last and in that order too: so transactions never wait in a circle.
         doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
         fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
         taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)

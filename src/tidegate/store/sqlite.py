@@ -145,7 +145,7 @@ class SqliteDriver:
     def _open(self, name: str, flags: int) -> apsw.Connection:
         connection = apsw.Connection(name, flags, statementcachesize=_STATEMENT_CACHE_COUNT)
         connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
-        # Without this a statement whose plan might hang on a parameter is planned anew each time, which takes longer than running it.
+        # Without this a statement whose plan might hang on a parameter is planned each time, which takes longer than running it.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
         connection.create_scalar_function("wall_ms", lambda *_: self._wall_ms(), 0)

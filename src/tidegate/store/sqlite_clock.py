@@ -1,4 +1,4 @@
-"""The embedded store's time: one process writes, so it keeps the time itself, by a clock of the machine that nobody can set.
+"""The embedded store's time: one process writes, so it keeps the time itself, by a clock of the machine that cannot be set.
 
 That clock counts from the machine's start. Its relation to the store's time is written down, so that a process that starts later, before
 the machine does, goes on exactly where its predecessor was; after a restart of the machine nothing before the last note is lived again.
@@ -60,7 +60,7 @@ class EmbeddedClock:
             self._state = (self._state[0], ClockRow(*row).steady)
 
     def _read_from(self, here: Boot) -> int:
-        """Read the machine's clock anew from what it shows now."""
+        """Read the machine's clock from what it shows now."""
         wall = self.wall_ms()
         self._state = (wall - here.ms, self._state[1])
         return wall

@@ -18,7 +18,7 @@ class UsageBook(Table):
     @writes
     async def add_interactive(self, tx: Tx, writer: str, number: int, entries: Sequence[SpendEntry]) -> None:
         """Count what interactive calls used, today. `organization` is the tenant's id here. A writer's flushes are numbered from 1 on, and
-        each counts once however often it is said."""
+        each counts once however often it is sent."""
         if await tx.one("usage_writer", writer=writer, number=number) is not None:
             await tx.many("usage_interactive_add", sorted(_added(entry) for entry in entries))
 

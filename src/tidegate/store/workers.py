@@ -14,7 +14,7 @@ class Workers(Table):
 
     @beats
     async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:
-        """Stay alive, and hear what the store thinks this worker holds. None: it was declared gone and must begin anew."""
+        """Stay alive, and return what this worker holds by the store. None: it was declared gone and must register again."""
         if await tx.one("worker_beat", id=worker_id, lease_ms=lease_ms) is None:
             return None
         rows = await tx.all("worker_leases", id=worker_id)

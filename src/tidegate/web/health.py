@@ -1,4 +1,4 @@
-"""How this process is: up at all, and fit to be sent work. Nobody needs a key to ask; only this machine is told reasons in full."""
+"""Health of this process: whether it is up, and whether it can be sent work. No key is needed; only this machine gets the full reasons."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from tidegate.core.ports import Clock
 from tidegate.web.context import WebContext
 from tidegate.web.http.loopback import is_loopback
 
-# Whoever asks waits a second at most, whatever is frozen.
+# A probe waits a second at most, whatever is frozen.
 CHECK_S = 0.8
 BELIEVED_MS = 1_000
 

@@ -1,6 +1,6 @@
 """Where metrics are read: a small listener of its own, away from the public port, and on the API for programs on this machine.
 
-Whoever may scrape learns how much is done, never by whom: see what labels may be in `metrics.py`.
+A scraper learns how much is done, never for which tenant: see what labels may be in `metrics.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A worker that is made anew after an internal error, in a process that has more to do than to run items."""
+"""A worker that is made again after an internal error, in a process that has more to do than to run items."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ RESTART_S_MAX = 60.0
 
 class RunsItems(Protocol):
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to stop. WorkerBroken: an internal error ended it, and what it held was handed back."""
+        """Work until `stop` is set. WorkerBroken: an internal error ended it, and what it held was handed back."""
 
     def trouble(self) -> str | None:
         """Why it takes no new work; None while all is well."""
@@ -48,7 +48,7 @@ class KeptWorker:
         return self._worker.is_idle_with_room(model)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to stop. After each internal error wait, longer each time, unless the last one was long ago."""
+        """Work until `stop` is set. After each internal error wait, longer each time, unless the last one was long ago."""
         loop = asyncio.get_running_loop()
         wait_s = RESTART_S
         while True:

@@ -55,7 +55,7 @@ class LeasedSliceState:
         self.left -= item_count
 
     def end_item(self, number: int, *, was_answered: bool) -> None:
-        """An item has its outcome; `was_answered` when a model server said it."""
+        """Note that an item has its outcome; `was_answered` when a model server gave it."""
         self.left -= 1
         if was_answered:
             self.answered_number = number
@@ -316,7 +316,7 @@ class LeasedWork:
                 return
 
     def mark_done(self, state: LeasedSliceState) -> None:
-        """A call ended, however it ended. Its runner takes the next item itself, so nobody is woken."""
+        """Note that a call ended, however it ended. Its runner takes the next item itself, so no other runner is woken."""
         state.in_flight -= 1
         self.in_flight -= 1
         self._stocks[state.slice.model].in_flight -= 1
@@ -336,7 +336,7 @@ class LeasedWork:
         self._defer(state, self._clock.monotonic_ms() + wait_ms)
 
     def defer_for_budget(self, state: LeasedSliceState, wait_ms: float) -> None:
-        """The same for an item that waits for a budget: nobody asked for that rest, so the first of a slice to be worth a try wakes it."""
+        """Defer an item that waits for a budget. No server asked for that rest, so the first of a slice to be worth a try wakes it."""
         state.deferred += 1
         state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + wait_ms)
 

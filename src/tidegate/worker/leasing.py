@@ -294,5 +294,5 @@ class SliceSettler:
         self._trial.end_slice(state)
 
     def is_settling(self, holding: Holding) -> bool:
-        """Whether record has this slice and the store has not heard of it yet."""
+        """Return whether record has this slice and has not committed it yet."""
         return self._recorder.is_settling(holding.job_id, holding.first, holding.token)

@@ -98,7 +98,7 @@ class Scheduler:
         self._paced_at_ms: dict[str, float] = {}
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
-        # Those that were awake at the last look; asked for anew where none of them has room.
+        # The models that were awake at the last look; read again where none of them has room.
         self._models: Sequence[str] = ()
 
     async def run(self) -> None:
@@ -210,7 +210,7 @@ class Scheduler:
         _count_skips(choice.skips)
         for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
             log.warning("scheduler_plugin_fault", fault=fault)
-        # What stands only until the next look need not be worked out at each of them: nobody reads it so often.
+        # Gauges need not be worked out at every look: they are not read so often.
         if now_ms >= self._tell_at_ms:
             self._tell_at_ms = now_ms + _TELL_EVERY_MS
             self._tell_slack(snapshot)

@@ -24,7 +24,7 @@ class Supervisor:
 
     @property
     def is_working(self) -> bool:
-        """Whether new work may be taken and sent: the worker was not told to stop, and nothing in it is broken."""
+        """Whether new work may be taken and sent: the worker is not stopping, and nothing in it is broken."""
         return not self._is_stopping and self.broken is None
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
@@ -32,7 +32,7 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(self._guard(name, run)))
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until the worker is told to stop, or is broken."""
+        """Wait until the worker is to stop, or is broken."""
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._broke)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Work that is due and that nobody leases: seen from outside of the loops that should lease it, so that their silence shows."""
+"""Work that is due and that no worker leases: seen from outside of the loops that should lease it, so that a stuck loop shows."""
 
 import asyncio
 from collections.abc import Callable

@@ -101,7 +101,7 @@ class Worker:
         self._hand_back = HandBack(me, leases, self._leased_work, settler, self._recorder, lost_workers, grace_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to stop or until an internal error, then hand back what was not sent and finish what was. Raises WorkerBroken
+        """Work until `stop` is set or until an internal error, then hand back what was not sent and finish what was. Raises WorkerBroken
         after an internal error."""
         metrics.worker_broken.set(0)
         start = self._supervisor.start

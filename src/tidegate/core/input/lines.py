@@ -174,7 +174,7 @@ def check_line(line: bytes, rules: LineRules, *, utf8_known: bool = False) -> In
     try:
         return _checked(line, rules, utf8_known)
     except BodyFault as fault:
-        # What fails the whole batch is said first.
+        # A fault that fails the whole batch is reported before one that fails only its line.
         request = _check_around_body(line, rules)
         fault.custom_id, fault.model = request.custom_id, _model_of(request, line, path_of(request.url, rules))
         raise

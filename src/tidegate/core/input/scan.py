@@ -303,7 +303,7 @@ class Scan:
             if known is not None:
                 return known
         self._add_model(checked.model)
-        # Past their common bound, families begin without a reference: their items are told apart by reading them again.
+        # Past their common bound, families begin without a reference: their items are distinguished by reading them again.
         room = REFERENCES_BYTES_MAX - self._references_size
         family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
         number = len(self.families)

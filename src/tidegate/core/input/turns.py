@@ -42,7 +42,7 @@ class IngestLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingInput:
-    """An input that nobody ingests now. `rank` orders the inputs of one tenant: small and old ones have a low rank."""
+    """An input that no worker ingests now. `rank` orders the inputs of one tenant: small and old ones have a low rank."""
 
     job_id: str
     ingest_bytes: int

@@ -266,7 +266,7 @@ class AnswerShape:
 
 
 def answer_texts(answer: Any) -> list[str]:
-    """What the model said, one text per choice, in whichever of the answer shapes it is."""
+    """Return the model's texts, one per choice, from an answer of any shape."""
     if not isinstance(answer, dict):
         return []
     if isinstance(answer.get("choices"), list):

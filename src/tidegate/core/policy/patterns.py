@@ -1,6 +1,6 @@
 """Regular expressions that an operator writes in Python's syntax, run by RE2: no text can make a search take more than linear time.
 
-A pattern is read by Python's own parser and written anew for RE2, with every class of characters spelled out as Python understands it:
+A pattern is read by Python's own parser and written again for RE2, with every class of characters spelled out as Python understands it:
 `\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter stands for every letter that Python takes for it.
 RE2's own `\\b` knows ASCII alone, so it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
 pattern may find more than Python would, never less. What RE2 cannot run (references back, looking around, `\\B`) is refused.

@@ -1,7 +1,7 @@
 """Whether an item may be sent, from what is known of its key right now: one pure decision of a few microseconds.
 
 Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
-slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or nobody knows how the key stands. Waiting
+slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or the key's state is unknown. Waiting
 says nothing about an item, so a retryable denial never uses up its attempts. Budgets and slots are the purse's to judge, where a call is
 sent; guardrails and hooks come after this, because they cost more. Who loads the state, and how old it may be, is the caller's affair.
 """
@@ -61,7 +61,7 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
-    """Not sent. `wait_ms` is how long it takes at least until asking again can help; 0 when nobody knows."""
+    """Not sent. `wait_ms` is how long it takes at least until asking again can help; 0 when that is unknown."""
 
     code: DenialCode
     message: str

@@ -3,7 +3,7 @@
 The work file holds the lines byte for byte, each ended by a newline, in work order, and behind them a trailer: for each item a
 little-endian uint32 with its 1-based line number in the input. Bad lines that are to become item errors stand behind all
 good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Nothing here knows jobs, stores or blobs,
-and nothing is made durable: whoever adopts the work file does that.
+and nothing is made durable: the adopter of the work file does that.
 
 Run as a module it is a process of its own: a JSON request on stdin, the plan on stdout, trouble on stderr. So few things
 are imported at the top, and asyncio only by the side that starts the process.

@@ -1,7 +1,7 @@
 """Workers whose heartbeat ran out: their durable answers are adopted, then their slices are free for others.
 
 The order matters: an adopted answer is an outcome, so its item is not run again. A worker whose log cannot be read now keeps its slices
-until it can, or until that has taken too long; nobody else's work waits for it.
+until it can, or until that has taken too long; no other worker's slices wait for it.
 
 A log may end in the spool of the host that wrote it. A process that starts there delivers it before it leases anything. Other processes
 leave such a log alone until the lease and one sweep are over.

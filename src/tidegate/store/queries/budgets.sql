@@ -2,7 +2,7 @@
 
 -- budgets_lock --
 -- The ledgers of a few budgets, locked in order of their ids so that two processes never wait for each other. The moment is read behind
--- the locks: whoever comes later in the row's history has the later time.
+-- the locks: a later transaction in the row's history has the later time.
 with locked as (
     select id, ledger from budgets
     where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7)
@@ -12,11 +12,11 @@ with locked as (
 select id, ledger, now_ms() as now from locked;
 
 -- budgets_look --
--- The same without the locks, for whoever only wants to know.
+-- Read ledgers without locks, for a look that takes nothing.
 select id, ledger from budgets where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
 
 -- budget_begin --
--- A row comes into being in a transaction of its own: those who then lock it find it, and nobody's count is overwritten.
+-- A row comes into being in a transaction of its own: transactions that then lock it find it, and no count is overwritten.
 insert into budgets (id, bound, name, ledger, used_at, empty_at)
 values (:id, :bound, :name, :ledger, now_ms(), now_ms())
 on conflict (id) do nothing;
@@ -26,7 +26,7 @@ on conflict (id) do nothing;
 update budgets set ledger = :ledger, used_at = now_ms(), empty_at = :empty_at where id = :id;
 
 -- holders_living --
--- Whose calls in flight may still be settled: processes that beat, and those whose slices nobody has taken over yet, so that what they had
+-- Whose calls in flight may still be settled: processes that beat, and those whose slices are not taken over yet, so that what they had
 -- sent is neither known nor sent again.
 select w.id from workers w
 where w.state = 'alive' or exists (select 1 from slices s where s.worker_id = w.id and s.state = 'leased');
@@ -43,7 +43,7 @@ delete from budgets where id in (
 );
 
 -- slots_anchor --
--- One row of nobody's per name, which whoever shares its slots locks.
+-- One row per name without a holder, which a transaction locks that shares its slots.
 insert into slots (name, worker_id, held, wanted, reported_at) values (:name, '', 0, 0, now_ms()) on conflict (name, worker_id) do nothing;
 
 -- slots_lock --
@@ -66,7 +66,7 @@ insert into slots (name, worker_id, held, wanted, reported_at) values (:name, :w
 on conflict (name, worker_id) do update set held = excluded.held, wanted = excluded.wanted, reported_at = excluded.reported_at;
 
 -- slots_prune --
--- Rows of processes that are gone, and anchors that nobody has shared for long.
+-- Rows of processes that are gone, and anchors that were not shared for long.
 delete from slots where (name, worker_id) in (
     select s.name, s.worker_id from slots s
     where (s.worker_id <> '' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive'))

@@ -1,7 +1,7 @@
 -- The store's own time and what it is read from. now_ms() is the store's time, wall_ms() the machine's clock.
 
 -- clock_begin --
--- The one row; nobody has looked yet.
+-- The one row, before the first look.
 insert into clock (id, ticked_at, behind_ms, from_ms, since_ms, stepped_at, boot_id, boot_ms)
 values (1, 0, 0, 0, 0, 0, '', 0)
 on conflict (id) do nothing;
@@ -19,7 +19,7 @@ update clock set ticked_at = :ticked_at, behind_ms = :behind_ms, from_ms = :from
 where id = 1;
 
 -- clock_move_workers --
--- The store's time jumps: nobody's lease ends by that.
+-- The store's time jumps: no lease ends by that.
 update workers set beat_at = beat_at + :jump_ms, alive_until = alive_until + :jump_ms where state = 'alive';
 
 -- clock_lock_budgets --

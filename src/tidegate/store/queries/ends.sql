@@ -27,7 +27,7 @@ order by finalizing_at
 limit :count_max;
 
 -- job_publish --
--- The end. Guarded by the step's token: whoever lost it changes nothing.
+-- The end. Guarded by the step's token: a worker that lost it changes nothing.
 -- moves: jobs: finalizing -> completed
 -- moves: jobs: finalizing -> failed
 -- moves: jobs: finalizing -> expired

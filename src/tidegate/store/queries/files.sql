@@ -43,7 +43,7 @@ where tenant_id = :tenant_id and id = :id and state = 'ready'
 returning id;
 
 -- file_lock --
--- Held by whoever exchanges the pieces of a file, so that nobody else lets go of the same pieces meanwhile.
+-- Held by the transaction that exchanges the pieces of a file, so that no other lets go of the same pieces meanwhile.
 select id from files where id = :id and state <> 'deleted' /*! for update */;
 
 -- file_show --

@@ -13,8 +13,8 @@ select coalesce(
     (select c.clock from model_clocks c where c.model = :model), 0) as lift;
 
 -- flow_wake --
--- There is something to do. Also a flow that is awake is written: whoever would send it to sleep at this moment waits, and then finds
--- the new work. Only one that slept is lifted, and nobody is lowered.
+-- There is something to do. Also a flow that is awake is written: a sweep that would send it to sleep at this moment waits, and then finds
+-- the new work. Only one that slept is lifted, and none is lowered.
 -- moves: flows: asleep -> awake
 update flows set state = 'awake', wakes_at = null,
     weight_milli = coalesce(cast(:weight_milli as bigint), weight_milli),
@@ -23,7 +23,7 @@ update flows set state = 'awake', wakes_at = null,
 where model = :model and share_owner = :share_owner and state in ('awake', 'asleep');
 
 -- flow_hold --
--- Held while it is decided whether it may sleep: whoever wakes it waits for that. One that is being charged is left for the next sweep.
+-- Held while it is decided whether it may sleep: a transaction that wakes it waits for that. One that is being charged is left for the next sweep.
 select served from flows where model = :model and share_owner = :share_owner and state = 'awake' /*! for update skip locked */;
 
 -- flow_work --

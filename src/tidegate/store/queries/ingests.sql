@@ -1,7 +1,7 @@
 -- Ingest: whose input is read next, and what it becomes. A lane's clock and the tenants' places on it count bytes (core/input/turns.py).
 
 -- jobs_waiting_ingest --
--- Inputs of a lane that nobody ingests now.
+-- Inputs of a lane that no worker ingests now.
 select id from jobs
 where state = 'validating' and closing is null and step_not_before <= now_ms() and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max
     and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))

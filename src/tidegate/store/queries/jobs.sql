@@ -74,7 +74,7 @@ where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
 -- job_halt --
--- Whoever closes a running job holds it whole first: no lease is under way then, and none begins.
+-- A transaction that closes a running job holds it whole first: no lease is under way then, and none begins.
 select id from jobs where id = :id /*! for update */;
 
 -- job_cancel_running --
@@ -164,7 +164,7 @@ where id = :id and state = 'validating' and step_token = :token and closing is n
 returning id;
 
 -- job_explain_inputs --
--- How a job stands among the others, for whoever asks why it is or is not running. Only those are ahead that want the same model.
+-- How a job stands among the others, for `explain`. Only those are ahead that want the same model.
 select now_ms() as now,
     (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers_alive,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,

@@ -15,7 +15,7 @@ select output_file_id, error_file_id, output_bytes, error_bytes, share_owner fro
 where id = :id and state in ('in_progress', 'cancelling') /*! for no key update */;
 
 -- outcome_put --
--- The first result wins; whoever comes second gets no row back.
+-- The first result wins; the second gets no row back.
 insert into outcomes (job_id, number, outcome, at, size_bytes, crc32)
 values (:job_id, :number, :outcome, :at, :size_bytes, :crc32)
 on conflict (job_id, number) do nothing
@@ -59,7 +59,7 @@ on conflict (job_id, number) do update set
     reason = excluded.reason;
 
 -- attempt_lost --
--- An item whose owner was lost may have been called already: whoever finds it called again finds the reason here.
+-- An item whose owner was lost may have been called already: this row is the reason of a second call.
 insert into attempts (job_id, number, count, not_before, reason)
 values (:job_id, :number, 0, now_ms(), 'owner_lost')
 on conflict (job_id, number) do update set reason = excluded.reason;

@@ -5,7 +5,7 @@ insert into job_models (job_id, model, item_count, slice_count, work_units, shar
 values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :queue, :created_at, :expires_at, :due_at, :begin_by);
 
 -- job_models_rest --
--- The job's own budgets are spent: nobody looks at it before this moment. A shorter rest never overwrites a longer one. Not for
+-- The job's own budgets are spent: no worker looks at it before this moment. A shorter rest never overwrites a longer one. Not for
 -- longer than a second when its key was changed a moment ago: the worker that asks for this may not know it.
 with rest as (
     select case when cast(:wait_ms as bigint) > 1000 and exists (
@@ -43,7 +43,7 @@ where model = :model and share_owner = :share_owner and state = 'open'
 
 -- job_open_for_lease --
 -- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
--- for each other nor for record, only for whoever closes the job (`job_halt`). Says too whether the time of the last lease is old, whether
+-- for each other nor for record, only for the transaction that closes the job (`job_halt`). Says too whether the time of the last lease is old, whether
 -- this very lease was made before, and what its slices say of the job.
 select cast(:token as text) as token,
     coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
@@ -126,7 +126,7 @@ select number from outcomes where job_id = :job_id and number >= :first and numb
 select number, count, not_before - now_ms() as wait_ms, reason, hand_backs, alone_losses from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_finish --
--- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and whoever publishes must
+-- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and publish must
 -- still find the items here.
 -- moves: slices: leased -> done
 update slices set state = 'done', lease_token = null, worker_id = null
@@ -134,7 +134,7 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
     and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'));
 
 -- slice_release --
--- Given back by its owner: nothing of it is lost, and nobody is to blame. It rests for a second at most when its key was changed a moment
+-- Given back by its owner: nothing of it is lost, and no item is to blame. It rests for a second at most when its key was changed a moment
 -- ago: the worker that gives it back may not know it.
 -- moves: slices: leased -> ready
 update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + case

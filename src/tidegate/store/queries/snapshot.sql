@@ -21,7 +21,7 @@ with recursive awake (model) as (
 select a.model from awake a where a.model is not null limit :count_max;
 
 -- unleased_models --
--- Models with work that is due, of which nothing is out: nobody leases it.
+-- Models with work that is due, of which nothing is out: no worker leases it.
 with recursive awake (model) as (
     select min(f.model) from flows f where f.state = 'awake'
     union all

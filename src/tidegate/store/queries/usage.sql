@@ -1,7 +1,7 @@
 -- What was used and what it cost.
 
 -- usage_add --
--- The job says whose it is. Its row is locked by whoever runs this, so two flushes never meet here.
+-- The job says whose it is. Its row is locked by this transaction, so two flushes never meet here.
 insert into usage (day, job_id, model, deployment, tenant_id, team, user_name, key_id, calls, input_tokens, cached_tokens, output_tokens,
     reasoning_tokens, input_nano, cached_nano, output_nano)
 select now_ms() / 86400000, j.id, cast(:model as text), cast(:deployment as text), j.tenant_id, coalesce(k.team, ''),

@@ -30,7 +30,7 @@ where id = :id and state = 'alive'
 returning id;
 
 -- worker_ran_alone --
--- The item that a lost worker ran alone, if it said so.
+-- The item that a lost worker ran alone, if it noted one.
 select alone_job_id, alone_number, alone_checked from workers where id = :id and alone_job_id is not null;
 
 -- workers_alive --

@@ -265,7 +265,7 @@ class BudgetClient:
                 self._lose_touch(str(error), parts)
             return
         except Exception as error:
-            # Whatever it was, nobody knows what may be sent now; whoever waits must not wait for ever.
+            # What may be sent now is unknown, and callers that wait must not wait for ever.
             log.error("limits_crashed", kind=type(error).__name__)
             self._lose_touch("asking the shared budgets failed", parts)
             return
@@ -279,7 +279,7 @@ class BudgetClient:
         for budget in budgets:
             until_ms = self._spent.get(budget, 0.0)
             if until_ms > now_ms:
-                # Another question was told so since these came.
+                # Another question was answered so since these came.
                 for waiter in waiting:
                     waiter.answer.set_exception(_spent(budget.id, until_ms))
                 return []
@@ -287,11 +287,11 @@ class BudgetClient:
         if any(self._contended.get(budget, 0.0) > now_ms for budget in budgets):
             count = CONTENDED_ASK_MAX
         if budgets in self._one_by_one:
-            # The last grant's tokens fitted nobody: a question for one cannot be answered with half of what it needs.
+            # The last grant's tokens were too few for any waiter: a question for one cannot be answered with half of what it needs.
             self._one_by_one.discard(budgets)
             count = 1
         if len(waiting) > count:
-            # At the end: whoever waits under other budgets has a turn before.
+            # At the end: waiters under other budgets come first.
             self._waiting[budgets] = waiting[count:]
         return waiting[:count]
 
@@ -370,7 +370,7 @@ class BudgetClient:
         return bool(dear)
 
     def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
-        """Calls in flight have the rest of a budget in money set aside: whoever needs as much as this one, or more, hears the same."""
+        """Refuse every waiter that needs as much as this one, or more: calls in flight have the rest of a money budget set aside."""
         until_ms = self._clock.monotonic_ms() + RESERVED_MS
         waiting = self._waiting.pop(budgets, [])
         smaller = [waiter for waiter in waiting if waiter.nano < first.nano]

@@ -1,11 +1,11 @@
-"""What one call took of its budgets, and what it really used and cost: settled once, told once.
+"""What one call took of its budgets, and what it really used and cost: settled once, reported once.
 
 There are four ways in which a call can end, and one table of what each costs:
 
     not sent      the permit goes back
     refused       it counts as a request; it was not done, so it took no tokens and no money
     perhaps done  all that was set aside counts as used, unless less is known of it
-    done          what the answer said of its usage, or an estimate where it said nothing
+    done          the usage in the answer, or an estimate where there is none
 
 Budgets and books hear the same. Where usage is written down is not known here.
 """
@@ -127,7 +127,7 @@ class CallReceipt:
         seen = estimated(reported, len(self._call.body), uncounted_bytes)
         tokens = seen.input_tokens + seen.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
-            # Real tokens must not pass such a limit, and it was not said how many there were.
+            # Real tokens must not pass such a limit, and the answer did not report how many there were.
             tokens = max(tokens, self._permit.tokens)
         self._pay(tokens, seen)
 

@@ -1,4 +1,4 @@
-"""What a deployment said is left of its own limits, less what was sent since it said so.
+"""What a deployment reported is left of its own limits, less what was sent since that report.
 
 The number left is the deployment's own, so it counts what other callers and other processes sent, and what went out before its first
 answer. It holds until its limits renew, or until a later answer says something else. Time is an argument, in the clock's monotonic
@@ -45,8 +45,8 @@ class Quota:
         return self.sent
 
     def note(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
-        """The call with this number, which takes about so many tokens, was told what is left. Calls that went out after it are not in that
-        figure; they take as much as it does, as far as is known here."""
+        """Note what is left by the answer to the call with this number, which takes about so many tokens. Calls that went out after it
+        are not in that figure; they are assumed to take as much as it does."""
         if left.requests is None and left.tokens is None:
             return
         self.is_known = True
@@ -55,8 +55,8 @@ class Quota:
         self._tokens.note(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
 
     def spent_of(self, limit: Limit, sent: int, tokens_each: int) -> tuple[int, int]:
-        """How many requests and tokens of this limit are spent: by what was said to be left or, where nothing was said, by what this
-        process sent in the last minute."""
+        """Return how many requests and tokens of this limit are spent: by what is reported to be left or, without a report, by what
+        this process sent in the last minute."""
         return (
             _spent(limit.requests or 0, self._requests.left, sent),
             _spent(limit.tokens or 0, self._tokens.left, sent * tokens_each),

@@ -93,7 +93,7 @@ class TokenEstimator:
         )
 
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
-        """A deployment said how many tokens a prompt had: the most that it ever counted, beside what was likely, is remembered."""
+        """Learn how many tokens a deployment counted in a prompt. The most that it ever counted, beside the estimate, is remembered."""
         size = len(call.body)
         if size < COUNTED_BYTES_MIN or usage.input_tokens > size:
             # More tokens than bytes are no text: something was fetched.

@@ -87,7 +87,7 @@ class CallPath:
     async def open(
         self, route: NameRoute, call: Call, traffic: Traffic | None, state: DeploymentState | None = None
     ) -> Answer | UpstreamResponse:
-        """The answer, or its beginning; raises an UpstreamError of exactly one class, or what cannot be said to any engine."""
+        """Return the answer, or its beginning. Raise an UpstreamError of exactly one class, or ApiProblem where no engine takes it."""
         now_ms = self._clock.monotonic_ms()
         if state is None:
             state = choose(self._view, route, call, traffic, (), now_ms)
@@ -108,7 +108,7 @@ class CallPath:
                 state = await self._budget_wait.next_state(route, put_off, call, traffic, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
             except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable, ApiProblem) as error:
-                # What cannot be paid for there may be cheaper elsewhere, and what cannot be said there may be said elsewhere.
+                # A call that is too expensive there, or cannot be translated for it, may pass at another deployment.
                 tried.append(state)
                 now_ms = self._clock.monotonic_ms()
                 other = choose(self._view, route, call, traffic, tried, now_ms)

@@ -1,6 +1,6 @@
 """One call under way at one deployment: its request, the permit under which it is sent, and its answer up to where the caller takes over.
 
-A permit is taken, the call is sent under it, and what it took is settled, whoever sent it: by one table, however it ends. It neither
+A permit is taken, the call is sent under it, and what it took is settled: by one table for all traffic, however the call ends. It neither
 chooses a deployment nor judges one.
 """
 
@@ -170,7 +170,7 @@ class Exchange:
         """Refuse to begin what may not begin any more: a permit may have been waited for.
 
         Nothing begins when the lease that covers the call may be over, after its job's window, or at a deployment that asked for a rest
-        meanwhile or has said that less is left."""
+        meanwhile or reported that less is left."""
         now_ms = self._clock.monotonic_ms()
         opens_at_ms = state.quota.opens_at_ms(tokens)
         if opens_at_ms > now_ms:

@@ -1,6 +1,6 @@
-"""What is learned from how a call ended: by its deployment, by the other processes, and by whoever sent it.
+"""What is learned from how a call ended: by its deployment, by the other processes, and by its sender.
 
-Our own ceiling, our own deadline and our own budgets are nobody's illness. It chooses nothing and sends nothing.
+Our own ceiling, deadline and budgets say nothing about a deployment's health. It chooses nothing and sends nothing.
 """
 
 import math
@@ -73,7 +73,7 @@ class Feedback:
             state.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
         if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
-            # Our own ceiling or our own deadline: nobody's health is harmed. Who asks for a rest gets it, however late it says so.
+            # Our own ceiling or deadline says nothing about health. A deployment that asks for a rest gets it, however late.
             state.failures[error.reason] += 1
         else:
             self._learn(state, call, error, now_ms)

@@ -1,4 +1,4 @@
-"""What answers say of their deployment's limits, passed on to whoever goes by it: the deployment, its budgets and the other processes."""
+"""Limits in the headers of answers, passed on to the deployment, its budgets and the other processes."""
 
 from collections.abc import Mapping
 
@@ -49,7 +49,7 @@ class LimitNotes:
                 "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
             )
             if state.discovered is not None and not left.is_nothing:
-                # What went out before is inside the window too, and all processes must know it. Of a rest they are told otherwise.
+                # Calls sent before are inside the window too, and all processes must know it. Rests are published separately.
                 spent = state.quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
                 renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)
                 self._budgets.charge(state.budgets[-1], *spent, now_ms + renew_ms)

@@ -1,6 +1,6 @@
 """The answer to an interactive call, whole or while it comes.
 
-A response is closed once, whatever happens: by its end, by whoever passes it on, or because it broke. Only then are its place and its
+A response is closed once, whatever happens: by its end, by its reader, or because it broke. Only then are its place and its
 permit given back and its usage settled. It chooses no deployment and knows no client.
 """
 
@@ -105,7 +105,7 @@ class UpstreamResponse:
         self._stream.resume_timeout()
 
     def was_cut(self) -> bool:
-        """Whether the client took nothing for so long that this call was given up; asked once, by whoever was cancelled."""
+        """Return whether this call was given up because the client took nothing for too long; asked once, after a cancellation."""
         return self._stream.was_cut()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class UpstreamResponse:
             return None
         self._stream.close()
         if self._first:
-            # It came, though nobody read it.
+            # It arrived, though the reader did not take it.
             self._usage.feed(self._first)
         self._usage.end()
         self._receipt.settle(self._usage.usage, self._usage.uncounted_bytes)

@@ -1,7 +1,7 @@
 """One call as an engine takes it, and its answer as the caller takes it: as they are, or translated.
 
 An endpoint speaks OpenAI's shapes or Anthropic's, and so does an engine. Where the two agree, bytes pass through untouched. What cannot be
-said to an engine is refused with a 400 that names the field. Nothing here sends anything.
+translated for an engine is refused with a 400 that names the field. Nothing here sends anything.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Shaped(NamedTuple):
 
 
 def is_translated(endpoint: str, engine: EngineKind) -> bool:
-    """Whether calls to this endpoint must be said to this engine in the other shape."""
+    """Return whether calls to this endpoint are translated for this engine."""
     return (engine is EngineKind.ANTHROPIC) is not (endpoint == MESSAGES)
 
 
@@ -40,7 +40,7 @@ def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str
 
 
 class Translation:
-    """One call of one endpoint. `left_out` are the hints that its engine was not told, known once it was shaped."""
+    """One call of one endpoint. `left_out` are the hints that its engine does not get, known once it was shaped."""
 
     def __init__(self, endpoint: str, body: bytes, now_s: int, beta: str = "") -> None:
         self.endpoint = endpoint
@@ -56,7 +56,7 @@ class Translation:
         return self.endpoint == MESSAGES
 
     def shape(self, engine: EngineKind) -> Shaped:
-        """The request as this engine takes it; ApiProblem when it cannot be said there."""
+        """Return the request as this engine takes it; ApiProblem when it cannot be translated."""
         self._is_translated = is_translated(self.endpoint, engine)
         self.left_out = ()
         if not self._is_translated:
@@ -112,7 +112,7 @@ class ItemTranslation:
             raise Untranslatable(problem.message, status=problem.status, body=body, code=problem.code)
 
     def answer(self, line: bytes) -> bytes:
-        """The answer to the item in the shape of its endpoint; BrokenAnswer where it cannot be said there."""
+        """Return the answer in the shape of the item's endpoint; BrokenAnswer when it cannot be translated."""
         try:
             return self._translation.answer(line)
         except ApiProblem as wrong:

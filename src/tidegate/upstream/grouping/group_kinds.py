@@ -42,7 +42,7 @@ class GroupKind(Protocol):
         """The body of one call for all of these, in order."""
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
-        """What each gets of the answer, in order; raises BrokenAnswer when nobody can say."""
+        """Return each item's part of the answer, in order; raises BrokenAnswer when it cannot be split."""
 
 
 class EmbeddingGroups:

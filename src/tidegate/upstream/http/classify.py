@@ -121,7 +121,7 @@ NEVER_CONNECTED = (
 
 
 def _in_words(wrong: BaseException) -> str:
-    """One sentence without headers, keys or bodies: only classes, hosts and what the operating system said."""
+    """Return one sentence without headers, keys or bodies: only classes, hosts and the operating system's text."""
     match wrong:
         case CallCut():
             return str(wrong)
@@ -190,5 +190,5 @@ def _date_ms(text: str | None) -> int | None:
 
 
 def _bounded(body: bytes) -> bytes:
-    """What a server said that is no answer, as one line, and without the ids of the account that pays."""
+    """Return a failure's body as one line, without the ids of the account that pays."""
     return answer.one_line(without_account(body[: FAILURE_BODY_BYTES_MAX + 1]), FAILURE_BODY_BYTES_MAX)

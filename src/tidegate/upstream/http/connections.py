@@ -57,7 +57,7 @@ class Connection(ResponseHandler):
         return tls is not None and not (tls.session is not None and tls.session.has_ticket)
 
     def has_spoken(self) -> bool:
-        """Whether the peer said anything out of turn, its goodbye included, read by the loop or still in the kernel.
+        """Return whether the peer sent anything out of turn, its goodbye included, read by the loop or still in the kernel.
 
         Asked before the first byte of a request is written: then the request can still go over another connection without
         any doubt that it was sent twice.

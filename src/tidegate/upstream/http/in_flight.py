@@ -1,7 +1,7 @@
 """The calls in flight, and the one sweep that ends those that take too long.
 
 A timer per call and per received packet would cost more than everything else this layer does. So a call only counts its
-steps (request begun, headers heard, bytes received), and a sweep a few times a second notes since when each call has stood
+steps (request begun, headers received, bytes received), and a sweep a few times a second notes since when each call has stood
 still, and whether its request has been taken. Time-outs are exact to one sweep; the total deadline is exact.
 """
 

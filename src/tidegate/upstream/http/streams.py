@@ -1,4 +1,4 @@
-"""An answer that is read while it comes: its head is here, its body follows piece by piece, as fast as whoever reads it.
+"""An answer that is read while it comes: its head is here, its body follows piece by piece, as fast as it is read.
 
 What is not read yet stays in a small buffer, and beyond it with the upstream: a slow reader slows the upstream down. A stream that is
 closed before its end closes its connection, so that the upstream sees it and stops. It knows no model, no client and no shape.
@@ -70,7 +70,7 @@ class Stream:
         try:
             chunk = await self._payload.readany()
         except asyncio.CancelledError:
-            # Ended by us for being late, or by whoever wanted it: then its wish goes on.
+            # Either this layer cut a late call, or the reader was cancelled: then the cancellation goes on.
             cut = self._flight.cut_reason()
             self.close()
             if cut is None:

@@ -1,7 +1,7 @@
 """The second transport: a call is laid down in a queue, someone else makes it, and its answer comes back through the queue.
 
 It stands behind the same port as the HTTP transport and is chosen per deployment, so slots, budgets, breaker and retries go on as they are.
-Every request has one id, made of its item's idempotency key and the number of its try: while it is out, whoever sends the same try again,
+Every request has one id, made of its item's idempotency key and the number of its try: while it is out, a sender of the same try,
 in this process or after it, waits for the same answer. Of an answer it knows only whether it must be kept until it is recorded.
 """
 

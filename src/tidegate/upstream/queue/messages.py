@@ -1,7 +1,7 @@
 """The messages of llm-d's async processor: a request as it takes one, and its result as one reply or one error of ours.
 
 A request is the envelope that its producers make (`internal`, `request_kind`, `data`); the caller's body is spliced in as its own bytes.
-A result is read with doubt, because whoever can reach the queue can write one. Nothing here knows Redis or waits for anything.
+A result is read with doubt, because any client of the queue can write one. Nothing here knows Redis or waits for anything.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tidegate.upstream.http.transport import HttpReply
 ORDER_MS = (1 << 17) * 1000
 ORDER_STEPS = 1 << 21
 
-# A request is remembered for so long after nobody waits for it any more: its answer may be on its way.
+# A request is remembered for so long after its caller stopped waiting: its answer may be on its way.
 LATE_MS = 600_000
 
 _NEVER = msgspec.Raw(b"null")

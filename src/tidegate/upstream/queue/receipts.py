@@ -1,6 +1,6 @@
 """Results that were read and are not recorded yet: each is acknowledged once the store has its outcome, and never before.
 
-Until then the result lies in the queue, so whoever goes on after this process finds it there. What is forgotten here is not lost: it is
+Until then the result lies in the queue, so a process that goes on after this one finds it there. What is forgotten here is not lost: it is
 put away when its request's time is over. It knows items and ids, but no message and no outcome.
 """
 
@@ -60,7 +60,7 @@ class Receipts:
                 del self._due[queue]
 
     async def close(self) -> None:
-        """What cannot be told in a moment stays: it is found and put away by others."""
+        """Acknowledge what can be acknowledged in a moment. Other processes find the rest and put it away."""
         if self._telling is None:
             return
         done, _ = await asyncio.wait({self._telling}, timeout=CLOSE_S)

@@ -1,6 +1,6 @@
 """Back-pressure of a whole model: when none of its deployments is healthy, every process leaves it alone for a while, by one word in Redis.
 
-Only batch work does: a user's call is tried. Such a rest always ends, and whoever obeyed one tries for itself before it obeys another: a
+Only batch work does: a user's call is tried. Such a rest always ends, and a process that obeyed one tries for itself before the next: a
 process that alone cannot reach the servers must not keep the others from them. What deployments ask for themselves (Retry-After) is apart,
 and the longer of the two wins. Without Redis each process learns by itself, from its own breakers.
 """
@@ -44,7 +44,7 @@ class Backpressure:
                     one.background_rests_until_ms = 0.0
 
     def obey(self) -> None:
-        """Obey what other processes were asked by deployments, and said of models that this one has not tried since it last obeyed."""
+        """Obey rests that deployments asked of other processes, and their reports of models that this one has not tried since."""
         now_ms = self._clock.monotonic_ms()
         current = self._rests.current()
         for state in self._states:
@@ -56,7 +56,7 @@ class Backpressure:
             self._deaf.add(model)
             group = self._group(model)
             if self._ill.get(model) and not any(one in self._ill[model] for one in group):
-                # What was said here is said of servers that others stand for now, or that have another key.
+                # The reports are about servers that were replaced since, or that have another key now.
                 continue
             for one in group:
                 one.background_rests_until_ms = until_ms

@@ -48,7 +48,7 @@ FREE_FOR_OTHERS_FROM = 4
 # The batch work's own part of a deployment's slots, where it is smaller than the whole, has a name of its own.
 BACKGROUND_SLOTS = "background:"
 
-# What lies in a queue presses nobody: whoever takes from it has a pace of its own.
+# Requests in a queue press no server: the processor that takes from it has a pace of its own.
 QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
 
 # Headers by which an answer is known to tell of its deployment's limits.
@@ -462,7 +462,7 @@ class DeploymentState:
             bound = min(doubled, self._policy.throttle_backoff_ms_max)
             retry_after_ms = int(bound / 2 + bound / 2 * jitter)
         if self.rests_until_ms <= now_ms:
-            # Calls that were in flight together are told the same thing together: that is one refusal, not many.
+            # Calls that were in flight together are refused together: that counts as one refusal.
             self._throttled_in_a_row += 1
         until_ms = now_ms + min(retry_after_ms, self._policy.retry_after_ms_max)
         self.rest_until(self.refusals.refused(idempotency_key, until_ms))

@@ -1,4 +1,4 @@
-"""Keeps what deployments said of their limits, and reads what other processes and earlier starts heard.
+"""Keep the limits that deployments reported, and read what other processes and earlier starts learned.
 
 It writes only news, soon and in the background: losing a note costs a few refused calls, never a wrong one. It decides nothing.
 """
@@ -48,7 +48,7 @@ class DiscoveredLimits:
             except TimeoutError:
                 continue
             self._rung.clear()
-            # Those who were told together are told in a row: one note is enough for all.
+            # Answers that came together report the same limits: one note is enough for all.
             await asyncio.sleep(WRITE_AFTER_S)
 
     async def _write(self) -> None:

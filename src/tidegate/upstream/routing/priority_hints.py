@@ -1,7 +1,7 @@
-"""What an engine or a router behind us is told about a call: a field of its body, a few headers, the upstream's name of its model.
+"""Hints about a call for an engine or a router behind us: a field of its body, a few headers, the upstream's name of its model.
 
-Bodies are the callers' bytes. A field is put in front of theirs without writing the body anew; only a resource's call, whose model has
-another name upstream, is put together again, each value as the bytes that it was. A tenant is told apart, never named.
+Bodies are the callers' bytes. A field is put in front of theirs without writing the body again; only a resource's call, whose model has
+another name upstream, is put together again, each value as the bytes that it was. Tenants can be distinguished, and are never named.
 """
 
 from hashlib import blake2b
@@ -17,7 +17,7 @@ NAMES_MAX = 4_096
 
 
 class PriorityHints:
-    """What one deployment is told. `is_silent` when it is told nothing, so that most calls pay nothing for this."""
+    """The hints for one deployment. `is_silent` when there are none, so that most calls pay nothing for this."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._hints = hints = deployment.hints

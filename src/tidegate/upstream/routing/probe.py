@@ -60,7 +60,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a deployment said to `GET /models`. `message` says what to do when it is not well.
+    """A deployment's answer to `GET /models`. `message` says what to do when it is not healthy.
 
     Without `is_whole` there are more models than it listed.
     """

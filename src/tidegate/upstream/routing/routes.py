@@ -2,8 +2,8 @@
 
 A name is a model's or a resource's. A resource's limit takes the place of the deployment's for the period that it names, and is then one
 budget of the resource's own over all of its deployments; what a resource leaves open it shares with everyone on the deployment. What a
-deployment said about itself binds everyone. Deployments of a later `order` and a resource's fallbacks are routes of their own, the latter
-under their own budgets. This module sends nothing and asks nobody.
+deployment reports of itself binds everyone. Deployments of a later `order` and a resource's fallbacks are routes of their own, the latter
+under their own budgets. This module sends nothing and asks no other part.
 """
 
 import math
@@ -24,8 +24,8 @@ Place = tuple[str, int]
 
 
 class NameRoute:
-    """Its deployments change while calls are out: whoever waits along a route sees those that it has now. After them come its
-    `fallbacks`."""
+    """The deployments of a name. They change while calls are out: a call that waits along a route sees those that it has now. After
+    them come its `fallbacks`."""
 
     def __init__(self, states: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
         self.states: list[DeploymentState] = []
@@ -44,7 +44,7 @@ class NameRoute:
     def assign(
         self, states: Sequence[DeploymentState], resource: Resource | None = None, *, is_fallback: bool = False
     ) -> None:
-        """Lead to these from now on. A call that comes here by another name is told the model's own."""
+        """Lead to these from now on. A call that comes by another name is sent under the model's own."""
         self.states = [state for state in states if state.deployment.takes_background]
         self.interactive_states = [state for state in states if state.deployment.takes_interactive]
         self.queued_states = [state for state in self.states if state.queued_line is not None]

@@ -137,7 +137,7 @@ class Slots:
         self.share = min(share, self.cap)
         self.highest = self.in_flight
         self.is_short = False
-        # Whoever asked looks again only at its next poll: what came meanwhile is kept until then, or it would never be found.
+        # A caller that asked looks again only at its next poll: slots that came meanwhile are kept until then, or it would never find them.
         self._unseen_rounds = 0 if self.is_seen or not self.is_asked else self._unseen_rounds + 1
         if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
             self.is_asked = False
@@ -349,7 +349,7 @@ class SlotSharing:
                 self._reached = False
             except Exception as error:
                 log.error("slots_crashed", kind=type(error).__name__)
-            # Whoever is short asks again soon, as long as that brings more; a deployment that is full is asked at an easy pace.
+            # A process that is short asks again soon, as long as that brings more; a full deployment is asked at an easy pace.
             await asyncio.sleep(HURRY_S)
             if not grew:
                 await self._demand.wait(PERIOD_S - HURRY_S, is_urgent=True)
@@ -370,7 +370,7 @@ class SlotSharing:
             wanted.setdefault(one.name, 0)
             in_use[one.name] = in_use.get(one.name, 0) + one.in_flight
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
-            # Nothing is wanted and nothing is held: an idle process asks nobody, and the first who is short is heard at once.
+            # Nothing is wanted and nothing is held: an idle process asks nothing, and the first that is short is answered at once.
             return True
         held = sum(one.share for one in asked)
         self._holds = True

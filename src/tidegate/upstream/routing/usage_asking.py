@@ -33,7 +33,7 @@ class UsageAsking:
         if endpoint not in ENDPOINTS:
             return None
         if is_translated:
-            # Whoever translated it asked already, and needs the answer.
+            # The translation asked already, and needs the answer.
             return Asking(body, lambda: without_asking(body), is_extra=False)
         asking = asking_for_usage(body)
         return None if asking is None else Asking(asking, lambda: body, is_extra=True)

@@ -1,4 +1,4 @@
-"""What the other processes of an installation have at one deployment: what each told the store, and what it said since in a notice.
+"""What the other processes of an installation have at one deployment: what each reported to the store, and since then in a notice.
 
 The store is read twice a second and is the truth: it says which processes live. A notice says at once how many interactive calls one
 process has; it counts until a later row of that process is read. Ages decide which of the two is later, so no two processes compare
@@ -13,11 +13,11 @@ import msgspec
 
 from tidegate.core.ports import Clock, FleetReport, Present
 
-# What another process said counts for so long; then it may be gone, or the store may be out of reach.
+# The report of another process counts for so long; then it may be gone, or the store may be out of reach.
 REPORT_VALID_MS = 3_000.0
 # Notices go out for so long after the last worker was seen: one that has nothing to send for a moment is not gone.
 WORKERS_MS = 10_000.0
-# So long after the last interactive call passed a gateway, its silence says that nobody is there.
+# So long after the last interactive call passed a gateway, its silence means that no user is there.
 GATEWAY_MS = 600_000.0
 PEERS_MAX = 1_000
 COUNT_MAX = 1_000_000

@@ -2,7 +2,7 @@
 calls.
 
 What this process has goes to the store twice a second, and what the others have comes back: that is the truth. How many interactive calls
-there are also goes out as a notice the moment it changes, so that no worker sends a prompt in the way of a user it has not heard of. It
+there are also goes out as a notice the moment it changes, so that no worker sends a prompt in the way of a user it does not know of. It
 decides nothing.
 """
 

@@ -38,7 +38,7 @@ PROMPT_BYTES_PER_TOKEN = 4
 # So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
 READY_MAX = 16
 HELD_MAX = 1_000
-# A call that stood so long has room kept for it; one that was not heard of for long is forgotten.
+# A call that stood so long has room kept for it; one that was not seen for long is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 # Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
 UNREPORTED_MS = 1_000.0
@@ -61,7 +61,7 @@ class BackgroundFlight:
 
 @dataclass(slots=True)
 class TideHold:
-    """One call that is ready and may not begin: how long its prompt is, since when, and when it was last heard of."""
+    """One call that is ready and may not begin: how long its prompt is, since when, and when it was last seen."""
 
     prompt_tokens: int
     since_ms: float
@@ -215,7 +215,7 @@ class DeploymentTide:
         if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
             self.act()
         elif self._held:
-            # The controller was asked a moment ago: there is room now within what it said.
+            # The controller was asked a moment ago: there is room now within its answer.
             self._wake()
 
     def _no_longer_awaiting(self, flight: BackgroundFlight) -> None:
@@ -341,14 +341,14 @@ class DeploymentTide:
         self.act()
 
     def _known(self) -> int | None:
-        """How many of the engine's calls are ours; None while there are other processes and nobody heard of them lately."""
+        """Return how many of the engine's calls are ours; None while there are other processes without a recent report."""
         others = self.others
         if others.workers and not self.peers.is_current:
             return None
         return len(self._flights) + self.interactive + others.calls + others.interactive
 
     def _known_or_unreported(self, reading: Reading, known: int) -> int:
-        """The same with the calls that other processes began, or ended, and had no time yet to tell of: those are nobody's users."""
+        """Return `known` with the calls that other processes began or ended and could not report yet: those are no users' calls."""
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
         self._unknown.append((reading.at_ms, max(0, there - known)))
         since_ms = reading.at_ms - UNREPORTED_MS if self.others.workers else reading.at_ms
@@ -391,7 +391,7 @@ def tide_of(
     *,
     runs_items: bool = True,
 ) -> DeploymentTide | None:
-    """The tide of a deployment; None where the operator's ceiling is all there is: said so, or given for a provider that is not ours."""
+    """Return the tide of a deployment; None where only the operator's ceiling counts: by setting, or for a provider that is not ours."""
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
     return DeploymentTide(deployment, control, clock, opened, wake, runs_items=runs_items)

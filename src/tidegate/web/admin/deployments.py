@@ -255,7 +255,7 @@ class DeploymentRoutes:
             wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
             done: RoutingDone = await getattr(self._clerk, verb)(kind, wish)
             if self._live_config is not None:
-                # The others follow within seconds; whoever asked here sees it at once.
+                # The others follow within seconds; the caller of this one sees it at once.
                 await self._live_config.look()
             return json_answer(done)
 

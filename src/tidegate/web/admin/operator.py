@@ -107,7 +107,7 @@ class KeyRevoked(msgspec.Struct, frozen=True):
 
 
 def check_wish(wish: KeyWish) -> None:
-    """Refuse what could not be told apart later: empty, endless or invisible names, and scopes that do not exist."""
+    """Refuse what could not be distinguished later: empty, endless or invisible names, and scopes that do not exist."""
     for name, text in (("org", wish.org), ("team", wish.team), ("user", wish.user)):
         if text is not None and not _is_name(text):
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
@@ -126,7 +126,7 @@ def check_wish(wish: KeyWish) -> None:
 
 
 def check_change(change: KeyChange) -> None:
-    """Refuse names that nobody can mean, scopes that do not exist, limits that limit nothing, and a time that is over."""
+    """Refuse names that cannot be meant, scopes that do not exist, limits that limit nothing, and a time that is over."""
     for name, names in (("models", change.models), ("resources", change.resources)):
         if len(names or ()) > MODELS_MAX or not all(_is_name(one) for one in names or ()):
             raise _bad(
@@ -271,7 +271,7 @@ class Operator:
 
 
 def require_operator(request: Request) -> None:
-    """Whoever came this far with the header has shown the right token; without it one is only a caller."""
+    """Require the operator. A request with this header has shown the right token already; one without it is only a caller's."""
     if CONTROL_HEADER not in request.headers:
         raise HTTPException(404)
 

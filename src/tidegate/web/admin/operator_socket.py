@@ -57,7 +57,7 @@ class _Bridge:
 
         async def receive() -> Message:
             if not to_read:
-                # The client waits for its answer, and nobody looks whether it stays.
+                # The client waits for its answer; this does not watch whether it stays.
                 await asyncio.Event().wait()
             return {"type": "http.request", "body": to_read.pop(), "more_body": False}
 

@@ -1,4 +1,4 @@
-"""How a door's streams are said to its client: as they come, or translated. Requests, whole answers and errors are `Translation`'s."""
+"""Streams in the shape of a door's client: as they come, or translated. Requests, whole answers and errors are `Translation`'s."""
 
 from typing import Protocol
 

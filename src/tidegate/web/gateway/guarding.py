@@ -56,7 +56,7 @@ async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse,
 
 
 async def _collected(response: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
-    """The stream as its client would have it, up to its end; `whole` has heard all of it."""
+    """Return the stream as its client would get it, up to its end; `whole` was fed all of it."""
     chunks = []
     size = 0
     while chunk := await response.read():

@@ -1,4 +1,4 @@
-"""What an interactive call wishes for, read from its body and checked; the body itself stays the caller's bytes."""
+"""What an interactive call asks for, read from its body and checked; the body itself stays the caller's bytes."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ READ_HERE_BYTES_MAX = 1 << 20
 # Two readers could take such a body for two different requests, and one of them decides whose money is spent.
 _READ_ONCE = ("model", "stream", "service_tier", "background")
 _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
-# Nobody honest escapes a plain letter; whoever hides a name this way has the body read slowly.
+# Honest clients do not escape plain letters; a body that hides a name this way is read slowly.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
@@ -32,7 +32,7 @@ class _InteractiveBody(msgspec.Struct):
 
 
 class InteractiveRequest(NamedTuple):
-    """One that `is_plain` can say nothing that its caller may not."""
+    """What an interactive call asks for. `is_plain`: its body holds no field that its caller may not set."""
 
     model: str
     is_stream: bool
@@ -47,7 +47,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 async def interactive_request_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> InteractiveRequest:
-    """The wish in this request, or a 4xx that says what is wrong with it."""
+    """Return what this request asks for; a 4xx ApiProblem says what is wrong with it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiProblem(
@@ -67,7 +67,7 @@ async def interactive_request_of(request: Request, endpoint: str, bytes_max: int
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
     body = await intake.whole(bytes_max, over)
     if len(body) > READ_HERE_BYTES_MAX:
-        # Nobody else waits while a large body is looked through.
+        # Other calls do not wait while a large body is looked through.
         return await asyncio.to_thread(read_interactive_request, body, endpoint, depth_max)
     return read_interactive_request(body, endpoint, depth_max)
 

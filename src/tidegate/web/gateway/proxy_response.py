@@ -116,7 +116,7 @@ class ProxyResponse(Response):
             await refusal(scope, receive, send)
 
     def _refusal(self, error: UpstreamError) -> Response | None:
-        """The engine's own words, in the door's shape; None when it said none."""
+        """Return the engine's own words, in the door's shape; None when there are none."""
         body = own_words(error)
         if body is None:
             return None
@@ -126,7 +126,7 @@ class ProxyResponse(Response):
         return Response(refusal, error.status, headers, "application/json")
 
     async def _end_for_key(self, send: Send) -> None:
-        """The caller's key stopped working: say so, as far as the client can still be told."""
+        """End the answer because the caller's key stopped working, with an error as far as the client can still get one."""
         problem = key_refusal()
         if not self._is_begun:
             raise problem
@@ -190,7 +190,7 @@ class ProxyResponse(Response):
         except UpstreamError as error:
             log.warning("stream_interrupted", request_id=self._request_id, model=self._model, why=error.message)
             if not self._is_between_events:
-                # In the middle of an event nothing can be said any more: only a broken connection tells that it is not whole.
+                # In the middle of an event no other event can be sent: only a broken connection shows that it is not whole.
                 raise StreamCut from None
             event = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
             await send(body_part(event, more=False))
@@ -206,7 +206,7 @@ class ProxyResponse(Response):
 
 
 async def read_rest(response: UpstreamResponse) -> None:
-    """What comes after the last event says nothing, and nobody waits for it; a stream that really ends leaves its connection to others."""
+    """Read what comes after the last event, and drop it. A stream that is read to its end leaves its connection to other calls."""
     try:
         async with asyncio.timeout(REST_S):
             await response.read()

@@ -140,8 +140,8 @@ class Authenticator:
         return row, 0.0
 
     async def _any_key_exists(self, text: str) -> bool:
-        """Once there was a key there is no way back; that there is none yet is believed for two seconds. Whoever shows a key knows better:
-        taken for anyone, they would make things that they could never find again."""
+        """Return whether there is any key. Once there was one there is no way back; that there is none is believed for two seconds. A
+        caller who shows a key knows better: taken for anyone, it would make things that it could never find again."""
         now_ms = self._clock.monotonic_ms()
         is_shown = not self._any_key and keys.public_id_of(text) is not None
         if not self._any_key and (is_shown or now_ms >= self._keyless_until_ms):
@@ -175,7 +175,7 @@ class Authenticator:
         return self._default_tenant_id
 
     def _wait_s(self, client: str, public_id: str | None) -> int:
-        """Return how long whoever failed too often from there or under this name has to wait; 0 when none did."""
+        """Return how long a client that failed too often, from this address or under this key's name, has to wait; 0 otherwise."""
         wait_s = self._address_failures.wait_s(owner_of(client))
         return max(wait_s, self._key_failures.wait_s(public_id)) if public_id is not None else wait_s
 

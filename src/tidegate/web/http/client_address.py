@@ -16,7 +16,7 @@ from tidegate.web.http.host import is_plain_host
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 HOPS_MAX = 32
-# Whoever has one address of a /64 usually has all of them.
+# A client with one address of a /64 usually has all of them.
 IPV6_OWNER_BITS = 64
 
 

@@ -9,7 +9,7 @@ NAMES_MAX = 10_000
 
 
 class Failures:
-    """When the table is full the name that failed longest ago is forgotten: whoever floods it with names gains only new names."""
+    """Recent failures by name. When the table is full the name that failed longest ago is forgotten: flooding it gains only new names."""
 
     def __init__(self, clock: Clock, count_max: int, names_max: int = NAMES_MAX) -> None:
         self._clock = clock

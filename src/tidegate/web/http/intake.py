@@ -24,7 +24,7 @@ DRAIN_BYTES_MAX = 1 << 30
 
 
 class Intake:
-    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, by whomever.
+    """One request's body. It stands in for ASGI's `receive`, so that it knows what has been read, wherever that happened.
 
     `tenant_id` is whose room a body takes that is held in memory, and `open_call` the call under its key; both are known once the caller
     is."""

@@ -135,7 +135,7 @@ def _bracketed(host: str) -> str:
 
 
 def _claim(host: str, port: int) -> int:
-    """A port that nobody listens on. The server shares ports between its own threads, so it would not notice a stranger."""
+    """Return a port without a listener. The server shares ports between its own threads, so it would not notice another process."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
 """When a batch will be done, and whether one that is wished for can be done in time: measured rates and a sample of its input.
 
-A forecast never keeps anything from being accepted by failing itself: where nothing was measured or the storage is away, nothing is said.
+A forecast never keeps anything from being accepted by failing itself: where nothing was measured or the storage is away, there is none.
 """
 
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ def result_of(line: bytes) -> bytes:
 
 
 def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
-    """How each request of a job that ended before it began is told."""
+    """Return what writes the result of each request of a job that ended before it began."""
     if job.state is JobState.FAILED:
         why = job.errors[0].message if job.errors else "The batch failed before it began."
         result = _errored(_OURS, _error_body(_StoredError("batch_failed", why)), None)

@@ -1,7 +1,7 @@
 """The models that callers may name, as OpenAI or Anthropic list them: those that the operator named, and what deployments say of them.
 
 A name that the operator gave is listed whatever its deployments say, for a server that is away or under another version comes back; what
-they say of it (since when, whose, how long a context) is told along. A deployment without names adds those that it says it serves. All are
+they say of it (since when, whose, how long a context) is listed too. A deployment without names adds those that it says it serves. All are
 asked through the control client, side by side, not often and never waited for long: one that was silent is not waited for again until it
 has answered. What a key may not use is not shown to it.
 """
@@ -32,12 +32,12 @@ ASK_TIMEOUT_S = 2.0
 ASKED_AT_ONCE_MAX = 4
 MODELS_MAX = 1_000
 SCOPE = "batches:read or inference"
-NOBODYS = Listed()
+UNLISTED = Listed()
 # The list always comes whole. Anthropic's clients page through it, and OpenAI's Codex says its version.
 ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
 OPENAI_LIST = ("client_version",)
 
-# A deployment at an address: what another server said under the same name does not count.
+# A deployment at an address: the list of another server under the same name does not count.
 Place = tuple[str, str]
 
 
@@ -105,7 +105,7 @@ class ModelRoutes:
                     if not one.models or (name in one.models and own_name == (one.upstream_model or name)):
                         known[name] = known[name].beside(listed) if name in known else listed
         allowed = (name for name in names if allows(caller.models, caller.resources, name, self._model_of))
-        return {name: known.get(self._model_of.get(name, name), NOBODYS) for name in sorted(allowed)}
+        return {name: known.get(self._model_of.get(name, name), UNLISTED) for name in sorted(allowed)}
 
     async def _ask_if_due(self, status: Sequence[DeploymentStatus]) -> None:
         now_ms = self._clock.monotonic_ms()

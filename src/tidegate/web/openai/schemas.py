@@ -110,7 +110,7 @@ class Extras(msgspec.Struct):
     """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
 
     `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
-    `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while nothing can be said, as is `eta`.
+    `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
     `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
     """
 
@@ -159,7 +159,7 @@ class Batch(msgspec.Struct):
 
 
 class ModelObject(msgspec.Struct, omit_defaults=True):
-    """`max_model_len` is the longest context that every server of it bears, as vLLM and SGLang say it; left out where nobody does."""
+    """A model. `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it; left out where unknown."""
 
     id: str
     object: str

@@ -109,7 +109,7 @@ def _event(job: Job, text: bytes, place: ItemPlace) -> ItemEvent:
 
 
 def _words(body: bytes) -> ItemError:
-    """What a model server said, as far as it has the usual shape."""
+    """Return a model server's error, as far as it has the usual shape."""
     try:
         return _decode_error(body).error or ItemError()
     except msgspec.MsgspecError:

@@ -1,6 +1,6 @@
 """Where a reader of a job's events stands, as one number that only grows.
 
-Nothing is written for events: a job's result files are their log, and a place in both files together with the last status that was said
+Nothing is written for events: a job's result files are their log, and a place in both files together with the last status that was sent
 names every event before it. So any process can go on where another stopped, and a job that has no reader pays nothing.
 """
 
@@ -18,7 +18,7 @@ ENDED = len(STEPS) - 1
 
 
 class EventPosition(NamedTuple):
-    """How many bytes of the output and the error file were told, the last status, and whether progress was told since the last item."""
+    """How many bytes of the output and the error file were sent, the last status, and whether progress was sent since the last item."""
 
     output_at: int = 0
     error_at: int = 0

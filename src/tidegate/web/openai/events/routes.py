@@ -76,7 +76,7 @@ class EventRoutes:
 
 
 class EventLog:
-    """The events of one job from one position on, as bytes. What it has told it does not tell again, whatever happens in between."""
+    """The events of one job from one position on, as bytes. It sends no event twice, whatever happens in between."""
 
     def __init__(self, context: WebContext, position: EventPosition, *, is_reset: bool = False) -> None:
         self._store = context.store
@@ -183,7 +183,7 @@ class EventStream(Response):
             has_news = await follower.wait(RETRY_S if is_behind else HEARTBEAT_S)
 
     async def _tell_news(self, job: Job, send: Send) -> bool:
-        """Tell what is new; False when storage is away, and the rest is to be told later."""
+        """Send what is new; False when storage is away, and the rest is to be sent later."""
         try:
             async with aclosing(self._log.news(job)) as news:
                 async for piece in news:
