@@ -108,7 +108,7 @@ def installed(shape: str, engine: str, store_url: str) -> Iterator[str]:
             yield stack.enter_context(tidegate("serve", directory, environment, listening))
             return
         url = stack.enter_context(tidegate("api", directory, environment, listening))
-        stack.enter_context(tidegate("worker", directory, environment, r"tidegate (worker_\w+) at work"))
+        stack.enter_context(tidegate("worker", directory, environment, r"tidegate (worker_\w+) running"))
         yield url
 
 

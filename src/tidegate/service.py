@@ -210,7 +210,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         token = Secret(parts.entropy.token_bytes(32).hex())
 
         def checks() -> dict[str, str | None]:
-            stopping = "it was told to stop and takes no new work" if stop.is_set() else None
+            stopping = "it is stopping and takes no new work" if stop.is_set() else None
             return {"process": stopping, **unleased.checks(worker.trouble if worker else None)}
 
         context = replace(_web_context(parts, me, router, callbacks, token), readiness=checks, stop=stop)

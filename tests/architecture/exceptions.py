@@ -1,6 +1,6 @@
 """Code that does not have the shape of `shape.py` yet. These lists only shrink: a test fails when an entry is not needed.
 
-Delete the entry when you mend the code. When you only move it, correct the path.
+Delete the entry when you fix the code. When you only move it, correct the path.
 """
 
 # Functions with more than 6 parameters.

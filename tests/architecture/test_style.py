@@ -105,7 +105,7 @@ def test_every_class_has_a_name_of_its_own() -> None:
 
 def _check(found: set[str], expected: set[str]) -> None:
     assert sorted(found - expected) == [], "too wide, or calls back: see the rules in tests/architecture/shape.py"
-    assert sorted(expected - found) == [], "mended: delete these entries from tests/architecture/exceptions.py"
+    assert sorted(expected - found) == [], "fixed: delete these entries from tests/architecture/exceptions.py"
 
 
 def test_a_function_has_at_most_six_parameters() -> None:

@@ -108,7 +108,9 @@ def test_the_page_and_the_list_agree_on_what_is_retired() -> None:
     assert not never & set(_glossary()) - {"file"}
 
 
-RIDDLES = re.compile(r"\b(nobody|nobody's|whoever|whomever|said|told|heard|unheard|anew)\b", re.IGNORECASE)
+RIDDLES = re.compile(
+    r"\b(nobody|nobody's|whoever|whomever|said|told|heard|unheard|anew|mend|mends|mended)\b", re.IGNORECASE
+)
 
 
 def _prose(text: str) -> Iterator[str]:
@@ -136,4 +138,4 @@ def test_docstrings_and_comments_name_their_subject() -> None:
         for line in text.splitlines()
         if RIDDLES.search(line)
     ]
-    assert riddles == [], "name who does it, and say sent, reported, asked, again"
+    assert riddles == [], "name who does it, and say sent, reported, asked, again, fix"

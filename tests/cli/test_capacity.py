@@ -50,7 +50,7 @@ def test_a_tenant_that_nobody_made_is_found(desk: Desk) -> None:
     )
     assert [text for _, text in said(found, "tenants")] == [
         "`tenants` gives acne a weight or budgets, but there is no such organization -> "
-        "tidegate keys create --org acne, or mend the name"
+        "tidegate keys create --org acne, or fix the name"
     ]
 
 

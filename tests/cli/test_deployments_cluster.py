@@ -31,7 +31,7 @@ class Cluster(Serving):
         self.url = self.proc.wait_for_line(r"^tidegate listening on (http://\S+)$").group(1)
         self.workers = [self.start("worker") for _ in range(2)]
         for worker in self.workers:
-            worker.wait_for_line(r"tidegate worker_\w+ at work")
+            worker.wait_for_line(r"tidegate worker_\w+ running")
 
     def start(self, *words: str, **more: str) -> Proc:
         return self.desk.start(*words, "--config", "c.yaml", **self.variables, **more)
@@ -76,7 +76,7 @@ def test_every_process_follows(desk: Desk, processes: Processes, postgres_url: s
     # One worker dies in the middle and another begins: it knows what was added from the store.
     cluster.workers[0].kill()
     fresh = cluster.start("worker")
-    fresh.wait_for_line(r"tidegate worker_\w+ at work")
+    fresh.wait_for_line(r"tidegate worker_\w+ running")
     cluster.did("deployments", "change", "gpu", "--set", f"url={desk.engine.url}")
     for worker in (cluster.workers[1], fresh):
         followed(worker, 2)

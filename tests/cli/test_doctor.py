@@ -64,8 +64,8 @@ def test_beside_a_running_server_it_finds_the_same(prepared: Desk) -> None:
 def test_beside_a_server_that_was_told_its_upstream_by_an_option_it_asks_the_server(desk: Desk) -> None:
     serving = Serving(desk)
     said = desk.done("doctor").stdout()
-    assert f"the server that runs here uses {desk.engine.url}: well" in said
-    assert "well" in desk.done("deployments", "list").stdout()
+    assert f"the server that runs here uses {desk.engine.url}: healthy" in said
+    assert "healthy" in desk.done("deployments", "list").stdout()
     assert serving.proc.running
 
 
@@ -97,7 +97,7 @@ def test_a_queue_that_was_added_is_tried_also_where_its_redis_is_away(prepared: 
     queues = found(prepared, "queue", code=1)
     assert [grade for grade, text in queues if text.startswith("there:")][-1] == "ok"
     grade, text = only(queues, "away: llm-d-async:requests:away at ")
-    assert (grade, "cannot be reached" in text, "start it or mend queue.url" in text) == ("wrong", True, True)
+    assert (grade, "cannot be reached" in text, "start it or fix queue.url" in text) == ("wrong", True, True)
     assert "canary" not in text
 
 

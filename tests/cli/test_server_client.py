@@ -305,8 +305,8 @@ def test_explain_says_what_the_scheduler_would_do(serving: Serving) -> None:
     said = json.loads(desk.done("explain", batch, "--json").stdout())
     (forecast,) = said["standing"]["prospects"]
     assert (forecast["model"], forecast["mode"], forecast["share"]) == ("m", "fair_share_v1", 1.0)
-    assert "m: nobody else has work for it; its tenant can count on 100% of what is served." in said["why"]
-    assert "nobody knows whether the deadline will be met" in desk.done("explain", batch).stdout()
+    assert "m: no other tenant has work for it; its tenant can count on 100% of what is served." in said["why"]
+    assert "it is unknown whether the deadline will be met" in desk.done("explain", batch).stdout()
     assert re.search(r"about [\d,]+ tokens of work, done ones included: size class (xs|s|m)\.", "\n".join(said["why"]))
     shown = serving.call("GET", f"/v1/batches/{batch}")[1]["tidegate"]
     assert (shown["eta"], shown["slack_seconds"]) == (None, None)

@@ -86,7 +86,7 @@ def test_a_process_that_stops_is_not_ready_and_still_answers(embedded: Site) -> 
     embedded.until_called(2)
     proc.terminate()
     ready = embedded.client().get("/readyz")
-    assert (ready.status_code, "told to stop" in ready.json()["checks"]["process"]) == (503, True)
+    assert (ready.status_code, "stopping" in ready.json()["checks"]["process"]) == (503, True)
     assert embedded.client().get("/healthz").status_code == 200
     assert embedded.batch(batch_id)["status"] == "in_progress"
     assert proc.wait() == 0

@@ -158,7 +158,7 @@ class Site:
         proc = self.processes.start(
             self.command("worker", data=data), name=name, env=self.environment(failpoints, more)
         )
-        proc.wait_for_line(r"tidegate worker_\w+ at work")
+        proc.wait_for_line(r"tidegate worker_\w+ running")
         self.workers.append(proc)
         return proc
 

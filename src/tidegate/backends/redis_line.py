@@ -138,7 +138,7 @@ class RedisLine:
         # A script that the server does not know has not run: it is sent again with its text.
         unknown = await self._run(connection, left, "EVALSHA", self._shas)
         if await self._run(connection, unknown, "EVAL", self._texts):
-            raise RedisError("the server forgets scripts faster than they are told")
+            raise RedisError("the server forgets scripts faster than they are loaded")
 
     async def _run(
         self, connection: AbstractConnection, questions: Sequence[_Question], verb: str, scripts: Mapping[str, str]

@@ -36,7 +36,7 @@ Revision = Annotated[
     typer.Option("--revision", metavar="N", help="Only if it is still as `list` showed it.", show_default="as it is"),
 ]
 # An operator reads "closed" as "out of order": a breaker's own words mean the opposite.
-STATES = {"closed": "well", "open": "shut", "paused": "key rejected"}
+STATES = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
 
 Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a resource still needs it.")]
 
@@ -49,8 +49,8 @@ def list_deployments(
 ) -> None:
     """List deployments, those of the settings and those added.
 
-    States (well, resting, shut, probing, key rejected) and calls in flight are those of the server on this machine; without one there
-    are none.
+    States (healthy, resting, circuit open, probing, key rejected) and calls in flight are those of the server on this machine;
+    without one there are none.
 
     Example: tidegate deployments list
     """

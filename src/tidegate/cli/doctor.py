@@ -57,7 +57,7 @@ async def _examine(config: Path | None, data: Path | None, overrides: dict[str, 
         loaded = load(config, data, overrides)
     except SettingsError as error:
         return [
-            DoctorFinding("settings", Grade.WRONG, line, "mend it and ask again") for line in str(error).splitlines()
+            DoctorFinding("settings", Grade.WRONG, line, "fix it and ask again") for line in str(error).splitlines()
         ]
     settings = loaded.settings
     routing = await examine_routing.routing(settings)

@@ -102,7 +102,7 @@ async def redis(settings: Settings) -> AsyncIterator[DoctorFinding]:
         took_ms = (time.monotonic() - began_s) * 1000
     except (RedisError, OSError, TimeoutError, ValueError) as error:
         problem = f"{where} does not answer: {str(error) or type(error).__name__}"
-        to_do = "start it or mend redis.url; until then limits come from the store alone"
+        to_do = "start it or fix redis.url; until then limits come from the store alone"
         yield DoctorFinding("redis", Grade.WARNING, problem, to_do)
         return
     finally:
@@ -123,7 +123,7 @@ async def queues(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
         assert one.queue is not None
         where = f"{one.name}: {one.queue.requests} at {redacted(one.queue.url.reveal())}"
         if isinstance(state, QueueAway):
-            to_do = "start it or mend queue.url; until then this deployment's batch calls wait"
+            to_do = "start it or fix queue.url; until then this deployment's batch calls wait"
             yield DoctorFinding("queue", Grade.WRONG, f"{where} cannot be reached: {state}", to_do)
             continue
         for finding in _queue_findings(one.queue, where, state):
@@ -138,12 +138,12 @@ def _queue_findings(queue: Queue, where: str, state: QueueState) -> Iterator[Doc
         problem = f"{where}: Redis does not write what it holds to a disk, so a restart loses it and it is called again"
         yield DoctorFinding("queue", Grade.WARNING, problem, "set appendonly to yes")
     if state.waiting and state.oldest_deadline_s < time.time():
-        problem = f"{where}: {state.waiting:,} requests wait, some past their deadline: nobody takes them"
+        problem = f"{where}: {state.waiting:,} requests wait, some past their deadline: no processor takes them"
         yield DoctorFinding(
             "queue", Grade.WARNING, problem, "start llm-d's async processor at this queue, or look why it does not take"
         )
     if state.dead:
-        problem = f"{where}: {state.dead:,} results could not be read or were nobody's"
+        problem = f"{where}: {state.dead:,} results could not be read or belong to no request"
         to_do = f"look at them with redis-cli LRANGE {queue.results}:dead 0 9, then delete that key"
         yield DoctorFinding("queue", Grade.WARNING, problem, to_do)
     problem = f"{where} answers; {state.waiting:,} requests wait, {state.results + state.unacknowledged:,} results are not recorded yet"
@@ -156,7 +156,7 @@ async def tenants(parts: "Parts") -> AsyncIterator[DoctorFinding]:
         if await parts.store.tenant_by_name(name) is None:
             problem = f"`tenants` gives {name} a weight or budgets, but there is no such organization"
             yield DoctorFinding(
-                "tenants", Grade.WARNING, problem, f"tidegate keys create --org {name}, or mend the name"
+                "tenants", Grade.WARNING, problem, f"tidegate keys create --org {name}, or fix the name"
             )
 
 
@@ -213,7 +213,7 @@ def _read(one: Deployment, text: str | Exception) -> Iterator[DoctorFinding]:
             "tide", Grade.WARNING, problem, f"start it with --max-num-batched-tokens {PREFILL_CHUNK_TOKENS}"
         )
     if one.engine in _PREFIXES and not one.hints.priority_field:
-        problem = f"{one.name} is not told which calls are batch work"
+        problem = f"{one.name} does not learn which calls are batch work"
         to_do = f"start it with {_PRIORITY_FLAGS[one.engine]}, then set hints.priority_field: priority"
         yield DoctorFinding("tide", Grade.WARNING, problem, to_do)
 

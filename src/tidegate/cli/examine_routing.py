@@ -52,7 +52,7 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
     from tidegate import service
 
     for (kind, name), why in known.unusable.items():
-        about, to_do = ("upstream" if kind == "deployment" else kind), f"mend it, or: tidegate {kind}s remove {name}"
+        about, to_do = ("upstream" if kind == "deployment" else kind), f"fix it, or: tidegate {kind}s remove {name}"
         yield DoctorFinding(about, Grade.WRONG, f"the added {kind} {name} cannot be used here: {why}", to_do)
     if not known.deployments:
         used = [one for one in await shown(settings) if one.kind == "deployment"] if known.has_server else []
@@ -85,12 +85,12 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
     name = f"{one.name} (added)" if is_added else one.name
     where = one.url if one.name == "upstream" else f"{name} at {one.url}"
     if not probe.reachable:
-        to_do = f"start it, or mend its url: tidegate deployments change {one.name} --set url=…" if is_added else ""
-        to_do = to_do or "start it, or mend its url"
+        to_do = f"start it, or fix its url: tidegate deployments change {one.name} --set url=…" if is_added else ""
+        to_do = to_do or "start it, or fix its url"
         return DoctorFinding("upstream", Grade.WRONG, f"{where} does not answer: {probe.message}", to_do)
     if probe.message:
         grade = Grade.WRONG if probe.status in (401, 403) else Grade.WARNING
-        return DoctorFinding("upstream", grade, f"{where} answers, but {probe.message}", "mend it, then ask again")
+        return DoctorFinding("upstream", grade, f"{where} answers, but {probe.message}", "fix it, then ask again")
     expected = (one.upstream_model,) if one.upstream_model else one.models
     if expected and probe.is_whole and not set(expected) & set(probe.models):
         served = ", ".join(probe.models[:NAMES_SHOWN_MAX]) or "none"
@@ -131,7 +131,7 @@ def _led(resource: Resource, known: RoutingExamined, answers: Mapping[str, bool]
     name = f"{resource.name} (added)" if resource.name in known.added else resource.name
     if ways[0] in lost:
         text = f"{name} leads to {ways[0]!r}, which no deployment serves"
-        yield DoctorFinding("resource", Grade.WRONG, text, "add a deployment of it, or mend the resource's model")
+        yield DoctorFinding("resource", Grade.WRONG, text, "add a deployment of it, or fix the resource's model")
         return
     for model in lost:
         text = f"{name} falls back to {model!r}, which no deployment serves"
@@ -139,7 +139,7 @@ def _led(resource: Resource, known: RoutingExamined, answers: Mapping[str, bool]
     places = [one for model in ways for one in _serving(model, known)]
     if not any(one.queue is not None or answers.get(one.name) for one in places):
         text = f"{name} leads to {ways[0]!r}, and none of the {len(places)} deployments behind it answers"
-        yield DoctorFinding("resource", Grade.WRONG, text, "mend those first: see above")
+        yield DoctorFinding("resource", Grade.WRONG, text, "fix those first: see above")
         return
     yield DoctorFinding("resource", Grade.OK, f"{name} leads to {', then '.join(dict.fromkeys(ways))}")
 

@@ -137,7 +137,7 @@ async def _spent(parts: "Parts", bound: Bindings) -> tuple[dict[str, str], dict[
         if grants and not any(grant.requests for grant in grants):
             soonest = min(grants, key=lambda grant: grant.wait_ms)
             when = f"in {spoken(soonest.wait_ms)}" if soonest.wait_ms < NEVER_MS else "when its limit is raised"
-            spent[model] = f"{model}: nothing of it is sent now: {soonest.spent} is used up, and bears more {when}."
+            spent[model] = f"{model}: nothing of it is sent now: {soonest.spent} is used up, and allows more {when}."
             waits_ms[model] = soonest.wait_ms if soonest.wait_ms < NEVER_MS else 0
     return spent, waits_ms
 

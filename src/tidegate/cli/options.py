@@ -68,7 +68,7 @@ def as_arguments(config: Path | None, data: Path | None) -> str:
 
 
 def loaded(config: Path | None, data: Path | None, **overrides: object) -> Loaded:
-    """The settings under these options, keys written with `__` for the dot; says what should be mended."""
+    """Return the settings under these options, keys written with `__` for the dot, and print what should be fixed."""
     found = load(config, data, {key.replace("__", "."): value for key, value in overrides.items()})
     for warning in found.warnings:
         terminal.warn(warning)

@@ -48,7 +48,7 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
         if job is None:
             job = await _begin(errand, working)
         elif job.state in JOB_ENDED:
-            terminal.say("This run was done before; its results are copied again. --fresh begins anew.")
+            terminal.say("This run was done before; its results are copied again. --fresh begins again.")
         elif found_done_count:
             terminal.say(
                 f"Going on: {found_done_count:,} of {terminal.in_words(job.item_count, 'item')} were done before."
@@ -82,7 +82,7 @@ async def _refuse_silence(errand: Errand) -> None:
         urls = ", ".join(dict.fromkeys(one.url for one in deployments(errand.settings)))
         why = [probe.message for probe in probes] + [f"its queue cannot be reached ({away})" for away in queues]
         raise SettingsError(
-            f"Nothing answers at {urls}: {why[0].rstrip('.?')}. Start the model server or mend --upstream; --wait waits for it."
+            f"Nothing answers at {urls}: {why[0].rstrip('.?')}. Start the model server or fix --upstream; --wait waits for it."
         )
     if all(probe.status == 401 for probe in probes):
         raise SettingsError(f"The model server refuses us: {probes[0].message}. Name a key with --api-key env:NAME.")

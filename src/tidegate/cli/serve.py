@@ -94,7 +94,7 @@ async def _serve(settings: Settings, *, api: bool, worker: bool) -> None:
     from tidegate import service
 
     def on_ready(address: str) -> None:
-        typer.echo(f"tidegate listening on {address}" if api else f"tidegate {address} at work")
+        typer.echo(f"tidegate listening on {address}" if api else f"tidegate {address} running")
 
     stopping = Stopping(lambda: terminal.say("Stopping; calls in flight are finished first. Once more stops at once."))
     stopping.listen()

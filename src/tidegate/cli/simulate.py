@@ -99,7 +99,9 @@ async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: l
     if redis_url is None or not pools:
         raise ValueError("--queue and --pool go together: name the Redis and at least one pool")
     if not options.port:
-        raise ValueError("--queue needs a --port of its own: whoever takes from the queue must know where to call")
+        raise ValueError(
+            "--queue needs a --port of its own: the processor that takes from the queue must know where to call"
+        )
     import asyncio
 
     from tidegate.simulate.engine import serve

@@ -94,7 +94,7 @@ def _counts(ending: Ending) -> str:
 
 def _refused(ending: Ending) -> str:
     job = ending.job
-    lines = ["The input was refused; nothing was sent. Mend these lines and run the same command again:"]
+    lines = ["The input was refused; nothing was sent. Fix these lines and run the same command again:"]
     for error in job.errors[:ERRORS_SHOWN_MAX]:
         place = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"  {place}{error.message} ({error.code})")

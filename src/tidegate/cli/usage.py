@@ -51,7 +51,7 @@ def usage(
     names = [name.strip() for name in by.split(",") if name.strip()]
     unknown = [name for name in names if name not in spending.DIMENSIONS]
     if unknown or not names:
-        raise SettingsError(f"--by {by!r} cannot be told apart; use any of: {', '.join(spending.DIMENSIONS)}.")
+        raise SettingsError(f"--by {by!r} is no part of a usage report; use any of: {', '.join(spending.DIMENSIONS)}.")
     today = datetime.now(UTC).date()
     to_day = _day("--to", last) or today
     from_day = _day("--from", first) or to_day - timedelta(days=DAYS_SHOWN - 1)

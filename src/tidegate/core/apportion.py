@@ -13,7 +13,7 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
         raise ValueError("only a number of at least 0 is divided, by weights of at least 0")
     if not weights:
         if total:
-            raise ValueError("there is nobody to divide among")
+            raise ValueError("there are no shares to divide among")
         return []
     shares = weights if any(weights) else [1] * len(weights)
     whole = sum(shares)

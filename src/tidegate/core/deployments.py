@@ -262,9 +262,7 @@ class Deployment:
     def _check_queue(self, where: str) -> None:
         assert self.queue is not None
         if self.serves is not Serves.BATCH:
-            raise SettingsError(
-                f"{where}: nobody waits at a queue for an interactive answer: use serves: batch with queue"
-            )
+            raise SettingsError(f"{where}: a queue takes no interactive calls: use serves: batch with queue")
         if self.api_key is not None:
             raise SettingsError(
                 f"{where}: api_key would lie in the queue for all to read: give it to what takes from the queue instead"

@@ -51,7 +51,7 @@ def make(random_bytes: bytes) -> NewKey:
 def remake(public_id: str, random_bytes: bytes) -> NewKey:
     """Return the key under its name with another secret, from as many bytes as a new one."""
     if len(random_bytes) != RANDOM_BYTES or not PUBLIC_ID.fullmatch(public_id):
-        raise ValueError(f"a key is made anew from its public id and {RANDOM_BYTES} random bytes")
+        raise ValueError(f"a key is made again from its public id and {RANDOM_BYTES} random bytes")
     return _key(public_id, random_bytes[6:])
 
 

@@ -145,9 +145,7 @@ def no_repeats(case: Case, found: Finding) -> None:
             )
 
 
-@rule(
-    "calls_in_time", "P8 P9", "No call started after the deadline, nor later than 2 s after the job was told to close"
-)
+@rule("calls_in_time", "P8 P9", "No call started after the deadline, nor later than 2 s after the job began to close")
 def calls_in_time(case: Case, found: Finding) -> None:
     job, allowance = case.job, case.allowance
     limits = [(job["expires_at"], "its deadline")]

@@ -129,7 +129,7 @@ def not_stuck(case: Case, found: Finding) -> None:
     if ended_at <= due:
         return
     if case.ended:
-        found.skip(f"it ended {ended_at - due} ms late, and nobody knows any more whether a worker was alive")
+        found.skip(f"it ended {ended_at - due} ms late, and it is not known any more whether a worker was alive")
     elif not any(worker["state"] == "alive" and worker["alive_until"] >= case.now_ms for worker in case.workers):
         found.skip("no worker is alive")
     else:

@@ -131,7 +131,7 @@ def items_once(case: Case, found: Finding) -> None:
 
 
 def _items_once_by_number(case: Case, found: Finding) -> None:
-    found.looked(f"{case.input.absent}, so items are told by their numbers")
+    found.looked(f"{case.input.absent}, so items are named by their numbers")
     counts = Counter(line.number for line in case.result_lines if line.job_part == case.part)
     for number, count in counts.items():
         found.need(count == 1, f"item {number} is there {count} times")

@@ -1,6 +1,6 @@
 """Turns plain values into the declared types, and says in words what is wrong with each that does not fit.
 
-It collects every problem instead of stopping at the first, so that a configuration is mended in one round. A secret's value never
+It collects every problem instead of stopping at the first, so that a configuration is fixed in one round. A secret's value never
 appears in a problem.
 """
 

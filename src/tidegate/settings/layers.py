@@ -34,7 +34,7 @@ _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings that can be used, where each value came from (by key), and what an operator should still mend."""
+    """Settings that can be used, where each value came from (by key), and what an operator should still fix."""
 
     settings: Settings
     origins: dict[str, str]

@@ -165,12 +165,12 @@ def _resource_problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield from limit_problems((*path, "limits"), entry.limits)
         model = entry.model or name
         if model not in settings.models and not settings.upstream.url:
-            yield (*path, "model"), f"is {model!r}, which `models` does not name; list it there or mend the name"
+            yield (*path, "model"), f"is {model!r}, which `models` does not name; list it there or fix the name"
         elif name in settings.models and model != name:
             yield (*path, "model"), f"is {model!r}, but {name!r} is itself a model; give the resource another name"
         for index, after in enumerate(entry.fallbacks):
             if after not in settings.models and after not in settings.resources and not settings.upstream.url:
-                problem = f"is {after!r}, which neither `models` nor `resources` names; list it there or mend the name"
+                problem = f"is {after!r}, which neither `models` nor `resources` names; list it there or fix the name"
                 yield (*path, "fallbacks", index), problem
         if way := fallback_loop(name, by_name):
             yield (*path, "fallbacks"), f"lead back to it ({' -> '.join(way)}); take one of them away"

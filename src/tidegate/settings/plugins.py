@@ -111,7 +111,7 @@ def _parameters(setting: str, path: str, found: Callable[..., Any]) -> int:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
-        raise SettingsError(f"{setting}: nobody can tell what {path} takes; write a plain function") from None
+        raise SettingsError(f"{setting}: it is not known what {path} takes; write a plain function") from None
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
     return sum(1 for parameter in needed if parameter.kind in kinds)

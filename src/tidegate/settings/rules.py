@@ -50,7 +50,7 @@ def is_worth_hiding(path: KeyPath, text: str) -> bool:
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Every pair of values that cannot both be, as the key to mend and what to do about it."""
+    """Every pair of values that cannot both be, as the key to fix and what to do about it."""
     yield from _url_problems(settings)
     yield from models.problems(settings)
     yield from body_fields.problems(settings)

@@ -95,7 +95,9 @@ class Redis(Group, frozen=True):
     ] = 100
     model_rest_ms_min: Annotated[
         int,
-        whole(100, 300_000, "Least that batch work of all processes leaves a model alone of which no server is well."),
+        whole(
+            100, 300_000, "Least that batch work of all processes leaves a model alone of which no server is healthy."
+        ),
         ADVANCED,
     ] = 5_000
     model_rest_ms_max: Annotated[

@@ -88,7 +88,7 @@ _EXPIRED = Denied(
 )
 UNKNOWN = Denied(
     DenialCode.KEY_UNKNOWN,
-    "Nobody can say how the key that asked for this stands now: it is tried again when the store answers.",
+    "The state of the key that asked for this is unknown now: it is tried again when the store answers.",
     wait_ms=500,
 )
 

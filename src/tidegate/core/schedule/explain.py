@@ -29,7 +29,7 @@ class ExplainInputs:
     notes: tuple[str, ...] = ()
     """Whole sentences of those who know more, such as which budget is used up and until when."""
     work_units: int = 0
-    """How much work all of it is, in tokens by estimate; 0 while nobody knows."""
+    """How much work all of it is, in tokens by estimate; 0 while it is unknown."""
 
 
 _REASONS: Mapping[str, str] = MappingProxyType(
@@ -87,7 +87,7 @@ def explain(job: Job, inputs: ExplainInputs) -> list[str]:
         sentences.append("No worker is alive, so nothing runs: start one with `tidegate serve` or `tidegate worker`.")
     if job.state is JobState.VALIDATING:
         sentences.append(
-            "It was told to close and ends without having begun."
+            "It is being closed and ends without having begun."
             if job.closing
             else "Its input is being checked, or waits for a worker that does it; one input at a time per worker."
         )
@@ -172,7 +172,7 @@ def _foreseen(forecast: FlowForecast) -> list[str]:
         ]
     else:
         sentences = [f"{model}: nothing more of it can be taken now: all that is left is out or put off."]
-    others = f"{forecast.flows} tenants have" if forecast.flows > 1 else "nobody else has"
+    others = f"{forecast.flows} tenants have" if forecast.flows > 1 else "no other tenant has"
     sentences.append(f"{model}: {others} work for it; its tenant can count on {forecast.share:.0%} of what is served.")
     sentences.extend(f"{model}: {note}" for note in forecast.notes)
     sentences.append(f"{model}: {_ending(forecast)}")
@@ -186,7 +186,7 @@ def _ending(forecast: FlowForecast) -> str:
             f"done in about {spoken(forecast.eta_p50_ms)}, in {spoken(forecast.eta_p95_ms)} with 95 % confidence"
         )
     if forecast.slack_ms is None:
-        parts.append("what it serves was not measured yet, so nobody knows whether the deadline will be met")
+        parts.append("what it serves was not measured yet, so it is unknown whether the deadline will be met")
     elif forecast.hopeless:
         parts.append(
             "the deadline cannot be met any more, so it has no precedence; give it a longer window or more capacity"

@@ -190,7 +190,7 @@ class Tide:
         calls = min(self._learner.calls, self._ceiling(signals))
         if self.policy.yields and self._sampled_at_ms is not None:
             # It showed metrics before, and what else runs may be users: send only a safe number.
-            return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: nobody tells what else runs there")
+            return Decision(min(calls, SAFE_CALLS), QUIET_TOKENS_MAX, 0, "unseen: what else runs there is unknown")
         return Decision(calls, UNLIMITED_TOKENS, 0, f"learned: {calls} calls")
 
 

@@ -437,7 +437,7 @@ class BudgetClient:
 
     def _unreachable(self, why: str) -> Withheld:
         until_ms = max(self.unreachable_until_ms, self._clock.monotonic_ms() + UNREACHABLE_MS)
-        message = f"nothing is sent while nobody can say what the shared budgets bear: {why}"
+        message = f"nothing is sent while it is unknown what the shared budgets allow: {why}"
         return Withheld(message, until_ms=until_ms, code="limits_unavailable")
 
 

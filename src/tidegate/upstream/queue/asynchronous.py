@@ -78,9 +78,7 @@ class Office:
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
-        log.warning(
-            "request_withdrawal_failed", request=request_id, advice="whoever takes from the queue may still run it"
-        )
+        log.warning("request_withdrawal_failed", request=request_id, advice="the processor may still run it")
 
     async def close(self) -> None:
         if self._withdrawing:
@@ -219,7 +217,7 @@ class QueueClient:
             withdrawal = Withdrawal.TAKEN
         if withdrawal is Withdrawal.WITHDRAWN:
             return Unavailable(
-                f"nobody took the request from the queue within {total_s:.0f} s: is the processor running, and at this queue?",
+                f"no processor took the request from the queue within {total_s:.0f} s: is the processor running, and at this queue?",
                 code="queue_not_taken",
             )
         return Ambiguous(f"the request was taken from the queue, and no answer came within {total_s:.0f} s")

@@ -101,7 +101,7 @@ class Breaker:
         return True
 
     def key_rejected(self, now_ms: float) -> bool:
-        """Our key is refused: only a person can mend that, so the probes are rarer. True when this paused the deployment."""
+        """Our key is refused: only a person can fix that, so the probes are rarer. True when this paused the deployment."""
         newly = not self._paused
         self.is_open = self._paused = True
         self.ready_at_ms = max(self.ready_at_ms, now_ms + self._interval_ms())

@@ -148,7 +148,7 @@ class RoutingEditor:
         if (kind, name) in found.unusable:
             raise ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {found.unusable[kind, name]}.")
         if kind == MODEL and not any(name in two.models for two in found.deployments):
-            message = f"No deployment serves the model {name!r}: add one first, or mend the name."
+            message = f"No deployment serves the model {name!r}: add one first, or fix the name."
             raise ApiProblem(400, "invalid_parameter", message)
         if kind == RESOURCE:
             one = next(one for one in found.resources if one.name == name)
@@ -163,7 +163,7 @@ class RoutingEditor:
                 *(two for two in one.fallbacks if two not in known),
             ]:
                 message = (
-                    f"No deployment serves {lost!r}, which this resource leads to: add one first, or mend the name."
+                    f"No deployment serves {lost!r}, which this resource leads to: add one first, or fix the name."
                 )
                 raise ApiProblem(400, "invalid_parameter", message)
         return found

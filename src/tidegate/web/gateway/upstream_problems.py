@@ -63,7 +63,7 @@ def _status_and_message(error: UpstreamError) -> tuple[int, str]:
         case Withheld() if error.code == "max_parallel_requests_exceeded":
             return 429, "All parallel calls of this key, user or organization are in use. Wait for one to end."
         case Withheld():
-            return 503, "Nobody can say at the moment what the limits still allow, so nothing is sent. Try again soon."
+            return 503, "It is unknown at the moment what the limits still allow, so nothing is sent. Try again soon."
         case Throttled() if error.code == "flex_unavailable":
             return 429, _sentence(error.message)
         case Throttled():
