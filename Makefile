@@ -11,7 +11,7 @@ LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 INSTALLED := $(VENV)/.installed
 LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
-LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py
+LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/test_tables.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test test-lowest check format bench soak docs lock clean venv
@@ -66,7 +66,7 @@ lock:  ## resolve pyproject.toml anew into the hashed locks
 		--no-header --no-emit-index-url --upgrade --output-file requirements-dev.lock
 	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --constraint requirements-dev.lock --output-file requirements.lock
-	build/lock/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --resolution lowest-direct \
+	build/lock/bin/uv pip compile pyproject.toml --extra tables --universal --python-version 3.11 --resolution lowest-direct \
 		--no-header --no-emit-index-url --output-file build/lowest-direct.txt
 	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --no-annotate --constraint build/lowest-direct.txt --output-file requirements-lowest.lock

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import structlog
 from tidegate import __version__, failpoints, metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
-from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, S3Settings
+from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, Objects, S3Settings
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
@@ -67,6 +67,7 @@ from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
 
 log = structlog.get_logger()
+Bucket = Objects
 
 _HELD_BYTES_MAX = 64 << 20
 _PREDECESSORS_MAX = 100
@@ -161,19 +162,30 @@ def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
     if not settings.blobs.is_s3:
         return LocalBlobs(local_path(settings.blobs.url))
     bucket, _, prefix = settings.blobs.url.removeprefix("s3://").partition("/")
+    reach = _s3_settings(settings, bucket)
+    missing_after_ms = 0 if read_only else MISSING_AFTER_MS
+    return S3Blobs(replace(reach, prefix=prefix, missing_after_ms=missing_after_ms), settings.data_dir / "spool")
+
+
+def passing_files(settings: Settings) -> AbstractContextManager[Path]:
+    """A directory for what only passes through this process."""
+    return scratch_directory(settings.data_dir / "scratch")
+
+
+def open_bucket(settings: Settings, bucket: str) -> Bucket:
+    """A bucket of the caller's own, at the address and with the keys of `blobs`."""
+    return Bucket(_s3_settings(settings, bucket))
+
+
+def _s3_settings(settings: Settings, bucket: str) -> S3Settings:
     key, secret = settings.blobs.access_key_id, settings.blobs.secret_access_key
-    return S3Blobs(
-        S3Settings(
-            bucket=bucket,
-            prefix=prefix,
-            endpoint=settings.blobs.endpoint or None,
-            region=settings.blobs.region,
-            access_key_id=key.reveal() if key else None,
-            secret_access_key=secret.reveal() if secret else None,
-            allow_http=settings.blobs.allow_http,
-            missing_after_ms=0 if read_only else MISSING_AFTER_MS,
-        ),
-        settings.data_dir / "spool",
+    return S3Settings(
+        bucket=bucket,
+        endpoint=settings.blobs.endpoint or None,
+        region=settings.blobs.region,
+        access_key_id=key.reveal() if key else None,
+        secret_access_key=secret.reveal() if secret else None,
+        allow_http=settings.blobs.allow_http,
     )
 
 

@@ -10,12 +10,12 @@ from tests.docs.pages import PAGES, REPOSITORY, codes, missing_tests, name, name
 
 PROMISES = page("docs/promises.md")
 CONFORMANCE = page("docs/conformance.md")
-ROWS = {"A": 18, "B": 8, "C": 12, "D": 13, "E": 8, "F": 5, "G": 10, "H": 10}
+ROWS = {"A": 18, "B": 11, "C": 12, "D": 13, "E": 8, "F": 5, "G": 10, "H": 10}
 PROMISE_COUNT = 30
 # What this version is: these rows may not be `not yet`.
 DONE = {
     *(f"A{number}" for number in (1, 2, 3, 4, 5, 6, 10, 11, 12, 13)),
-    *("B1", "B2", "B7"),
+    *("B1", "B2", "B7", "B11"),
     *(f"C{number}" for number in range(1, 13)),
     *(f"D{number}" for number in range(1, 14)),
     *("E1", "E8", "F1", "F5", "H6", "H9"),

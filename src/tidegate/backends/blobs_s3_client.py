@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import obstore
@@ -137,6 +138,15 @@ class Objects:
         try:
             await self.persist(
                 f"writing {key}", lambda: obstore.put_async(self.store, key, data, mode=mode, use_multipart=False)
+            )
+        except BlobMissing as failure:
+            raise self._bucket_gone(f"writing {key}") from failure
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """A local file, whole or not at all, in parts where it is long."""
+        try:
+            await self.persist(
+                f"writing {key}", lambda: obstore.put_async(self.store, key, path, chunk_size=PUT_BYTES_MAX)
             )
         except BlobMissing as failure:
             raise self._bucket_gone(f"writing {key}") from failure

@@ -7,6 +7,7 @@ batch, whatever happened to the first; keys and speed are no part of it.
 import hashlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -57,6 +58,19 @@ class Targets:
 
     results: Path | None
     errors: Path | None
+    remote: str | None = None
+
+    @property
+    def results_name(self) -> str | None:
+        """The answers' place as the caller knows it."""
+        return self.remote or (str(self.results) if self.results is not None else None)
+
+    @property
+    def errors_name(self) -> str | None:
+        """The failed lines' place as the caller knows it; in a bucket they lie beside the answers."""
+        if self.errors is None:
+            return None
+        return f"{self.remote.rpartition('/')[0]}/{self.errors.name}" if self.remote else str(self.errors)
 
 
 def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
@@ -148,7 +162,7 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
         error_path = Path(errors) if errors is not None else None
     for path, option in ((results, "-o"), (error_path, "-o" if errors is None else "--errors")):
         if path is not None:
-            _check_target(path, source, option)
+            check_target(path, [source.path], option)
     if (
         results is not None
         and error_path is not None
@@ -159,14 +173,15 @@ def targets(output: str | None, errors: str | None, source: Input) -> Targets:
     return Targets(results, error_path)
 
 
-def _check_target(path: Path, source: Input, option: str) -> None:
+def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
+    """Refuse a place where results cannot go, before any work is done."""
     if path.is_dir():
         raise SettingsError(f"{path} is a directory; name a file with {option}.")
     if is_stream(path):
         return
     if not path.parent.is_dir():
         raise SettingsError(f"There is no directory {path.parent}; create it, or choose another place with {option}.")
-    if path.exists() and source.path.exists() and path.samefile(source.path):
+    if path.exists() and any(one.exists() and path.samefile(one) for one in inputs):
         raise SettingsError(f"{path} is the input itself; choose another place with {option}.")
     if not os.access(path.resolve().parent, os.W_OK):
         raise SettingsError(f"Nothing can be written in {path.resolve().parent}; choose another place with {option}.")

@@ -1,62 +1,56 @@
 """`tidegate run`: one file in, results out, no server. Whatever stops it, the same command goes on where it was."""
 
-from enum import StrEnum
-from typing import Annotated
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 
 import typer
 import uvloop
 
-from tidegate.cli import input_file, logs, options, run_job, summary, terminal
+from tidegate.cli import input_file, logs, options, places, run_job, run_table, summary, tables, template, terminal
+from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
 from tidegate.core.errors import SettingsError
 from tidegate.core.states import JOB_ENDED
+from tidegate.settings import Settings
 
 
-class InvalidLines(StrEnum):
-    FAIL = "fail"
-    ERROR_FILE = "error_file"
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The command line of one run, as it was given."""
+
+    file: str
+    output: str | None
+    errors: str | None
+    template: str | None
+    run_options: input_file.RunOptions
+    fresh: bool
+    wait: bool
+    as_json: bool
+    where: str
+
+    @property
+    def remote_output(self) -> str | None:
+        return self.output if self.output is not None and places.is_remote(self.output) else None
 
 
 def run(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="JSONL with one request per line; - reads stdin.", show_default=False)
-    ],
+    file: asked.File,
     upstream: options.Upstream = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Where results go; - is stdout.", show_default="FILE.results.jsonl"
-        ),
-    ] = None,
-    errors: Annotated[
-        str | None,
-        typer.Option("--errors", metavar="FILE", help="Where failed lines go.", show_default="beside the results"),
-    ] = None,
+    output: asked.Output = None,
+    errors: asked.Errors = None,
     data: options.Data = None,
     config: options.Config = None,
     api_key: options.ApiKey = None,
-    in_flight: Annotated[
-        int | None, typer.Option("--in-flight", metavar="N", help="Calls in flight at once.", show_default="64")
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option("--endpoint", metavar="PATH", help="Which endpoint.", show_default="the first line's url"),
-    ] = None,
-    ordered: Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")] = False,
-    prefix_order: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-order/--no-prefix-order", help="Send requests that share a prompt's beginning together."
-        ),
-    ] = True,
-    invalid_lines: Annotated[
-        InvalidLines, typer.Option("--invalid-lines", help="A bad line fails the run, or goes to the errors file.")
-    ] = InvalidLines.FAIL,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+    in_flight: asked.InFlight = None,
+    endpoint: asked.Endpoint = None,
+    template_file: asked.TemplateFile = None,
+    ordered: asked.Ordered = False,
+    prefix_order: asked.PrefixOrder = True,
+    invalid_lines: asked.InvalidLinesOption = asked.InvalidLines.FAIL,
+    fresh: asked.Fresh = False,
+    wait: asked.Wait = False,
+    as_json: asked.Summary = False,
 ) -> None:
     """Turn a file of requests into a file of results.
 
@@ -70,23 +64,105 @@ def run(
         http__connections_max=_connections(in_flight),
     ).settings  # fmt: skip
     require_upstream(settings)
-    source = input_file.read_input(file, settings.data_dir / "scratch", settings.limits.file_bytes_max)
+    if endpoint is not None and not endpoint.startswith("/"):
+        raise SettingsError(f"--endpoint {endpoint} is no path: write it like /v1/chat/completions.")
+    run_options = input_file.RunOptions(endpoint or "", ordered, prefix_order, invalid_lines.value)
+    order = Order(
+        file, output, errors, template_file, run_options, fresh, wait, as_json, options.as_arguments(config, data)
+    )
+    with ExitStack() as passing:
+        exit_code = _run_table(order, settings, passing) if template_file else _run_file(order, settings, passing)
+    raise typer.Exit(exit_code)
+
+
+def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
+    source = _input(order, settings, passing)
     try:
-        targets = input_file.targets(output, errors, source)
-        if as_json and targets.results is None:
+        targets = input_file.targets(_local_output(order, settings, passing), order.errors, source)
+        if order.as_json and targets.results is None:
             raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
-        run_options = input_file.RunOptions(_endpoint(endpoint, source), ordered, prefix_order, invalid_lines.value)
+        run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
-        errand = run_job.Errand(settings, source, targets, run_options, fresh, wait, options.as_arguments(config, data))
+        errand = run_job.Errand(settings, source, targets, run_options, order.fresh, order.wait, order.where)
         ending, exit_code = uvloop.run(run_job.perform(errand))
     finally:
         if source.is_spooled:
             source.path.unlink(missing_ok=True)
-    if as_json:
+    is_done = ending.job.state in JOB_ENDED
+    if is_done and exit_code != summary.UNUSABLE and order.remote_output:
+        shown = uvloop.run(places.send_both(targets, order.remote_output, settings))
+        ending = replace(ending, targets=shown)
+    if order.as_json:
         terminal.show_json({**summary.for_scripts(ending), "exit_code": exit_code})
-    elif ending.job.state in JOB_ENDED:
+    elif is_done:
         terminal.say(summary.for_people(ending))
-    raise typer.Exit(exit_code)
+    return exit_code
+
+
+def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.Input:
+    """The input on this disk: a local file as it is, anything else copied or joined first."""
+    spool_dir, bytes_max = settings.data_dir / "scratch", settings.limits.file_bytes_max
+    if not places.is_remote(order.file) and not places.is_pattern(order.file):
+        return input_file.read_input(order.file, spool_dir, bytes_max)
+    if order.output is None:
+        raise SettingsError(f"{order.file} is no file here to name the results after; say where they go with -o FILE.")
+    scratch = passing.enter_context(_scratch(settings))
+    paths = uvloop.run(places.bring(order.file, settings, scratch))
+    if order.output != input_file.STREAM and not order.remote_output:
+        input_file.check_target(Path(order.output), paths, "-o")
+    path = paths[0] if len(paths) == 1 else places.joined(paths, scratch / "joined.jsonl")
+    return replace(input_file.read_input(str(path), scratch, bytes_max), name=PurePath(order.file).name)
+
+
+def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
+    if order.output is None or order.output == input_file.STREAM:
+        raise SettingsError(
+            "A table needs a place for its rows and their answers: say -o FILE.csv, .jsonl or .parquet."
+        )
+    settings = run_table.raised_limits(settings)
+    scratch = passing.enter_context(_scratch(settings))
+    tables.format_of(order.output, "written")
+    paths = uvloop.run(places.bring(order.file, settings, scratch))
+    target = Path(_local_output(order, settings, passing) or "")
+    input_file.check_target(target, paths, "-o")
+    table = tables.RowTable(paths)
+    request = template.read(Path(order.template or ""), order.run_options.endpoint or None)
+    run_table.check_columns(table, request)
+    logs.configure(settings, quiet=True)
+    # Rows and results are joined in one order, and one bad row must not keep the others from running.
+    run_options = replace(
+        order.run_options, endpoint=request.endpoint, ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
+    )
+    ending, exit_code = run_table.perform(
+        run_table.TableErrand(table, request, target, settings, run_options, order.fresh, order.wait, order.where),
+        scratch,
+    )
+    if ending is None:
+        return exit_code
+    if order.remote_output:
+        uvloop.run(places.send(target, order.remote_output, settings))
+    shown = order.remote_output or str(target)
+    if order.as_json:
+        terminal.show_json(ending.for_scripts(shown))
+    else:
+        terminal.say(ending.for_people(shown, order.where))
+    return exit_code
+
+
+def _scratch(settings: Settings) -> AbstractContextManager[Path]:
+    """A directory for what passes through this run."""
+    from tidegate.service import passing_files
+
+    return passing_files(settings)
+
+
+def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str | None:
+    """Where results are written on this disk; those for a bucket are copied there when they are whole."""
+    if not order.remote_output:
+        return order.output
+    places.check_address(order.remote_output)
+    scratch = passing.enter_context(_scratch(settings))
+    return str(scratch / PurePath(order.remote_output).name)
 
 
 def _connections(in_flight: int | None) -> int | None:
@@ -94,9 +170,7 @@ def _connections(in_flight: int | None) -> int | None:
     return in_flight if in_flight is not None and in_flight > 500 else None
 
 
-def _endpoint(given: str | None, source: input_file.Input) -> str:
-    if given is not None and not given.startswith("/"):
-        raise SettingsError(f"--endpoint {given} is no path: write it like /v1/chat/completions.")
+def _endpoint(given: str, source: input_file.Input) -> str:
     endpoint = given or source.endpoint
     if endpoint is None:
         raise SettingsError(f"{source.name} names no endpoint: {source.trouble}")

@@ -46,8 +46,8 @@ def for_scripts(ending: Ending) -> dict[str, object]:
         "cached_tokens": job.usage.cached_tokens,
         "output_tokens": job.usage.output_tokens,
         "seconds": round(ending.took_s, 3),
-        "results": str(targets.results) if targets.results is not None else None,
-        "errors_file": str(targets.errors) if targets.errors is not None and ending.not_answered_count else None,
+        "results": targets.results_name,
+        "errors_file": targets.errors_name if ending.not_answered_count else None,
         "errors": [
             {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
             for error in job.errors
@@ -67,10 +67,10 @@ def for_people(ending: Ending) -> str:
         lines.append(
             f"tokens   {terminal.short(job.usage.input_tokens)} in{cached}, {terminal.short(job.usage.output_tokens)} out"
         )
-    if ending.targets.results is not None:
-        lines.append(f"results  {ending.targets.results}")
-    if ending.not_answered_count and ending.targets.errors is not None:
-        lines.append(f"failed   {ending.targets.errors}")
+    if ending.targets.results_name is not None:
+        lines.append(f"results  {ending.targets.results_name}")
+    if ending.not_answered_count and ending.targets.errors_name is not None:
+        lines.append(f"failed   {ending.targets.errors_name}")
     elif ending.not_answered_count:
         lines.append(f"failed   tidegate batches output {job.id} --errors{ending.where}   shows why")
     lines.append(f"batch    {job.id}")

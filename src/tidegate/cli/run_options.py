@@ -1,0 +1,58 @@
+"""The options that only `tidegate run` has, as its help shows them."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class InvalidLines(StrEnum):
+    FAIL = "fail"
+    ERROR_FILE = "error_file"
+
+
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="JSONL with one request per line; - reads stdin. s3:// and patterns work, too.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Where results go; - is stdout.", show_default="FILE.results.jsonl"
+    ),
+]
+Errors = Annotated[
+    str | None,
+    typer.Option("--errors", metavar="FILE", help="Where failed lines go.", show_default="beside the results"),
+]
+InFlight = Annotated[
+    int | None, typer.Option("--in-flight", metavar="N", help="Calls in flight at once.", show_default="64")
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="PATH", help="Which endpoint.", show_default="the first line's url"),
+]
+TemplateFile = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="FILE",
+        help="FILE is a table (CSV, JSONL, Parquet): this JSON with {{column}} in it makes each row a request.",
+        show_default=False,
+    ),
+]
+Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
+PrefixOrder = Annotated[
+    bool,
+    typer.Option("--prefix-order/--no-prefix-order", help="Send requests that share a prompt's beginning together."),
+]
+InvalidLinesOption = Annotated[
+    InvalidLines, typer.Option("--invalid-lines", help="A bad line fails the run, or goes to the errors file.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")]
+Summary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]

@@ -1,0 +1,227 @@
+"""`tidegate run --template`: a table in, the same rows with their answers out.
+
+Rows become requests in parts of bounded size, each a batch of its own under `run_job`; a part's batch is known by its bytes, so the
+same command finds finished parts done. Results come in the order of the rows, so rows and results are read side by side and
+neither is ever whole in memory.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from tidegate.cli import input_file, run_job, summary, terminal
+from tidegate.cli.answer_columns import AnswerColumns
+from tidegate.cli.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
+from tidegate.cli.template import Row, Template
+from tidegate.core.errors import SettingsError
+from tidegate.core.states import JOB_ENDED
+from tidegate.settings import Settings
+
+PART_ROWS_MAX = 500_000
+PART_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableErrand:
+    """A table, how its rows become requests, and where the rows with answers go."""
+
+    table: RowTable
+    template: Template
+    target: Path
+    settings: Settings
+    run_options: input_file.RunOptions
+    fresh: bool
+    wait: bool
+    where: str
+
+
+@dataclass(slots=True)
+class TableEnding:
+    """What became of a table: its batches and the sums over them."""
+
+    batches: list[str] = field(default_factory=list)
+    row_count: int = 0
+    answered_count: int = 0
+    found_done_count: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    took_s: float = 0.0
+    exit_code: int = summary.ALL_SUCCEEDED
+
+    def add(self, part: summary.Ending) -> None:
+        job = part.job
+        self.batches.append(job.id)
+        self.row_count += job.item_count
+        self.answered_count += job.answered_count
+        self.found_done_count += part.found_done_count
+        self.input_tokens += job.usage.input_tokens
+        self.output_tokens += job.usage.output_tokens
+        self.took_s += part.took_s
+        self.exit_code = max(self.exit_code, part.exit_code)
+
+    def for_scripts(self, target: str) -> dict[str, object]:
+        return {
+            "batches": self.batches,
+            "total": self.row_count,
+            "succeeded": self.answered_count,
+            "failed": self.row_count - self.answered_count,
+            "found_done": self.found_done_count,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "seconds": round(self.took_s, 3),
+            "results": target,
+            "exit_code": self.exit_code,
+        }
+
+    def for_people(self, target: str, where: str) -> str:
+        failed = self.row_count - self.answered_count
+        counts = f"{self.answered_count:,} of {terminal.in_words(self.row_count, 'row')} answered"
+        failures = f", {failed:,} failed (why stands in their error column)" if failed else ""
+        tokens = f"{terminal.short(self.input_tokens)} in, {terminal.short(self.output_tokens)} out"
+        lines = [
+            f"done     {counts}{failures}, in {terminal.duration(self.took_s)}",
+            f"tokens   {tokens}",
+            f"results  {target}",
+            *(f"batch    {one}" for one in self.batches),
+        ]
+        if self.batches:
+            lines.append(f"next     tidegate verify {self.batches[-1]}{where}   checks it against every promise")
+        return "\n".join(lines)
+
+
+def raised_limits(settings: Settings) -> Settings:
+    """Allow a part's rows and bytes: the limits of a public API are no concern of one's own table."""
+    limits = settings.limits
+    return msgspec.structs.replace(
+        settings,
+        limits=msgspec.structs.replace(
+            limits,
+            items_max=max(limits.items_max, PART_ROWS_MAX),
+            file_bytes_max=max(limits.file_bytes_max, PART_BYTES_MAX + limits.line_bytes_max),
+        ),
+    )
+
+
+def check_columns(table: RowTable, template: Template) -> None:
+    """Refuse a template that names a column which the table lacks, before anything is sent."""
+    if table.columns is None:
+        return
+    unknown = sorted(template.columns - set(table.columns))
+    if unknown:
+        raise SettingsError(
+            f"The template names the column {unknown[0]}, which the table lacks; it has {', '.join(table.columns)}."
+        )
+
+
+def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]:
+    """Run every part, write the table and give the exit code; without an ending it was stopped or refused before."""
+    first = next(asked.table.rows(), {})
+    columns = AnswerColumns(asked.template.endpoint, asked.table.columns or list(first))
+    ending = TableEnding()
+    temporary = asked.target.with_name(f".{asked.target.name}.{secrets.token_hex(4)}.part")
+    writer = open_writer(temporary, format_of(asked.target.name, "written"), asked.table, columns.kinds)
+    targets = input_file.Targets(scratch / "results.jsonl", scratch / "errors.jsonl")
+    try:
+        to_send, to_join = enumerate(asked.table.rows(), 1), enumerate(asked.table.rows(), 1)
+        while part := write_part(to_send, asked.template, scratch, asked.settings.limits.file_bytes_max):
+            source, row_count = part
+            terminal.say(f"Rows {ending.row_count + 1:,} to {ending.row_count + row_count:,}:")
+            done, exit_code = uvloop.run(
+                run_job.perform(
+                    run_job.Errand(
+                        asked.settings, source, targets, asked.run_options, asked.fresh, asked.wait, asked.where
+                    )
+                )
+            )
+            if done.job.state not in JOB_ENDED:
+                return None, exit_code
+            if exit_code == summary.UNUSABLE:
+                terminal.say(summary.for_people(done))
+                return None, exit_code
+            ending.add(done)
+            _join(islice(to_join, row_count), targets, columns, writer)
+        writer.close()
+        _take_name(temporary, asked.target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return ending, ending.exit_code
+
+
+def write_part(
+    rows: Iterator[tuple[int, Row]], template: Template, scratch: Path, bytes_max: int
+) -> tuple[input_file.Input, int] | None:
+    """Write the next rows as a batch's input; None when there are none left."""
+    path = scratch / "requests.jsonl"
+    row_count = size_bytes = 0
+    with path.open("wb") as stream:
+        for number, row in rows:
+            line = template.line(f"row-{number}", row)
+            stream.write(line)
+            row_count, size_bytes = row_count + 1, size_bytes + len(line)
+            if row_count == PART_ROWS_MAX or size_bytes >= PART_BYTES_MAX:
+                break
+    if not row_count:
+        return None
+    source = input_file.read_input(str(path), scratch, bytes_max)
+    return replace(source, name=f"rows to {number:,}"), row_count
+
+
+def _join(
+    rows: Iterator[tuple[int, Row]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
+) -> None:
+    """Write each row with its result. Both result files are in the order of the rows, and each row is in one of them."""
+    answers, failures = _Lines(targets.results), _Lines(targets.errors)
+    done: list[Row] = []
+    for number, row in rows:
+        custom_id = f"row-{number}"
+        line = answers.take(custom_id) or failures.take(custom_id)
+        if line is None:
+            raise SettingsError(f"The results hold no line for row {number}; run the same command again.")
+        done.append(columns.add(row, line))
+        if len(done) == ROWS_PER_BATCH:
+            writer.write(done)
+            done = []
+    writer.write(done)
+
+
+class _ResultId(msgspec.Struct):
+    custom_id: str
+
+
+class _Lines:
+    """The lines of a result file, taken by custom_id in the order in which they stand there."""
+
+    def __init__(self, path: Path | None) -> None:
+        stream = path.open("rb") if path is not None and path.exists() else None
+        self._lines = iter(stream) if stream is not None else iter(())
+        self._decoder = msgspec.json.Decoder(_ResultId)
+        self._next: tuple[str, bytes] | None = None
+
+    def take(self, custom_id: str) -> bytes | None:
+        """The next line if it has this id."""
+        if self._next is None:
+            line = next(self._lines, None)
+            if line is None:
+                return None
+            self._next = (self._decoder.decode(line).custom_id, line)
+        if self._next[0] != custom_id:
+            return None
+        line, self._next = self._next[1], None
+        return line
+
+
+def _take_name(temporary: Path, target: Path) -> None:
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, target)

@@ -1,0 +1,272 @@
+"""`tidegate run --template`: tables in and out, whatever is in the cells, wherever they lie, whatever stops the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from tests.cli.conftest import Desk, behaving
+from tests.support.processes import wait_until
+from tests.support.s3 import S3Server
+from tidegate.cli import places, template
+from tidegate.cli.answer_columns import AnswerColumns
+from tidegate.cli.tables import RowTable, open_writer
+from tidegate.core.errors import SettingsError
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "{{ text }}"}], "max_tokens": 8}
+RESULTS = ["answer", "error", "finish_reason", "input_tokens", "output_tokens"]
+
+
+def write_template(desk: Desk, given: object = CHAT) -> None:
+    (desk.here / "t.json").write_text(json.dumps(given))
+
+
+def write_csv(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def begin(desk: Desk, source: str, target: str, *more: str, **variables: str) -> Any:
+    return desk.start(
+        "run", source, "--template", "t.json", "--upstream", desk.engine.url, "-o", target, *more, **variables
+    )
+
+
+def test_rows_come_back_in_order_with_their_answers_and_failures(desk: Desk) -> None:
+    write_template(desk)
+    texts = [f'say {number}, "twice"\nplease' for number in range(30)]
+    texts[7] = behaving("400")
+    texts[11] = ""
+    write_csv(desk.here / "in.csv", [["id", "text"], *([f"x{n}", text] for n, text in enumerate(texts))])
+    proc = begin(desk, "in.csv", "out.csv", "--json")
+    assert proc.wait() == 1, proc.logs()
+    rows = read_csv(desk.here / "out.csv")
+    assert [(row["id"], row["text"]) for row in rows] == [(f"x{n}", text) for n, text in enumerate(texts)]
+    assert list(rows[0]) == ["id", "text", *RESULTS]
+    assert [n for n, row in enumerate(rows) if row["error"]] == [7]
+    assert all(bool(row["answer"]) == (n != 7) for n, row in enumerate(rows))
+    assert rows[0]["finish_reason"] == "length"
+    assert int(rows[0]["output_tokens"]) == 8
+    summary = json.loads(proc.stdout())
+    assert (summary["total"], summary["succeeded"], summary["failed"], summary["results"]) == (30, 29, 1, "out.csv")
+    desk.verified(summary["batches"][0])
+
+
+def test_a_killed_run_goes_on_and_calls_nothing_twice(desk: Desk) -> None:
+    write_template(desk)
+    table = pa.table({"n": list(range(120)), "text": [behaving("latency=100") + f" {n}" for n in range(120)]})
+    parquet.write_table(table, desk.here / "in.parquet")
+    first = begin(desk, "in.parquet", "out.parquet")
+    wait_until(lambda: len(desk.called()) >= 24, what="some calls")
+    first.kill()
+    assert not (desk.here / "out.parquet").exists()
+    second = begin(desk, "in.parquet", "out.parquet", "--json")
+    assert second.wait() == 0, second.logs()
+    done = parquet.read_table(desk.here / "out.parquet")
+    assert done.schema.names == ["n", "text", *RESULTS]
+    assert done.column("n").to_pylist() == list(range(120))
+    assert None not in done.column("answer").to_pylist()
+    desk.verified(json.loads(second.stdout())["batches"][0])
+    called = len(desk.called())
+    # What was in flight or not yet durable at the kill may be asked again (P5), and nothing else.
+    assert called < 120 + 24 + 8
+    third = begin(desk, "in.parquet", "again.jsonl", "--json")
+    assert third.wait() == 0, third.logs()
+    assert json.loads(third.stdout())["found_done"] == 120
+    assert len(desk.called()) == called
+    assert [row["answer"] for row in desk.results("again.jsonl")] == done.column("answer").to_pylist()
+
+
+def test_several_parts_become_one_table(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidegate.cli import run_table
+
+    table = RowTable([_csv(desk.here / "in.csv", 25)])
+    monkeypatch.setattr(run_table, "PART_ROWS_MAX", 10)
+    rows = enumerate(table.rows(), 1)
+    scratch = desk.here / "scratch"
+    scratch.mkdir()
+    request = template.read(_template(desk.here / "t.json", CHAT), None)
+    counts, ids = [], []
+    while part := run_table.write_part(rows, request, scratch, 1 << 20):
+        source, count = part
+        counts.append(count)
+        ids += [json.loads(line)["custom_id"] for line in source.path.read_text().splitlines()]
+    assert counts == [10, 10, 5]
+    assert ids == [f"row-{number}" for number in range(1, 26)]
+
+
+def test_tables_and_requests_in_a_bucket(desk: Desk, s3_server: S3Server, s3_bucket: str) -> None:
+    write_template(desk)
+    where: dict[str, Any] = {
+        "TIDEGATE_BLOBS_ENDPOINT": s3_server.endpoint,
+        "TIDEGATE_BLOBS_ALLOW_HTTP": "true",
+        "TIDEGATE_BLOBS_ACCESS_KEY_ID": s3_server.access_key,
+        "TIDEGATE_BLOBS_SECRET_ACCESS_KEY": s3_server.secret_key,
+    }
+    store = s3_server.store(s3_bucket)
+    for number in range(2):
+        _csv(desk.here / f"part{number}.csv", 5)
+        obstore.put(store, f"in/part{number}.csv", desk.here / f"part{number}.csv")
+    proc = begin(desk, f"s3://{s3_bucket}/in/*.csv", f"s3://{s3_bucket}/out/done.jsonl", **where)
+    assert proc.wait() == 0, proc.logs()
+    assert f"results  s3://{s3_bucket}/out/done.jsonl" in proc.stderr()
+    lines = bytes(obstore.get(store, "out/done.jsonl").bytes()).splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [f"say {n}" for n in range(5)] * 2
+    desk.write_requests(3)
+    obstore.put(store, "requests.jsonl", desk.here / "requests.jsonl")
+    upstream = ["--upstream", desk.engine.url]
+    desk.done("run", f"s3://{s3_bucket}/requests.jsonl", *upstream, "-o", f"s3://{s3_bucket}/results.jsonl", **where)
+    assert len(bytes(obstore.get(store, "results.jsonl").bytes()).splitlines()) == 3
+    missing = desk.done("run", f"s3://{s3_bucket}/nosuch.jsonl", *upstream, "-o", "out.jsonl", code=2, **where)
+    assert "There is no object" in missing.stderr()
+
+
+def test_several_files_of_requests_by_a_pattern(desk: Desk) -> None:
+    desk.write_requests(3).rename(desk.here / "a1.jsonl")
+    (desk.here / "a2.jsonl").write_text(
+        '{"custom_id": "last", "url": "/v1/chat/completions", "body": ' + json.dumps({**CHAT}) + "}"
+    )
+    upstream = ["--upstream", desk.engine.url]
+    desk.done("run", "a*.jsonl", *upstream, "-o", "results.jsonl")
+    assert len(desk.results()) == 4
+    assert "say where they go with -o" in desk.done("run", "a*.jsonl", *upstream, code=2).stderr()
+    assert "is the input itself" in desk.done("run", "a*.jsonl", *upstream, "-o", "a2.jsonl", code=2).stderr()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("[]", "must be a JSON object"),
+        ("{", "is not JSON"),
+        ('{"input": "{{text}}"}', "names no endpoint"),
+        ('{"body": {"messages": []}, "custom_id": "x"}', "has custom_id beside body"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, given: str, said: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(given)
+    with pytest.raises(SettingsError, match=said):
+        template.read(path, None)
+
+
+def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp_path: Path) -> None:
+    given = {"messages": ["{{a}}", "{{ a }} and {{b}}"], "n": "{{a}}", "stop": None}
+    request = template.read(_template(tmp_path / "t.json", given), None)
+    assert request.endpoint == "/v1/chat/completions"
+    assert request.columns == {"a", "b"}
+    line = json.loads(request.line("row-1", {"a": 3, "b": None}))
+    assert line == {
+        "custom_id": "row-1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [3, "3 and "], "n": 3, "stop": None},
+    }
+    with pytest.raises(SettingsError, match="row-2 has no column b"):
+        request.line("row-2", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "a,a\n1,2\n", "has the column a twice"),
+        ("a.csv", "", "is empty"),
+        ("a.csv", "a,b\n1\n", "row 1 has 1 cells where the header has 2"),
+        ("a.csv", 'a\n"open', "must be CSV in UTF-8"),
+        ("a.jsonl", "[1]\n", "line 1 is no JSON object"),
+        ("a.parquet", "no", "cannot be read as Parquet"),
+        ("a.txt", "x", "is no table that can be read"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(SettingsError, match=said):
+        list(RowTable([path]).rows())
+
+
+def test_parquet_without_its_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(SettingsError, match=r"pip install 'tidegate\[tables\]'"):
+        RowTable([tmp_path / "a.parquet"])
+
+
+CELLS = st.one_of(st.none(), st.text(), st.integers(-(2**53), 2**53), st.booleans())
+
+
+@given(st.lists(st.fixed_dictionaries({"a": st.text(), "b": CELLS}), max_size=5))
+def test_rows_survive_jsonl(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    writer = open_writer(folder / "out.jsonl", ".jsonl", RowTable([_csv(folder / "in.csv", 0)]), {})
+    writer.write(rows)
+    writer.close()
+    assert list(RowTable([folder / "out.jsonl"]).rows()) == rows
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\x00\r", exclude_categories=["Cs"])), max_size=5))
+def test_texts_survive_csv(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    writer = open_writer(folder / "out.csv", ".csv", RowTable([_csv(folder / "in.csv", 0)]), {"answer": "text"})
+    rows = [{"id": "x", "text": text, "answer": text} for text in texts]
+    writer.write(rows)
+    writer.close()
+    assert list(RowTable([folder / "out.csv"]).rows()) == rows
+
+
+def test_result_columns_keep_away_from_the_tables_own() -> None:
+    columns = AnswerColumns("/v1/chat/completions", ["answer", "x"])
+    assert list(columns.kinds) == [f"tidegate_{name}" for name in RESULTS]
+    with pytest.raises(SettingsError, match="has a column tidegate_answer already"):
+        AnswerColumns("/v1/chat/completions", ["answer", "tidegate_answer"])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answer"),
+    [
+        ("/v1/chat/completions", {"choices": [{"message": {"content": "hi"}}]}, {"answer": "hi"}),
+        ("/v1/completions", {"choices": [{"text": "hi", "finish_reason": "stop"}]}, {"answer": "hi"}),
+        (
+            "/v1/embeddings",
+            {"data": [{"embedding": [1.0, 2.0]}], "usage": {"prompt_tokens": 3}},
+            {"embedding": [1.0, 2.0]},
+        ),
+        ("/v1/responses", {"output": [{"content": [{"text": "a"}, {"text": "b"}]}]}, {"answer": "ab"}),
+        ("/v1/messages", {"content": [{"type": "text", "text": "hi"}], "usage": {"input_tokens": 3}}, {"answer": "hi"}),
+        ("/v1/rerank", {"results": [1]}, {"answer": '{"results":[1]}'}),
+    ],
+)
+def test_every_shape_of_answer_fills_its_column(endpoint: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
+    line = json.dumps({"custom_id": "row-1", "response": {"status_code": 200, "body": body}, "error": None})
+    row = AnswerColumns(endpoint, []).add({}, line.encode())
+    assert answer.items() <= row.items()
+    assert row["error"] is None
+
+
+def test_an_address_without_a_key_is_refused() -> None:
+    for name in ("s3://", "s3://bucket", "s3://bucket/", "s3://bucket/folder/"):
+        with pytest.raises(SettingsError, match="names no object"):
+            places.check_address(name)
+
+
+def _csv(path: Path, count: int) -> Path:
+    write_csv(path, [["id", "text"], *([f"x{n}", f"say {n}"] for n in range(count))])
+    return path
+
+
+def _template(path: Path, given: object) -> Path:
+    path.write_text(json.dumps(given))
+    return path
