@@ -1,9 +1,9 @@
 """The product's processes without the second that loading takes: forked from one that has everything loaded already.
 
 What is forked is a process of its own, in a session of its own, with its own environment, directory and output. It runs the same `main` as
-the installed command, or the module that `python -m` names. Only the loading is shared. Processes with preloaded libraries are forked from
-one that has the same libraries preloaded. A process that needs a real start (another interpreter's environment, another system than
-Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
+the installed command, the module that `python -m` names, or the code after `python -c`. Only the loading is shared. Processes with
+preloaded libraries are forked from one that has the same libraries preloaded. A process that needs a real start (another interpreter's
+environment, another system than Linux) gets one: `fits` says so. The installed command itself is started by the tests of the command line.
 
 Run as a module it is the process that forks: asks come over a socket, one datagram each, and so do the answers.
 """
@@ -32,15 +32,24 @@ READ_ONCE = ("PYTHON", "LD_LIBRARY_PATH", "LC_", "MALLOC", "TZ")
 # These change nothing here, or are followed by hand in a forked process.
 HARMLESS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
-MODULES = ("tidegate", "tidegate.simulate.engine", "tidegate.simulate.processor")
+MODULES = ("tidegate", "tests.contracts.", "tests.faults.")
 
 
 def fits(args: Sequence[str], env: Mapping[str, str] | None) -> bool:
-    """Whether this command may be forked: it is the product's, and its interpreter would be set up as this one is."""
-    is_module = list(args[:2]) == [sys.executable, "-m"] and args[2] in MODULES
-    if sys.platform != "linux" or not (is_module or args[0] == TIDEGATE):
+    """Whether this command may be forked: it loads the product, and its interpreter would be set up as this one is."""
+    if sys.platform != "linux" or not _loads_the_product(args):
         return False
     return env is None or _read_once(env) == _read_once(os.environ)
+
+
+def _loads_the_product(args: Sequence[str]) -> bool:
+    if args[0] == TIDEGATE:
+        return True
+    if args[0] != sys.executable or len(args) < 3:
+        return False
+    how, what = args[1:3]
+    # A bare interpreter starts faster than one that has the product loaded.
+    return (how == "-c" and "tidegate" in what) or (how == "-m" and what.startswith(MODULES))
 
 
 def _read_once(env: Mapping[str, str]) -> dict[str, str]:
@@ -145,12 +154,12 @@ class _Nursery:
                 return
             self._ended[pid] = os.waitstatus_to_exitcode(status)
 
-    def serve(self, line: socket.socket) -> bool:
-        """Answer asks until nobody is there to ask; True in a process that was forked."""
+    def serve(self, line: socket.socket) -> list[str]:
+        """Answer asks until nobody is there to ask; a process that was forked gets the command that it is to run."""
         while True:
             message, fds, _, _ = socket.recv_fds(line, ASK_BYTES_MAX, 2)
             if not message:
-                return False
+                return []
             ask = json.loads(message)
             if "pid" in ask:
                 line.send(json.dumps(self._ended.get(ask["pid"])).encode())
@@ -159,7 +168,7 @@ class _Nursery:
             if not pid:
                 line.close()
                 _become(ask, *fds)
-                return True
+                return list(ask["args"])
             for fd in fds:
                 os.close(fd)
             line.send(json.dumps(pid).encode())
@@ -177,10 +186,13 @@ def _become(ask: dict[str, object], stdout: int, stderr: int) -> None:
     assert isinstance(env, dict)
     assert isinstance(args, list)
     inherited = {"", str(REPOSITORY), *_python_path(os.environ)}
-    sys.path[:] = [*_python_path(env), *(path for path in sys.path if path not in inherited)]
+    is_command = args[0] == TIDEGATE
+    beside = [] if is_command else [os.getcwd()]
+    sys.path[:] = [*beside, *_python_path(env), *(path for path in sys.path if path not in inherited)]
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = args if args[0] == TIDEGATE else args[2:]
+    # Like the interpreter: after `-c` the code is no argument, and `runpy` replaces the module's name by its file.
+    sys.argv = args if is_command else ["-c" if args[1] == "-c" else args[2], *args[3:]]
     for name, standard, buffering in (("stdout", 1, -1), ("stderr", 2, 1)):
         file = open(standard, "w", buffering, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, file)
@@ -236,13 +248,15 @@ def main() -> None:
         _load()
         gc.collect()
         gc.freeze()
-        is_forked = _Nursery().serve(line)
-    if is_forked and sys.argv[0] in MODULES:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    elif is_forked:
+        command = _Nursery().serve(line)
+    if command and command[0] == TIDEGATE:
         from tidegate.cli import main as tidegate_command
 
         tidegate_command()
+    elif command and command[1] == "-m":
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    elif command:
+        exec(compile(command[2], "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

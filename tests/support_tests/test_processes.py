@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.prepared import Forked
 from tests.support.processes import (
     Processes,
     ProcessExited,
@@ -65,6 +67,15 @@ def test_terminate_and_wait_give_the_exit_code(processes: Processes) -> None:
     proc.wait_for_line("up")
     proc.terminate()
     assert proc.wait() == 7
+
+
+def test_forked_code_finds_what_an_interpreter_gives_it(processes: Processes, tmp_path: Path) -> None:
+    code = "import os, sys, tidegate; print(__name__, sys.argv, os.getcwd(), os.path.abspath(sys.path[0])); sys.exit(3)"
+    command = [sys.executable, "-c", code, "one", "two"]
+    started = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    forked = processes.start(command, cwd=tmp_path)
+    assert isinstance(forked.popen, Forked) == (sys.platform == "linux")
+    assert (forked.wait(), forked.stdout()) == (started.returncode, started.stdout)
 
 
 def test_a_process_that_ends_early_fails_with_its_logs(processes: Processes) -> None:
