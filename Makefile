@@ -51,8 +51,11 @@ format: venv  ## put the code into its one format
 bench: venv  ## the benchmarks, each a ratio taken in one run
 	$(BIN)/python -m bench
 
-soak: venv  ## the tests that run for long on purpose
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak
+# Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
+soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
+	@$(BIN)/python -m compileall -q src
+	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
+	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
 
 docs: venv  ## write what is generated in docs/ anew, and check what the docs claim
 	$(BIN)/python docs/generate.py

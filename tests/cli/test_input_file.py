@@ -165,6 +165,12 @@ def test_a_pipe_or_a_device_is_written_through_and_stays_what_it_is(tmp_path: Pa
         asyncio.run(results.save(pieces(b"x"), Path("/dev/full")))
 
 
+def test_files_in_memory_are_ordinary_files() -> None:
+    assert not results.is_stream(Path("/dev/shm/results.jsonl"))
+    assert results.is_stream(Path("/dev/stdout"))
+    assert results.is_stream(Path("/dev/fd/7"))
+
+
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link, file = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "r.jsonl"

@@ -19,7 +19,6 @@ from tidegate.core.schedule import Mode
 MEETING_COUNT = 40
 DRAWN_COUNT = 160
 FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 10, 2**40
-SOAK_FROM = 1_000_000
 SOAK_CHUNKS = 16
 
 
@@ -34,6 +33,11 @@ def run(seeds: range | list[int]) -> list[Verdict]:
     return verdicts
 
 
+def run_noted(first: int, count: int, record_property: Callable[[str, object], None]) -> None:
+    record_property("fresh_seeds", f"{first} to {first + count - 1}")
+    assert len(run(range(first, first + count))) == count
+
+
 @pytest.mark.parametrize("first", range(MEETING_COUNT, FIXED_COUNT, CHUNK))
 def test_every_promise_holds(first: int) -> None:
     assert len(run(range(first, first + CHUNK))) == CHUNK
@@ -42,9 +46,7 @@ def test_every_promise_holds(first: int) -> None:
 @pytest.mark.parametrize("chunk", range(FRESH_CHUNKS))
 def test_every_promise_holds_for_fresh_seeds(chunk: int, record_property: Callable[[str, object], None]) -> None:
     """Seeds that no run has seen: the summary of the run names them, and one that breaks prints how to replay it."""
-    first = secrets.randbelow(FRESH_BELOW)
-    record_property("fresh_seeds", f"{first} to {first + FRESH_COUNT - 1}")
-    assert len(run(range(first, first + FRESH_COUNT))) == FRESH_COUNT
+    run_noted(secrets.randbelow(FRESH_BELOW), FRESH_COUNT, record_property)
 
 
 def test_without_faults_each_item_is_called_exactly_once() -> None:
@@ -106,11 +108,12 @@ def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("chunk", range(SOAK_CHUNKS))
-def test_many_more_seeds(chunk: int) -> None:
-    """As many as SOAK_SEEDS says; each soak can go on where the last one ended with SOAK_FROM."""
+def test_many_more_seeds(chunk: int, record_property: Callable[[str, object], None]) -> None:
+    """As many as SOAK_SEEDS says, fresh ones unless SOAK_FROM names the first: so a soak goes on where another ended."""
     count = int(os.environ.get("SOAK_SEEDS", "8000")) // SOAK_CHUNKS
-    first = int(os.environ.get("SOAK_FROM", str(SOAK_FROM))) + chunk * count
-    assert len(run(range(first, first + count))) == count
+    named = os.environ.get("SOAK_FROM")
+    first = secrets.randbelow(FRESH_BELOW) if named is None else int(named) + chunk * count
+    run_noted(first, count, record_property)
 
 
 def test_two_items_that_kill_workers_are_not_checked_against_each_other() -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tidegate.service import Parts
 
 _STREAMS = ("/dev/", "/proc/")
+# The one place under /dev that holds ordinary files.
+_MEMORY = "/dev/shm/"
 
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
@@ -31,7 +33,8 @@ async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0)
 
 def is_stream(path: Path) -> bool:
     """Whether what is written under this name goes elsewhere."""
-    return str(path.absolute()).startswith(_STREAMS) or (path.exists() and not path.is_file())
+    name = str(path.absolute())
+    return (name.startswith(_STREAMS) and not name.startswith(_MEMORY)) or (path.exists() and not path.is_file())
 
 
 def _meant(path: Path) -> Path:

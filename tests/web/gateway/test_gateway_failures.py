@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
+from tests.support.sdks import anthropic, openai
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, World, world
 from tests.web.upstream import answers, chat_with
