@@ -6,6 +6,7 @@ It works on syntax alone, so it can read a tree that is not installed (`trace_ro
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class Module:
     tree: ast.Module
 
 
+@functools.cache
 def modules(source: Path) -> list[Module]:
     """Return every module below a package's folder."""
     return [

@@ -84,7 +84,7 @@ def test_a_silent_database_stops_new_calls_when_the_lease_is_over(
     proxy = proxies.open(postgres_server.port)
     cluster.api()
     silent = cluster.env["TIDEGATE_STORE_URL"].replace(str(postgres_server.port), str(proxy.port))
-    cluster.worker(more={"TIDEGATE_STORE_URL": silent, "TIDEGATE_STORE_STATEMENT_TIMEOUT_MS": "1000"})
+    cluster.worker(more={"TIDEGATE_STORE_URL": silent, "TIDEGATE_STORE_STATEMENT_TIMEOUT_MS": "2000"})
     batch_id = cluster.submit(lines)
     cluster.until_called(IN_FLIGHT + 1)
     proxy.blackhole()

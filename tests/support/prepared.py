@@ -162,7 +162,8 @@ class _Nursery:
                 return []
             ask = json.loads(message)
             if "pid" in ask:
-                line.send(json.dumps(self._ended.get(ask["pid"])).encode())
+                # Told once: the system gives the number to another process some day.
+                line.send(json.dumps(self._ended.pop(ask["pid"], None)).encode())
                 continue
             pid = os.fork()
             if not pid:

@@ -76,6 +76,9 @@ def test_forked_code_finds_what_an_interpreter_gives_it(processes: Processes, tm
     forked = processes.start(command, cwd=tmp_path)
     assert isinstance(forked.popen, Forked) == (sys.platform == "linux")
     assert (forked.wait(), forked.stdout()) == (started.returncode, started.stdout)
+    if isinstance(forked.popen, Forked):
+        # Another process that is given this number has not ended yet.
+        assert forked.popen._parent.ask({"pid": forked.pid}) is None
 
 
 def test_a_process_that_ends_early_fails_with_its_logs(processes: Processes) -> None:
