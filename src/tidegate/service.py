@@ -52,6 +52,8 @@ from tidegate.upstream.routing.probe import Probe
 from tidegate.upstream.routing.slots import Capacity
 from tidegate.web.admin.operator_socket import operator_socket
 from tidegate.web.app import build_app
+from tidegate.web.completion_batch.callbacks import CallbackBodies
+from tidegate.web.completion_batch.options import DOOR
 from tidegate.web.context import WebContext
 from tidegate.web.health import Health
 from tidegate.web.http.auth import DEFAULT_TENANT
@@ -214,7 +216,8 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
         worker = _worker(parts, me, router, live_config, is_kept=roles.api) if roles.worker else None
         callbacks = await stack.enter_async_context(callback_sender(settings))
         if roles.worker:
-            deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id)
+            bodies = {DOOR: CallbackBodies(parts.store, parts.blobs, settings.callbacks.body_bytes_max)}
+            deliveries = WebhookDeliveries(parts.store, callbacks, parts.clock, parts.entropy, lambda: me.id, bodies)
             stack.push_async_callback(_ended, asyncio.create_task(deliveries.run()))
         unleased = Unleased(parts.store, parts.clock, worker.is_idle_with_room if worker else None)
         stack.push_async_callback(_ended, asyncio.create_task(unleased.watch()))

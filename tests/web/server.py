@@ -184,6 +184,7 @@ class WebServer:
                 KeyRights(
                     scopes=keys.scopes_text(options.get("scopes", ())),
                     models=keys.models_text(options.get("models", ())),
+                    resources=keys.models_text(options.get("resources", ())),
                     limits=options.get("limits", ()),
                     expires_at=options.get("expires_at"),
                     parallel_max=options.get("parallel_max", 0),

@@ -20,9 +20,17 @@ from tidegate.core.problems import ID_CHARS_MAX
 
 ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_0000000000000000000000"}
 ABSENT["message_batch_id"] = "msg" + ABSENT["batch_id"]
+ABSENT["completion_batch_id"] = ABSENT["batch_id"]
 ABSENT["webhook_endpoint_id"] = "whk_0000000000000000000000"
 ABSENT["delivery_id"] = "evt_0000000000000000000000.whk_0000000000000000000000"
 ABSENT["upload_id"] = "upload_0000000000000000000000"
+# What stands in a path beside the id that a test is about: a caller's own workspace, where that is looked for.
+BESIDE = {
+    "{workspace_id}": "theirs",
+    "{environment_id}": "prod",
+    "{item_id}": "batch_req_0000000000000000000000",
+}
+COMPLETION_BATCHES = "/v1/completion-batch/{workspace_id}/{environment_id}"
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
@@ -41,6 +49,10 @@ ONE_THING = {
     ("DELETE", "/v1/messages/batches/{message_batch_id}"),
     ("POST", "/v1/messages/batches/{message_batch_id}/cancel"),
     ("GET", "/v1/messages/batches/{message_batch_id}/results"),
+    ("GET", COMPLETION_BATCHES + "/{completion_batch_id}"),
+    ("POST", COMPLETION_BATCHES + "/{completion_batch_id}/cancel"),
+    ("GET", COMPLETION_BATCHES + "/{completion_batch_id}/events"),
+    ("GET", COMPLETION_BATCHES + "/{completion_batch_id}/{item_id}"),
     ("GET", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
     ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
     ("DELETE", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
@@ -53,6 +65,7 @@ LISTS = {
     for name in ("files", "batches", "messages/batches", "webhook_endpoints", "webhook_deliveries")
 }
 MAKERS = {("POST", f"/v1/{name}") for name in ("files", "uploads", "batches", "messages/batches", "webhook_endpoints")}
+MAKERS.add(("POST", COMPLETION_BATCHES))
 # A call here names no object at all: what it takes of anyone's is a budget, and its own.
 INTERACTIVE = {
     ("POST", path)
@@ -118,6 +131,9 @@ class Two:
         stages.start(web, ended_id, 2)
         stages.finish(web, ended_id, {0: b"answer\n"}, {1: b"error\n"})
         stages.publish(web, ended_id)
+        items = [{"resourceId": "m", "request": {"messages": [{"role": "user", "content": "ours alone"}]}}]
+        made = self.ours.post("/v1/completion-batch/ours/prod", json={"type": "ASYNC", "items": items})
+        self.completion_id = made.json()["batchId"]
         self.delivery_id = self.ours.get("/v1/webhook_deliveries").json()["data"][0]["id"]
         done = self.ours.get(f"/v1/batches/{self.done_id}").json()
         running = web.job(self.running_id)
@@ -131,6 +147,7 @@ class Two:
                 *NO_SHAPE,
             ],
             "batch_id": [self.running_id, self.done_id, ended_id, *NO_SHAPE],
+            "completion_batch_id": [self.completion_id, self.running_id, *NO_SHAPE],
             "message_batch_id": [*self.message_ids, f"msg{self.running_id}", *NO_SHAPE],
             "webhook_endpoint_id": [self.endpoint_id, *NO_SHAPE],
             "upload_id": [self.upload_id, *NO_SHAPE],
@@ -187,7 +204,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "postgresql":
         postgres = request.getfixturevalue("postgres_server")
         url = postgres.create_database()
-    web = WebServer(directory, settings_with(), url)
+    web = WebServer(directory, settings_with(upstream={"url": "http://127.0.0.1:9/v1"}), url)
     web.start()
     two = Two(web)
     yield two
@@ -204,6 +221,13 @@ def routes(web: WebServer) -> set[tuple[str, str]]:
         assert isinstance(route, Route)
         found |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
     return found
+
+
+def about_one(path: str) -> tuple[str, str]:
+    """A path with one name left to fill in, and that name."""
+    for name, value in BESIDE.items():
+        path = path.replace(name, value)
+    return path, path.partition("{")[2].partition("}")[0]
 
 
 def looks(answer: httpx2.Response, sent_id: str = "") -> tuple[int, bytes, dict[str, str]]:
@@ -225,7 +249,7 @@ def test_every_route_is_looked_at(two: Two) -> None:
 
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) -> None:
-    param = path.partition("{")[2].partition("}")[0]
+    path, param = about_one(path)
     absent = two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param]))
     assert absent.status_code == 404
     wanted = looks(absent, ABSENT[param])
@@ -240,7 +264,7 @@ def test_another_tenants_id_is_an_absent_id(two: Two, method: str, path: str) ->
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two, method: str, path: str) -> None:
     """Whatever ids leak, in links, logs or results: of whatever kind, on whatever route, they open nothing."""
-    param = path.partition("{")[2].partition("}")[0]
+    path, param = about_one(path)
     absent = looks(two.theirs.request(method, path.replace(f"{{{param}}}", ABSENT[param])), ABSENT[param])
     for kind, its_id in two.of_every_kind().items():
         assert looks(two.theirs.request(method, path.replace(f"{{{param}}}", its_id)), its_id) == absent, kind
@@ -249,7 +273,7 @@ def test_nothing_of_any_kind_is_found_where_something_else_is_asked_for(two: Two
 @pytest.mark.parametrize(("method", "path"), sorted(ONE_THING))
 def test_the_store_is_asked_as_much_for_a_foreign_id_as_for_an_absent_one(two: Two, method: str, path: str) -> None:
     """Time tells nothing either: both take the same way through the store."""
-    param = path.partition("{")[2].partition("}")[0]
+    path, param = about_one(path)
 
     def asked(its_id: str) -> list[str]:
         with two.watched() as statements:
@@ -310,6 +334,21 @@ def test_lists_show_only_ones_own(two: Two, method: str, path: str) -> None:
     assert wanted[0] == 400
     for cursor in (foreign, "x"):
         assert looks(two.theirs.get(path, params={name: cursor})) == wanted
+
+
+def test_another_tenants_workspace_is_an_absent_one(two: Two) -> None:
+    tenant_id = str(two.web.run(two.web.store.tenant_by_name("ours")))
+    body = {"type": "ASYNC", "items": [{"resourceId": "m", "request": {}}]}
+    absent = looks(two.theirs.post("/v1/completion-batch/nobody/prod", json=body))
+    assert absent[0] == 404
+    for name in ("ours", tenant_id):
+        assert looks(two.theirs.post(f"/v1/completion-batch/{name}/prod", json=body)) == absent
+        there = f"/v1/completion-batch/{name}/prod/{two.completion_id}"
+        assert two.theirs.get(there).status_code == 404
+        assert two.theirs.post(f"{there}/cancel").status_code == 404
+    own = f"/v1/completion-batch/{tenant_id}/prod/{two.completion_id}"
+    assert two.ours.get(own).json()["status"] == "PENDING"
+    assert two.ours.get(own.replace("prod", "dev")).status_code == 404
 
 
 def test_another_tenants_file_is_no_input(two: Two) -> None:

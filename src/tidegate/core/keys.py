@@ -21,7 +21,15 @@ PUBLIC_LENGTH = 8
 SECRET_LENGTH = 43
 CHECK_LENGTH = 6
 RANDOM_BYTES = 6 + 32
-SCOPES = ("files:read", "files:write", "batches:read", "batches:write", "batches:cancel", "inference")
+SCOPES = (
+    "files:read",
+    "files:write",
+    "batches:read",
+    "batches:write",
+    "batches:cancel",
+    "completion-batch",
+    "inference",
+)
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PATTERN = re.compile(

@@ -153,16 +153,20 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class JobWebhook:
-    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it."""
+    """The URL that hears of one job's end, and of which ends. The secret is drawn with the job and is not read back with it. Where `door`
+    names a front door, that one words the events; `headers` are sent along and are not read back either."""
 
     url: str
     events: tuple[str, ...]
     secret: bytes = field(default=b"", repr=False)
+    door: str | None = None
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a caller asks for when creating a job, already checked by the front door."""
+    """What a caller asks for when creating a job, already checked by the front door. With `door`, text of that door's own, what
+    becomes of each item is recorded as an event."""
 
     endpoint: str
     input_file_id: str
@@ -177,6 +181,7 @@ class JobRequest:
     queue: str = "default"
     limits: tuple[Limit, ...] = ()
     webhook: JobWebhook | None = None
+    door: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +241,7 @@ class Job:
     limits: tuple[Limit, ...] = ()
     cost_nano: int = 0
     webhook: JobWebhook | None = None
+    door: str | None = None
 
     @property
     def done_count(self) -> int:

@@ -6,8 +6,10 @@ sends anything or knows where secrets lie.
 
 import base64
 import hmac
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +37,8 @@ class EndpointShape:
     name: str | None = None
     url: str | None = None
     event_types: tuple[str, ...] | None = None
+    door: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ class WebhookDelivery:
 
 @dataclass(frozen=True, slots=True)
 class LeasedDelivery:
-    """A delivery that this process makes now. `sent_at` is the store's time at the lease."""
+    """A delivery that this process makes now. `sent_at` is the store's time at the lease. `item` is the number of the item that the event
+    is about, `door` the front door that words it, and `headers` are the receiver's own."""
 
     event_id: str
     endpoint_id: str
@@ -91,6 +96,16 @@ class LeasedDelivery:
     secrets: tuple[Secret, ...]
     sent_at: int
     token: str
+    item: int | None = None
+    door: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class EventBodies(Protocol):
+    """The words of a front door for the events that its callers want to hear."""
+
+    async def event_body(self, delivery: LeasedDelivery) -> bytes:
+        """Return what is sent for this event; asked again, it returns the same."""
 
 
 def secret_text(random_bytes: bytes) -> Secret:

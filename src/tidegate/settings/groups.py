@@ -377,6 +377,9 @@ class CallbacksSettings(Group, frozen=True):
         ),
     ] = ()
     allow_http: Annotated[bool, _about("Whether webhooks may go out over plain http, too.")] = False
+    body_bytes_max: Annotated[
+        int, _int(1_024, 64 << 20, "Most bytes of a callback with an item; a larger one leaves the answer out.")
+    ] = 1 << 20
 
     def rules(self) -> TargetRules:
         return TargetRules(frozenset(host.lower().strip("[]") for host in self.allow_hosts), self.allow_http)

@@ -6,18 +6,19 @@ fewer a tenant may have out.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from tidegate import metrics
 from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply
-from tidegate.core.errors import StoreError
+from tidegate.core.errors import BlobError, StoreError
 from tidegate.core.ports import Callbacks, Clock, Entropy
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import (
     JITTER,
+    EventBodies,
     LeasedDelivery,
     WebhookEndpoint,
     event_body,
@@ -47,9 +48,17 @@ async def send_test(
 
 class WebhookDeliveries:
     def __init__(
-        self, store: Store, callbacks: Callbacks, clock: Clock, entropy: Entropy, worker_id: Callable[[], str]
+        self,
+        store: Store,
+        callbacks: Callbacks,
+        clock: Clock,
+        entropy: Entropy,
+        worker_id: Callable[[], str],
+        bodies: Mapping[str, EventBodies] | None = None,
     ) -> None:
+        """`bodies` are the front doors that word their own events, by name."""
         self._store = store
+        self._bodies = bodies or {}
         self._callbacks = callbacks
         self._clock = clock
         self._entropy = entropy
@@ -95,10 +104,11 @@ class WebhookDeliveries:
         return len(leased)
 
     async def _deliver(self, leased: LeasedDelivery, leased_ms: float) -> None:
-        body = event_body(leased.event_id, leased.event_type, leased.created_at, leased.job_id)
+        body = await self._body(leased)
         # The receiver holds the timestamp against its own clock; the store's is the one that all processes share.
         at_ms = leased.sent_at + int(self._clock.monotonic_ms() - leased_ms)
-        headers = signed_headers(leased.event_id, at_ms, body, leased.secrets)
+        # What the receiver asked for comes first, so that it cannot replace a header of ours.
+        headers = {**leased.headers, **signed_headers(leased.event_id, at_ms, body, leased.secrets)}
         try:
             reply = await self._callbacks.post(leased.url, body, headers)
         except Exception:
@@ -108,6 +118,18 @@ class WebhookDeliveries:
         await hit("webhook_sent")
         wait_ms = retry_wait_ms(leased.attempt_count + 1, reply, self._entropy.uniform(*JITTER))
         await self._record(leased, reply, wait_ms)
+
+    async def _body(self, leased: LeasedDelivery) -> bytes:
+        """Return what is sent; while the store or the blobs are away, wait for them: until then the delivery is this process's."""
+        if leased.door is None:
+            return event_body(leased.event_id, leased.event_type, leased.created_at, leased.job_id)
+        pause_s = 0.1
+        while True:
+            try:
+                return await self._bodies[leased.door].event_body(leased)
+            except (StoreError, BlobError):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def _record(self, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None) -> None:
         """Record what came of it, however long the store is away: until then the delivery is this process's."""

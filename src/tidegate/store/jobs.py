@@ -17,6 +17,7 @@ from tidegate.core.webhooks import EndpointShape
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
+from tidegate.store.job_events import begin_events
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
@@ -72,7 +73,10 @@ class Jobs(Table):
             limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
             ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
             webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
+            door=request.door,
         )
+        if request.door is not None:
+            await begin_events(tx, job_id)
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
@@ -224,6 +228,8 @@ class Jobs(Table):
             "outcomes_forget",
             "attempts_forget",
             "job_models_forget",
+            "job_events_forget",
+            "job_event_counts_forget",
             "slices_drop_job",
             "webhook_endpoint_forget",
             "webhook_deliveries_forget",
@@ -259,7 +265,7 @@ async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook 
     if webhook is None:
         return None
     endpoint_id = "whk_" + job_id.removeprefix("batch_")
-    shape = EndpointShape(job_id, webhook.url, webhook.events)
+    shape = EndpointShape(job_id, webhook.url, webhook.events, webhook.door, webhook.headers)
     await put_endpoint(tx, tenant_id, endpoint_id, shape, webhook.secret, job_id)
     return msgspec.json.encode({"url": webhook.url, "events": webhook.events}).decode()
 

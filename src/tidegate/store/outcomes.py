@@ -11,6 +11,7 @@ from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.flow_accounting import FlowAccounting
+from tidegate.store.job_events import record_lines
 from tidegate.store.log_lines import Logs, ResultFile
 from tidegate.store.rows import errors_text, job_from
 from tidegate.store.table import Table, reads, writes
@@ -84,6 +85,11 @@ class Outcomes(Table):
             raise LostRace(f"{job.id} is published by someone else")
         if rest:
             await _append_rest(tx, job, rest)
+            if job.door is not None:
+                kind = "item.cancelled" if rest.outcome is Outcome.CANCELLED else "item.failed"
+                items = [(number, kind) for number, _ in rest.lines]
+                place = (job.error_bytes, rest.placed.size_bytes)
+                await record_lines(tx, job.id, (job.output_bytes, 0), place, items)
         for file_id, rewrite in ((job.output_file_id, output), (job.error_file_id, errors)):
             if rewrite and file_id:
                 await _replace_file(tx, job.id, file_id, rewrite)
@@ -183,7 +189,7 @@ async def _record_job(
             logs.look_through(flush.answers_placed, needed=False)
         books.add_closed(Recorded(flush.job_id, 0, unused, closed=True, complete=False))
         return
-    output_file_id, error_file_id, output_bytes, error_bytes, share_owner = row
+    output_file_id, error_file_id, output_bytes, error_bytes, share_owner, has_item_events = row
     held = await _held_tokens(tx, flush)
     output = ResultFile(flush.job_id, output_file_id, output_bytes)
     answers = await logs.add_lines(output, flush.answers, flush.answers_placed, lambda entry: True)
@@ -210,6 +216,14 @@ async def _record_job(
         Recorded(flush.job_id, new_count, unused, closed=False, complete=False),
         (len(answers.entries), len(errors.entries), *tokens, *sizes, unused, cost_nano),
     )
+    if has_item_events:
+        items = [
+            *((one.number, "item.completed") for one in answers.entries),
+            *((one.number, "item.failed") for one in errors.entries),
+        ]
+        await record_lines(
+            tx, flush.job_id, (output_bytes, answers.size_bytes), (error_bytes, errors.size_bytes), items
+        )
     for added, placed in ((answers, flush.answers_placed), (errors, flush.errors_placed)):
         if added.entries and placed:
             await accounting.add(tx, flush.job_id, share_owner, placed.blob_id, added.entries)

@@ -14,7 +14,7 @@ _PLAIN_JOB_COLUMNS = (
     "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at", "output_expires_after_s",
     "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
-    "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano",
+    "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "door",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])

@@ -4,7 +4,7 @@
 -- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
 -- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
 --
--- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, blobs, files, job_models, flows (by model and share_owner),
+-- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, job_event_counts, blobs, files, job_models, flows (by model and share_owner),
 -- model_clocks, rates, webhook_endpoints, webhook_deliveries. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
 -- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
 -- and parts of uploads that need its bytes.
@@ -165,7 +165,7 @@ create table upload_parts (
 );
 create index upload_parts_by_upload on upload_parts (upload_id);
 
--- `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
+-- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -224,7 +224,8 @@ create table jobs (
     limits text,
     cost_nano bigint not null default 0,
     ingest_bytes bigint not null,
-    webhook text
+    webhook text,
+    door text
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
@@ -317,6 +318,28 @@ create table attempts (
     reason text not null,
     hand_backs bigint not null default 0,
     alone_losses bigint not null default 0,
+    primary key (job_id, number)
+) /*sqlite: without rowid */;
+
+-- How many events there are of a job whose door wants events of items; a job without a row here has none. The row gives out their numbers.
+create table job_event_counts (
+    job_id text primary key,
+    count bigint not null
+);
+
+-- What happened to the items of such a job: items from `first` on began to run, or lines were added to both result files. A row stands for
+-- `count` events, the first of which has this number. The job's creation is event 1, and there are no gaps.
+create table job_events (
+    job_id text not null,
+    number bigint not null,
+    count bigint not null,
+    kind text not null check (kind in ('running', 'recorded')),
+    first bigint not null,
+    output_at bigint not null,
+    output_bytes bigint not null,
+    error_at bigint not null,
+    error_bytes bigint not null,
+    happened_at bigint not null,
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
@@ -477,7 +500,8 @@ create table routing (
 );
 
 -- Where tenants want to hear of their jobs' ends. A row with a `job_id` belongs to that job alone. Events are signed with `secret`, and
--- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since.
+-- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since. Where `door` is set, that
+-- front door words the events, and `headers` are sent along.
 create table webhook_endpoints (
     id text primary key,
     tenant_id text not null,
@@ -492,12 +516,15 @@ create table webhook_endpoints (
     updated_at bigint not null,
     failing_since bigint,
     disabled_at bigint,
-    disabled_why text check (disabled_why in ('gone', 'failing'))
+    disabled_why text check (disabled_why in ('gone', 'failing')),
+    door text,
+    headers text
 );
 create index webhook_endpoints_by_tenant on webhook_endpoints (tenant_id, created_at, id) where job_id is null;
 create index webhook_endpoints_by_job on webhook_endpoints (job_id) where job_id is not null;
 
--- The outbox: one row for each event and endpoint, written in the transaction that ends the job. It is leased to a worker as long as that
+-- The outbox: one row for each event and endpoint, written in the transaction of what it tells of: the end of a job, or what became of one
+-- `item`. It is leased to a worker as long as that
 -- worker is alive; `lease_token` guards what becomes of it. A row lives as long as its job and its endpoint do.
 create table webhook_deliveries (
     event_id text not null,
@@ -505,6 +532,7 @@ create table webhook_deliveries (
     tenant_id text not null,
     job_id text not null,
     event_type text not null,
+    item bigint,
     state text not null check (state in ('pending', 'delivered', 'failed')),
     attempt_count bigint not null,
     created_at bigint not null,

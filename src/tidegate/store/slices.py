@@ -8,6 +8,7 @@ from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Attempts, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.driver import Row, Tx
+from tidegate.store.job_events import record_running
 from tidegate.store.rows import limits_from
 from tidegate.store.table import SLICE_COLUMNS, Table, reads, writes
 
@@ -55,6 +56,8 @@ class Slices(Table):
                 continue
             rows = taken.get(token, [])
             held += [await _leased(tx, pick, door, row) for row in rows]
+            if door.has_item_events and (fresh_spans := [(row[2], row[3]) for row in rows if row[-1] == 1]):
+                await record_running(tx, pick.job_id, fresh_spans)
             if rows and door.is_old:
                 stamps.add((pick.job_id, pick.model))
             if rows and not door.has_begun:
@@ -148,6 +151,11 @@ class _Door:
     is_held: bool
     job: Row
 
+    @property
+    def has_item_events(self) -> bool:
+        """Whether what becomes of each item is recorded as an event."""
+        return bool(self.job[-1])
+
 
 async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, _Door]:
     """The jobs of these picks that are open, by token."""
@@ -199,7 +207,7 @@ async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSl
 
 async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
     token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count = row
-    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits = door.job
+    tenant_id, work_blob_id, expires_in_ms, tenant, share_owner, key_id, user, team, limits, _ = door.job
     span = {"job_id": pick.job_id, "first": first, "count": count}
     done: frozenset[int] = frozenset()
     attempts: dict[int, Attempts] = {}

@@ -12,6 +12,7 @@ from tidegate.store.fleet import FleetReports
 from tidegate.store.flows import StoredFlows
 from tidegate.store.forecasts import Forecasts
 from tidegate.store.ingests import Ingests
+from tidegate.store.job_events import JobEvents
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import ModeOverrides
@@ -33,6 +34,7 @@ class Store(
     StoredFlows,
     Ingests,
     Jobs,
+    JobEvents,
     Keys,
     Outcomes,
     FleetReports,

@@ -6,6 +6,8 @@ endpoint of their owner's, and with a delivery that is leased.
 
 from typing import Any
 
+import msgspec
+
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.errors import ApiProblem
 from tidegate.core.states import DeliveryState
@@ -207,6 +209,8 @@ async def put_endpoint(
         url=shape.url,
         event_types=",".join(shape.event_types or ()),
         secret=secret,
+        door=shape.door,
+        headers=msgspec.json.encode(shape.headers).decode() if shape.headers else None,
     )
 
 
@@ -248,4 +252,7 @@ def _leased_from(row: dict[str, Any], token: str) -> LeasedDelivery:
         secrets=tuple(secret_text(bytes(secret)) for secret in secrets),
         sent_at=row["now"],
         token=token,
+        item=row["item"],
+        door=row["door"],
+        headers=msgspec.json.decode(row["headers"], type=dict[str, str]) if row["headers"] else {},
     )

@@ -12,6 +12,8 @@ from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.operator import Operator
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
+from tidegate.web.completion_batch import routes as completion_batch
+from tidegate.web.completion_batch.shapes import error_body
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.health import Health
@@ -32,6 +34,12 @@ from tidegate.web.openai.models import ModelRoutes
 from tidegate.web.openai.uploads import UploadRoutes
 from tidegate.web.webhooks.webhooks import WebhookRoutes
 
+# Doors that write refusals in a shape of their own, by where their paths begin.
+ERROR_SHAPES: problems.ErrorShapes = {
+    problems.ANTHROPIC_PATHS: problems.in_anthropic_shape,
+    completion_batch.PREFIX: error_body,
+}
+
 
 def build_app(context: WebContext) -> Starlette:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
@@ -46,6 +54,9 @@ def build_app(context: WebContext) -> Starlette:
         *BatchRoutes(context, reception, creation, JobWait(watch, streams)).routes(),
         *EventRoutes(context, watch, streams).routes(),
         *MessageBatchRoutes(context, reception, creation, uploads).routes(),
+        *completion_batch.CompletionBatchRoutes(
+            context, reception, creation, watch, completion_batch.DoorSlots(uploads, streams)
+        ).routes(),
         *ModelRoutes(context).routes(),
         *WebhookRoutes(context, reception).routes(),
         *Operator(context).routes(),
@@ -59,7 +70,9 @@ def build_app(context: WebContext) -> Starlette:
     )
     app = Starlette(
         routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
-        middleware=[Middleware(RequestDoor, clock=context.clock, entropy=context.entropy, room=room)],
+        middleware=[
+            Middleware(RequestDoor, clock=context.clock, entropy=context.entropy, room=room, shapes=ERROR_SHAPES)
+        ],
         exception_handlers={HTTPException: _not_routed},
     )
     # A redirect would send a caller's key to wherever the Host header says.
@@ -71,7 +84,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     problem = problems.routing_problem(error, request.method, path)
-    answer = problems.answer(problem, path, request.scope["tidegate.request_id"])
+    answer = problems.answer(problem, problems.shape_of(path, ERROR_SHAPES), request.scope["tidegate.request_id"])
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
     return answer

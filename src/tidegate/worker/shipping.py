@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tidegate.core.ports import Wake
 from tidegate.stages.ship import Ship
 from tidegate.stages.tend import deadlines
 from tidegate.store.store import Store
@@ -30,8 +31,10 @@ class Closing:
 class Publishing:
     """Publishes closed jobs."""
 
-    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, poll_ms: int) -> None:
+    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, wake: Wake, poll_ms: int) -> None:
+        """`wake` is nudged when jobs ended: requests may wait for them."""
         self._ship = ship
+        self._wake = wake
         self._me = me
         self._publish_due = publish_due
         self._poll_ms = poll_ms
@@ -39,7 +42,8 @@ class Publishing:
     async def run(self) -> None:
         while True:
             self._publish_due.clear()
-            await self._ship.publish_all(self._me.id)
+            if await self._ship.publish_all(self._me.id):
+                self._wake.notify()
             try:
                 async with asyncio.timeout(self._poll_ms / 1000):
                     await self._publish_due.wait()

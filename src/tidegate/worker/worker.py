@@ -94,7 +94,7 @@ class Worker:
         self._large_ingests = options.ingest.passes_max
         ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._closing = Closing(store, ship, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
-        self._publishing = Publishing(ship, me, publish_due, poll_ms)
+        self._publishing = Publishing(ship, me, publish_due, ports.wake, poll_ms)
         self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
         garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)

@@ -20,7 +20,7 @@ def lines_of(
     body: bytes, piece_bytes: int = 65_536, count_max: int = 1_000, request_bytes_max: int = 1 << 20
 ) -> list[bytes]:
     inline = InlineRequests("/v1/messages", count_max, request_bytes_max)
-    lines = []
+    lines: list[bytes] = []
     for at in range(0, len(body), piece_bytes):
         lines += inline.feed(body[at : at + piece_bytes])
     inline.finish()
@@ -99,7 +99,7 @@ def test_a_number_of_requests_that_is_too_large() -> None:
 def test_a_request_that_is_too_large_is_refused_before_it_is_whole(end: bytes) -> None:
     inline = InlineRequests("/v1/messages", 10, 1_000)
     with pytest.raises(ApiProblem, match=r"requests\.0"):
-        inline.feed(b'{"requests":[{"custom_id":"a","params":{"a":"' + b"x" * 1_000 + end)
+        list(inline.feed(b'{"requests":[{"custom_id":"a","params":{"a":"' + b"x" * 1_000 + end))
 
 
 def test_bytes_that_are_no_text_are_left_to_ingest() -> None:

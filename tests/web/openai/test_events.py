@@ -253,7 +253,7 @@ def test_streams_of_a_tenant_are_bounded(start_web: Callable[..., WebServer]) ->
 
 
 def test_silence_is_broken_by_comments(web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.web.openai.events.routes.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("tidegate.web.jobs.event_stream.HEARTBEAT_S", 0.2)
     job_id = running(web, client)
     reader = Reader(client, job_id)
     wait_until(lambda: len(reader.comments) >= 3, what="heartbeats")
@@ -289,7 +289,7 @@ def test_a_key_that_stops_working_ends_its_stream_and_its_wait(start_web: Callab
 def test_storage_that_is_away_loses_no_event(
     web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.web.openai.events.routes.RETRY_S", 0.1)
+    monkeypatch.setattr("tidegate.web.jobs.event_stream.RETRY_S", 0.1)
     job_id = running(web, client, item_count=2)
     reader = Reader(client, job_id)
     reader.until("batch.in_progress")

@@ -5,12 +5,12 @@ insert into jobs (
     id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
-    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door
 )
 values (
     :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door
 );
 
 -- job_get --
@@ -25,7 +25,8 @@ select * from jobs where id = :id;
 with recursive places (start_at) as (
     select 1 union all select start_at + 28 from places where start_at + 28 <= length(cast(:ids as text))
 )
-select j.id, j.state, j.closing, j.answered_count, j.failed_count, j.expired_count, j.cancelled_count, j.output_bytes, j.error_bytes
+select j.id, j.state, j.closing, j.answered_count, j.failed_count, j.expired_count, j.cancelled_count, j.output_bytes, j.error_bytes,
+    (select e.count from job_event_counts e where e.job_id = j.id) as event_count
 from places p
 join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28);
 

@@ -11,7 +11,7 @@ order by a.reason;
 -- job_lock --
 -- Record begins here: the job's row serialises everyone who adds to it. No row: the job closed, and the answer is paid but unused. It is
 -- held as `job_add` will hold it, and not written: every version of a row is one more that others must step over.
-select output_file_id, error_file_id, output_bytes, error_bytes, share_owner from jobs
+select output_file_id, error_file_id, output_bytes, error_bytes, share_owner, door is not null as has_item_events from jobs
 where id = :id and state in ('in_progress', 'cancelling') /*! for no key update */;
 
 -- outcome_put --

@@ -23,7 +23,7 @@ on conflict (id) do nothing;
 
 -- key_get --
 select k.id, k.tenant_id, k.secret_hash, k.team, k.user_name, k.scopes, k.models, k.expires_at, k.revoked_at, k.resources, k.limits,
-    k.old_hash, k.old_until, k.parallel_max, k.addresses, now_ms() as now
+    k.old_hash, k.old_until, k.parallel_max, k.addresses, k.label, now_ms() as now
 from keys k
 where k.id = :id and k.deleted_at is null;
 

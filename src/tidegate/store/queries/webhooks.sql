@@ -1,8 +1,8 @@
 -- Webhook endpoints and the deliveries to them.
 
 -- webhook_endpoint_put --
-insert into webhook_endpoints (id, tenant_id, job_id, name, url, event_types, secret, created_at, updated_at)
-values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, now_ms(), now_ms());
+insert into webhook_endpoints (id, tenant_id, job_id, name, url, event_types, secret, created_at, updated_at, door, headers)
+values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, now_ms(), now_ms(), :door, :headers);
 
 -- webhook_endpoint_count --
 select count(*) from webhook_endpoints where tenant_id = :tenant_id and job_id is null;
@@ -77,6 +77,23 @@ where j.id = :job_id and j.state in ('completed', 'failed', 'expired', 'cancelle
     and ',' || e.event_types || ',' like '%,batch.' || j.state || ',%'
 on conflict do nothing;
 
+-- webhook_wanted_of_job --
+-- What the callback of a job wants to hear.
+select event_types from webhook_endpoints where job_id = :job_id;
+
+-- webhook_item_event_put --
+-- What became of one item, for the callback of its job. What a disabled endpoint misses is listed as failed.
+insert into webhook_deliveries (
+    event_id, endpoint_id, tenant_id, job_id, event_type, item, state, attempt_count, created_at, due_at, ended_at, failure
+)
+select cast(:event_id as text), e.id, e.tenant_id, e.job_id, cast(:event_type as text), cast(:item as bigint),
+    case when e.disabled_at is null then 'pending' else 'failed' end, 0, now_ms(), now_ms(),
+    case when e.disabled_at is not null then now_ms() end,
+    case when e.disabled_at is not null then 'endpoint_disabled' end
+from webhook_endpoints e
+where e.job_id = :job_id
+on conflict do nothing;
+
 -- webhook_deliveries_due --
 -- Whether anything waits that no living worker holds.
 select 1 from webhook_deliveries
@@ -116,7 +133,8 @@ where (event_id, endpoint_id) in (
     and exists (select 1 from workers w where w.id = :worker_id and w.state = 'alive');
 
 -- webhook_deliveries_leased --
-select d.event_id, d.endpoint_id, d.tenant_id, d.job_id, d.event_type, d.created_at, d.attempt_count, e.url, e.secret,
+select d.event_id, d.endpoint_id, d.tenant_id, d.job_id, d.event_type, d.item, d.created_at, d.attempt_count, e.url, e.secret, e.door,
+    e.headers,
     case when e.old_until > now_ms() then e.old_secret end as old_secret, now_ms() as now
 from webhook_deliveries d
 join webhook_endpoints e on e.id = d.endpoint_id

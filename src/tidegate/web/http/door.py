@@ -38,8 +38,12 @@ _ALWAYS = (
 
 
 class RequestDoor:
-    def __init__(self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom) -> None:
+    def __init__(
+        self, app: ASGIApp, *, clock: Clock, entropy: Entropy, room: BodyRoom, shapes: problems.ErrorShapes
+    ) -> None:
+        """`shapes` are how doors write their refusals."""
         self._app = app
+        self._shapes = shapes
         self._room = room
         self._clock = clock
         self._entropy = entropy
@@ -76,7 +80,8 @@ class RequestDoor:
                 # Half an answer is out: only a broken connection can still say that it is not whole.
                 problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
                 raise
-            refusal = problems.answer(problems.problem_of(error, request_id), scope["path"], request_id)
+            shape = problems.shape_of(scope["path"], self._shapes)
+            refusal = problems.answer(problems.problem_of(error, request_id), shape, request_id)
             await refusal(scope, intake, answer)
         finally:
             intake.release()

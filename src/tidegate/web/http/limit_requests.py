@@ -39,17 +39,17 @@ LimitAsks = Annotated[list[LimitAsk], Meta(max_length=LIMITS_MAX)]
 KeyLimitAsks = Annotated[list[KeyLimitAsk], Meta(max_length=LIMITS_MAX)]
 
 
-def job_limits(asked: Sequence[LimitAsk] | None) -> tuple[Limit, ...]:
-    """The same limits as budgets know them; each period once, each limiting something."""
+def job_limits(asked: Sequence[LimitAsk] | None, name: str = "limits") -> tuple[Limit, ...]:
+    """The same limits as budgets know them; each period once, each limiting something. `name` is the field that they stand in."""
     found: dict[Period, Limit] = {}
     for index, one in enumerate(asked or ()):
-        where = f"limits[{index}]"
+        where = f"{name}[{index}]"
         period = next((known for known in Period if known == one.period.lower()), None)
         if period is None:
             shown = one.period[:_SHOWN_CHARS_MAX]
             raise _bad(f"{where}.period", f"`{where}.period` is {shown!r}; it must be one of: {', '.join(Period)}.")
         if period in found:
-            raise _bad(f"{where}.period", f"`limits` names {period} twice; put all that it limits in one entry.")
+            raise _bad(f"{where}.period", f"`{name}` names {period} twice; put all that it limits in one entry.")
         created = (one.batches, one.bytes) if isinstance(one, KeyLimitAsk) else (None, None)
         if (one.requests, one.tokens, one.cost, *created) == (None,) * 5:
             raise _bad(where, f"`{where}` limits nothing: give `requests`, `tokens`, `cost` or several of them.")

@@ -4,6 +4,7 @@ The map from errors to answers stands here once; what is not in it is a fault of
 """
 
 import errno
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -23,6 +24,11 @@ INSUFFICIENT_QUOTA = "insufficient_quota"
 ANTHROPIC_PATHS = "/v1/messages"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_CHARS_MAX = 200
+
+
+# How a door writes a refusal, given the request's id; and the doors that have a shape of their own, by where their paths begin.
+ErrorShape = Callable[[ApiProblem, str], bytes]
+ErrorShapes = Mapping[str, ErrorShape]
 
 
 class ErrorDetail(msgspec.Struct):
@@ -75,14 +81,23 @@ def problem_of(error: Exception, request_id: str) -> ApiProblem:
     )
 
 
-def answer(problem: ApiProblem, path: str = "", request_id: str = "") -> Response:
-    """The refusal in the shape of the door that this path leads to."""
-    body = ErrorBody(
-        ErrorDetail(problem.message, error_type(problem.status, problem.code), problem.param, problem.code)
-    )
-    encoded = msgspec.json.encode(body)
-    if path.startswith(ANTHROPIC_PATHS):
-        encoded = error_to_anthropic(problem.status, encoded, request_id)
+def in_openai_shape(problem: ApiProblem, request_id: str) -> bytes:
+    kind = error_type(problem.status, problem.code)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(problem.message, kind, problem.param, problem.code)))
+
+
+def in_anthropic_shape(problem: ApiProblem, request_id: str) -> bytes:
+    return error_to_anthropic(problem.status, in_openai_shape(problem, request_id), request_id)
+
+
+def shape_of(path: str, shapes: ErrorShapes) -> ErrorShape:
+    """Return the shape of the door that this path leads to; OpenAI's for all others."""
+    return next((shape for start, shape in shapes.items() if path.startswith(start)), in_openai_shape)
+
+
+def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id: str = "") -> Response:
+    """The refusal in the shape of a door."""
+    encoded = shape(problem, request_id)
     headers = {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)

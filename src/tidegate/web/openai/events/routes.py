@@ -4,40 +4,28 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from tidegate.core import ids
 from tidegate.core.answers.line_breaks import escape_line_breaks
-from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.problems import no_such_batch
 from tidegate.core.states import JOB_ENDED
 from tidegate.web.context import WebContext
 from tidegate.web.http import requests
-from tidegate.web.http.content import while_the_client_stays
-from tidegate.web.http.open_calls import OpenCall, refusal
-from tidegate.web.http.parts import body_part, send_parts
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
-from tidegate.web.jobs.job_watch import JobFollower, JobWatch
+from tidegate.web.jobs.event_stream import HEADERS, MEDIA_TYPE, EventSource, EventStream
+from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.openai import schemas
 from tidegate.web.openai.events.item_lines import is_line_end, item_events, readable_bytes
 from tidegate.web.openai.events.position import ENDED, NO_STATUS, STEPS, EventPosition, read_position
 
-log = structlog.get_logger()
-
-HEARTBEAT_S = 15.0
 # A client that lost its connection waits this long before it comes back.
 RETRY_MS = 1_000
-# How soon storage that was away is asked again.
-RETRY_S = 2.0
 PIECE_BYTES = 16_384
-HEADERS = {"X-Accel-Buffering": "no"}
-MEDIA_TYPE = "text/event-stream; charset=utf-8"
-_HEARTBEAT = b": heartbeat\n\n"
 
 
 class BatchProgress(msgspec.Struct):
@@ -75,8 +63,10 @@ class EventRoutes:
         return EventStream(self._watch, self._slots, job, log_of_job)
 
 
-class EventLog:
-    """The events of one job from one position on, as bytes. It sends no event twice, whatever happens in between."""
+class EventLog(EventSource):
+    """The events of one job from one position on, as OpenAI's callers read them."""
+
+    opening = b"retry: %d\n\n" % RETRY_MS
 
     def __init__(self, context: WebContext, position: EventPosition, *, is_reset: bool = False) -> None:
         self._store = context.store
@@ -94,6 +84,9 @@ class EventLog:
         return await is_line_end(self._store, self._blobs, job, "output", at.output_at) and await is_line_end(
             self._store, self._blobs, job, "errors", at.error_at
         )
+
+    def after_cut(self, problem: ApiProblem) -> bytes:
+        return _event("error", None, {"code": problem.code, "message": problem.message})
 
     async def news(self, job: Job) -> AsyncGenerator[bytes, None]:
         """What is new with the job as it stands now, in pieces of whole events: statuses, items, progress, and the end."""
@@ -140,58 +133,6 @@ class EventLog:
         self._position = at
         if piece:
             yield bytes(piece)
-
-
-class EventStream(Response):
-    """The answer to one reader. It reads no faster than the client takes, so a slow client is only late."""
-
-    def __init__(self, watch: JobWatch, slots: TenantSlots, job: Job, log_of_job: EventLog) -> None:
-        super().__init__(None, 200, HEADERS, MEDIA_TYPE)
-        del self.headers["content-length"]
-        self._watch = watch
-        self._slots = slots
-        self._job = job
-        self._log = log_of_job
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        open_call: OpenCall | None = scope["tidegate.intake"].open_call
-        async with self._slots.taken(self._job.tenant_id):
-            with self._watch.following(self._job) as follower:
-                if open_call is not None:
-                    open_call.when_cut(follower.wake)
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                async with while_the_client_stays(receive):
-                    await send(body_part(b"retry: %d\n\n" % RETRY_MS, more=True))
-                    await self._tell(follower, open_call, send)
-                    await send(body_part(b"", more=False))
-
-    async def _tell(self, follower: JobFollower, open_call: OpenCall | None, send: Send) -> None:
-        """Tell everything up to the end of the job, of the key or of this server."""
-        has_news, is_behind = True, False
-        while follower.job is not None:
-            if open_call is not None and open_call.is_cut:
-                problem = refusal()
-                event = _event("error", None, {"code": problem.code, "message": problem.message})
-                await send(body_part(event, more=True))
-                return
-            if has_news or is_behind:
-                is_behind = not await self._tell_news(follower.job, send)
-            else:
-                await send(body_part(_HEARTBEAT, more=True))
-            if self._log.is_over or follower.is_stopping:
-                return
-            has_news = await follower.wait(RETRY_S if is_behind else HEARTBEAT_S)
-
-    async def _tell_news(self, job: Job, send: Send) -> bool:
-        """Send what is new; False when storage is away, and the rest is to be sent later."""
-        try:
-            async with aclosing(self._log.news(job)) as news:
-                async for piece in news:
-                    await send_parts(send, piece)
-        except TidegateError as error:
-            log.warning("event_stream_read_failed", job=job.id, error=str(error))
-            return False
-        return True
 
 
 def _last_position(request: Request) -> EventPosition:

@@ -1,0 +1,1 @@
+"""The completion-batch API over our jobs."""

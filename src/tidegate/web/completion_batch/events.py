@@ -1,0 +1,123 @@
+"""What happens to a batch, as server-sent events: `id: N`, one line `data: {"action", "payload"}`, and a marker at the end.
+
+The store numbers the events of a job without gaps, so a reader that comes back with the number of the last one that it saw misses none and
+gets none twice, at any server.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from tidegate.core.answers.line_breaks import escape_line_breaks
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Job
+from tidegate.core.states import JOB_ENDED
+from tidegate.store.job_events import RUNNING, JobEventRow
+from tidegate.store.store import Store
+from tidegate.web.completion_batch import shapes
+from tidegate.web.completion_batch.items import ItemReader
+from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
+from tidegate.web.jobs.event_stream import EventSource
+
+CREATED = 1
+ROWS_MAX = 32
+CHUNK_ITEMS = 64
+PIECE_BYTES = 16_384
+DONE, ERROR = b"data: [DONE]\n\n", b"data: [ERROR]\n\n"
+_ACTIONS = {
+    shapes.COMPLETED: "item-completed",
+    shapes.FAILED: "item-failed",
+    shapes.CANCELLED: "item-cancelled",
+    shapes.RUNNING: "item-running",
+}
+
+
+class ItemEvents(EventSource):
+    """The events of one batch behind the one with the number `position`."""
+
+    def __init__(self, store: Store, reader: ItemReader, notes: DoorNotes, position: int) -> None:
+        self._store = store
+        self._reader = reader
+        self._notes = notes
+        self._position = position
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    async def news(self, job: Job) -> AsyncGenerator[bytes, None]:
+        if self._position < CREATED:
+            yield self._event("batch-created", shapes.created_entity(job, self._notes))
+        while rows := await self._store.job_events(job.id, self._position, ROWS_MAX):
+            for row in rows:
+                async with aclosing(self._row(job, row)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        if job.state in JOB_ENDED and not self._is_over:
+            entity = shapes.batch_entity(job, self._notes, 0)
+            self._is_over = True
+            yield self._event(f"batch-{entity.status.lower()}", entity) + DONE
+
+    async def _row(self, job: Job, row: JobEventRow) -> AsyncGenerator[bytes, None]:
+        """The events of one row that were not sent yet, in pieces of whole events."""
+        sent_count = max(0, self._position + 1 - row.number)
+        if row.kind == RUNNING:
+            for at in range(sent_count, row.count, CHUNK_ITEMS):
+                count = min(CHUNK_ITEMS, row.count - at)
+                for piece in self._pieces(await self._reader.running(job, self._notes, row.first + at, count)):
+                    yield piece
+            return
+        skip, lines = sent_count, []
+        for file_id, start, size_bytes in (
+            (job.output_file_id, row.output_at, row.output_bytes),
+            (job.error_file_id, row.error_at, row.error_bytes),
+        ):
+            if file_id is None or not size_bytes:
+                continue
+            async with aclosing(self._reader.lines(file_id, start, start + size_bytes)) as found:
+                async for line in found:
+                    if skip:
+                        skip -= 1
+                        continue
+                    lines.append(line)
+                    if len(lines) >= CHUNK_ITEMS:
+                        for piece in self._pieces(await self._finished(job, lines, row)):
+                            yield piece
+                        lines = []
+        for piece in self._pieces(await self._finished(job, lines, row)):
+            yield piece
+
+    async def _finished(self, job: Job, lines: Sequence[bytes], row: JobEventRow) -> list[ItemEntity]:
+        return await self._reader.finished(job, self._notes, lines, [row.happened_at] * len(lines)) if lines else []
+
+    def _pieces(self, entities: Sequence[ItemEntity]) -> list[bytes]:
+        pieces, piece = [], bytearray()
+        for entity in entities:
+            piece += self._event(_ACTIONS[entity.status], entity)
+            if len(piece) >= PIECE_BYTES:
+                pieces.append(bytes(piece))
+                piece = bytearray()
+        return [*pieces, bytes(piece)] if piece else pieces
+
+    def _event(self, action: str, payload: object) -> bytes:
+        """The next event, whole: text that a client might take for the end of a line is escaped."""
+        self._position += 1
+        data = escape_line_breaks(msgspec.json.encode({"action": action, "payload": payload}))
+        return b"id: %d\ndata: %b\n\n" % (self._position, data)
+
+    def after_cut(self, problem: ApiProblem) -> bytes:
+        return _failure(problem.message)
+
+    def after_stop(self) -> bytes:
+        return _failure("The server stops. The batch goes on: read its events again from the last id on.")
+
+    def after_loss(self) -> bytes | None:
+        return _failure(
+            "The server cannot reach its storage. The batch goes on: read its events again from the last id on."
+        )
+
+
+def _failure(message: str) -> bytes:
+    return b"data: %b\n\n%b" % (msgspec.json.encode({"error": message}), ERROR)

@@ -1,0 +1,182 @@
+"""The items of a create as lines of an input file: `{"items": [{"resourceId": …, "request": {…}}, …]}`.
+
+The resource decides about `model`, `stream` and `vmx`: they are replaced or removed, and the rest of a request is the caller's own bytes. A
+line's custom_id says which item it is and where its request lies in the input file, so that a result leads to its request.
+What is wrong with an item's frame refuses the whole body; what is wrong inside `request` is found by ingest and fails that item alone.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from tidegate.core.usage import estimate
+from tidegate.web.jobs.inline_list import InlineList, bad, invalid
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+OTHER_FIELDS = ("type", "callbackOptions", "capacity")
+# What a line adds to the bytes of its request, at most, without the resource's name and the endpoint's.
+FRAME_BYTES = 512
+# Fields of a request that the resource decides about.
+DECIDED = ("model", "stream", "vmx")
+# Only Anthropic's Messages have these beside `messages`, and only their content has these blocks.
+_MESSAGES_FIELDS = ("system", "stop_sequences", "anthropic_version")
+_MESSAGES_BLOCKS = frozenset(
+    [
+        "image",
+        "document",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "search_result",
+        "server_tool_use",
+        "web_search_tool_result",
+    ]
+)
+_PROMPT_FIELDS = ("messages", "input", "prompt", "tools", "instructions", "system")
+_NAME = re.compile(r"(?P<place>[0-9]{7})-(?P<at>[0-9a-f]{10})-(?P<size>[0-9a-f]{8})", re.ASCII)
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+
+
+class InlineItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """`endpoint` is ours: it says which shape the request has where its fields do not show that."""
+
+    resource_id: str
+    request: Raw
+    endpoint: str | None = None
+
+
+class ItemName(NamedTuple):
+    """A line's custom_id: the item's place among the others, and where its request lies in the input file."""
+
+    place: int
+    at: int
+    size_bytes: int
+
+    def text(self) -> str:
+        return f"{self.place:07}-{self.at:010x}-{self.size_bytes:08x}"
+
+
+class _ContentBlock(msgspec.Struct):
+    type: str = ""
+
+
+class _ContentOfMessage(msgspec.Struct):
+    content: Raw = Raw(b"")
+
+
+_decode = msgspec.json.Decoder(InlineItem).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_messages = msgspec.json.Decoder(list[_ContentOfMessage]).decode
+_decode_blocks = msgspec.json.Decoder(list[_ContentBlock]).decode
+
+
+def read_name(text: str | None) -> ItemName | None:
+    """The name that a custom_id is; None for what this door did not write."""
+    found = _NAME.fullmatch(text or "")
+    return ItemName(int(found["place"]), int(found["at"], 16), int(found["size"], 16)) if found else None
+
+
+class InlineItems:
+    """Feed it the body; it yields the lines of the items that are whole. `admit` refuses a resource that the caller may not use, or that is
+    unknown; `endpoints` are those that an item may name."""
+
+    def __init__(
+        self, admit: Callable[[str, str], None], endpoints: tuple[str, ...], count_max: int, item_bytes_max: int
+    ) -> None:
+        self._admit = admit
+        self._endpoints = endpoints
+        self._count_max = count_max
+        self._list = InlineList("items", item_bytes_max, OTHER_FIELDS)
+        self._admitted: set[str] = set()
+        self._written_bytes = 0
+        self.estimated_tokens = 0
+
+    @property
+    def count(self) -> int:
+        return self._list.count
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes of the body; yields the lines that they complete."""
+        return map(self._line, self._list.feed(data))
+
+    def finish(self) -> dict[str, Raw]:
+        """Raise unless the body was whole and had at least one item; returns its other fields."""
+        self._list.finish()
+        return self._list.fields
+
+    def _line(self, text: bytes) -> bytes:
+        param = self._list.param
+        if self.count >= self._count_max:
+            raise bad("items", f"`items` has more than {self._count_max:,} items: make several batches of them.")
+        try:
+            if not text.isascii():
+                # What is echoed later must be text.
+                text.decode()
+            item = _decode(text)
+        except msgspec.ValidationError as error:
+            raise bad(param, f"`{param}`: {str(error)[:1].lower()}{str(error)[1:200]}.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise invalid(f"`{param}` is not valid JSON.") from None
+        if item.resource_id not in self._admitted:
+            self._admit(item.resource_id, f"{param}.resourceId")
+            self._admitted.add(item.resource_id)
+        try:
+            fields = _decode_fields(item.request)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise bad(
+                f"{param}.request", f"`{param}.request` must be an object: what you would send by itself."
+            ) from None
+        if item.endpoint is not None and item.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise bad(f"{param}.endpoint", f"`{param}.endpoint` must be one of: {known}.")
+        self.estimated_tokens += estimated_tokens(fields)
+        return self._written(item.endpoint or endpoint_of(fields), body_of(item.resource_id, fields))
+
+    def _written(self, endpoint: str, body: bytes) -> bytes:
+        """The input line of an item; its name has a fixed size, so that it can say where the request lies."""
+        tail = b'","method":"POST","url":"%b","body":' % endpoint.encode()
+        begin = self._written_bytes + len(b'{"custom_id":"') + len(ItemName(0, 0, 0).text()) + len(tail)
+        name = ItemName(self.count, begin, len(body)).text()
+        line = b'{"custom_id":"%b%b%b}\n' % (name.encode(), tail, body)
+        self._written_bytes += len(line)
+        return line
+
+
+def body_of(resource_id: str, fields: dict[str, Raw]) -> bytes:
+    """The request as it is sent: the caller's own bytes on one line, and the resource as its model."""
+    parts = [b'{"model":' + msgspec.json.encode(resource_id)]
+    parts += [msgspec.json.encode(name) + b":" + raw for name, raw in fields.items() if name not in DECIDED]
+    return b",".join(parts).translate(_ONE_LINE) + b"}"
+
+
+def endpoint_of(fields: dict[str, Raw]) -> str:
+    """Which API a request is for, by its fields."""
+    if "input" in fields:
+        return RESPONSES
+    if "messages" in fields and (
+        any(name in fields for name in _MESSAGES_FIELDS) or _has_anthropic_blocks(fields["messages"])
+    ):
+        return MESSAGES
+    return CHAT
+
+
+def estimated_tokens(fields: dict[str, Raw]) -> int:
+    """How many tokens the prompt of a request will likely have."""
+    return estimate.prompt_tokens(sum(len(fields[name]) for name in _PROMPT_FIELDS if name in fields))
+
+
+def _has_anthropic_blocks(messages: Raw) -> bool:
+    try:
+        for message in _decode_messages(messages):
+            if bytes(message.content).startswith(b"[") and any(
+                block.type in _MESSAGES_BLOCKS for block in _decode_blocks(message.content)
+            ):
+                return True
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # What is wrong with them is ingest's to say.
+        return False
+    return False

@@ -1,0 +1,423 @@
+"""Items of a job, put together: the request from the input file, the answer from a result file, the rest from the store.
+
+A result line names its item, and the name says where the request lies (`inline_items`). An item without a result is found in the work file.
+Nothing here holds more than a window of items at a time.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw
+
+from tidegate.core.answers import answer as answers
+from tidegate.core.errors import BlobMissing
+from tidegate.core.ids import item_id, split_item_id
+from tidegate.core.nouns import Job, Usage
+from tidegate.core.ports import Blobs
+from tidegate.core.states import JobState
+from tidegate.store.job_events import OutcomePlace, RecordedTo
+from tidegate.store.store import Store
+from tidegate.web.completion_batch import shapes
+from tidegate.web.completion_batch.inline_items import ItemName, estimated_tokens, read_name
+from tidegate.web.completion_batch.shapes import DoorNotes, ItemEntity
+from tidegate.web.http import content
+
+OUTPUT, ERRORS = 1, 2
+WINDOW_ITEMS = 256
+WINDOW_BYTES = 2 << 20
+# Reads of ranges that lie closer together become one.
+GAP_BYTES = 32 << 10
+_OK = 400
+_NONE = Raw(b"")
+
+
+class _ResponseOfItem(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class _ErrorOfItem(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _ModelServerError(msgspec.Struct):
+    error: _ErrorOfItem | None = None
+
+
+class _StoredResult(msgspec.Struct):
+    id: str
+    custom_id: str | None = None
+    response: _ResponseOfItem | None = None
+    error: _ErrorOfItem | None = None
+
+
+class _StoredName(msgspec.Struct):
+    custom_id: str | None = None
+
+
+class _LineOfItem(msgspec.Struct):
+    custom_id: str | None = None
+    body: Raw = _NONE
+
+
+class _StoredModel(msgspec.Struct):
+    model: str = ""
+
+
+_decode_result = msgspec.json.Decoder(_StoredResult).decode
+_decode_head = msgspec.json.Decoder(_StoredName).decode
+_decode_input = msgspec.json.Decoder(_LineOfItem).decode
+_decode_body = msgspec.json.Decoder(_StoredModel).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_error = msgspec.json.Decoder(_ModelServerError).decode
+
+
+@dataclass(frozen=True, slots=True)
+class OpenItems:
+    """How the items without a result stand: those in the hands of workers, and what is remembered of those that were tried."""
+
+    leased: Sequence[tuple[int, int]] = ()
+    tries: dict[int, int] = field(default_factory=dict)
+    waiting: frozenset[int] = frozenset()
+
+    def is_running(self, number: int) -> bool:
+        at = bisect_right(self.leased, (number, 1 << 62)) - 1
+        is_leased = at >= 0 and number < self.leased[at][0] + self.leased[at][1]
+        return is_leased and number not in self.waiting
+
+
+class ItemReader:
+    """Reads items of jobs that this door made."""
+
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
+
+    async def one(self, job: Job, notes: DoorNotes, number: int) -> ItemEntity | None:
+        """Return the item of this number as it stands; None when there is none."""
+        for place in await self._store.item_places(job.id, number, 1):
+            lines = await self._result_lines(job, [place])
+            moments = await self._store.recorded_moments(job.id)
+            [entity] = await self.finished(job, notes, lines, [when(moments, place)])
+            return entity
+        found = await self._open_lines(job, number, 1)
+        if not found:
+            return None
+        state = await self._open_items(job, number, 1)
+        entity = _entity(job, notes, number, await self._request_in(job, found[0]))
+        return _open_entity(job, entity, number, state)
+
+    async def running(self, job: Job, notes: DoorNotes, first: int, count: int) -> list[ItemEntity]:
+        """Return these items as they were when they began to run."""
+        lines = await self._open_lines(job, first, count)
+        if len(lines) < count:
+            # The job ended meanwhile: by now every item has a result, and that says where its request lies.
+            places = await self._store.item_places(job.id, first, count)
+            results = await self._result_lines(job, places)
+            names = [read_name(_decode_head(line).custom_id) for line in results]
+            bodies = await self._requests(job, [name for name in names if name is not None])
+            return [_entity(job, notes, one.number, body) for one, body in zip(places, bodies, strict=False)]
+        bodies = [await self._request_in(job, line) for line in lines]
+        return [_entity(job, notes, first + at, body) for at, body in enumerate(bodies)]
+
+    async def finished(
+        self, job: Job, notes: DoorNotes, lines: Sequence[bytes], moments: Sequence[int]
+    ) -> list[ItemEntity]:
+        """Return the items of these result lines, which were recorded at these moments."""
+        read = [_decode_result(line) for line in lines]
+        names = [read_name(one.custom_id) for one in read]
+        known = iter(await self._requests(job, [name for name in names if name is not None]))
+        bodies = [next(known) if name is not None else None for name in names]
+        numbers = [_number_of(one) for one in read]
+        tries = await self._tries(job, numbers)
+        entities = []
+        for one, number, body, moment_ms in zip(read, numbers, bodies, moments, strict=True):
+            entity = _entity(job, notes, number, body, tries.get(number, 0))
+            entities.append(_with_result(entity, one, moment_ms))
+        return entities
+
+    def lines(self, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        """The lines between two places of a file, which are ends of lines."""
+        return _lines(content.chunks(self._store, self._blobs, file_id, start, end))
+
+    async def all(self, job: Job, notes: DoorNotes) -> AsyncGenerator[bytes, None]:
+        """Yield every item in the order of the create, each as JSON; nothing before ingest is done."""
+        if job.work_blob_id is None:
+            return
+        places = await self._places(job, notes.total)
+        moments = await self._store.recorded_moments(job.id)
+        state = await self._open_items(job, 0, notes.total)
+        async with aclosing(self._windows(job, places)) as windows:
+            async for start, lines in windows:
+                done = [index for index in range(start, start + len(lines)) if places.which[index]]
+                texts = dict(zip(done, await self._result_texts(job, places, done), strict=True))
+                for index, line in enumerate(lines, start):
+                    body = bytes(_decode_input(line).body)
+                    if index in texts:
+                        result = _decode_result(texts[index])
+                        number = _number_of(result)
+                        entity = _entity(job, notes, number, body, state.tries.get(number, 0))
+                        place = OutcomePlace(0, "", places.at[index], 0)
+                        moment_ms = when(moments, place, is_error=places.which[index] == ERRORS)
+                        entity = _with_result(entity, result, moment_ms)
+                    else:
+                        number = places.number(index)
+                        entity = _open_entity(job, _entity(job, notes, number, body), number, state)
+                    yield msgspec.json.encode(entity)
+
+    async def _places(self, job: Job, total: int) -> "_ResultPlaces":
+        """Where the result of each item lies, by its index."""
+        places = _ResultPlaces(total)
+        for which, file_id, size_bytes in (
+            (OUTPUT, job.output_file_id, job.output_bytes),
+            (ERRORS, job.error_file_id, job.error_bytes),
+        ):
+            if file_id is None or not size_bytes:
+                continue
+            at = 0
+            async with aclosing(self.lines(file_id, 0, size_bytes)) as lines:
+                async for line in lines:
+                    name = read_name(_decode_head(line).custom_id)
+                    if name is not None and name.place < total:
+                        places.put(name.place, which, at, len(line))
+                    at += len(line) + 1
+        if places.missing and job.work_blob_id is not None:
+            # Behind the work file's lines stands the line number of each item.
+            trailer = await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count)
+            places.number_by(trailer)
+        return places
+
+    async def _windows(self, job: Job, places: "_ResultPlaces") -> AsyncGenerator[tuple[int, list[bytes]], None]:
+        """The lines of the input, some at a time, with the index of the first."""
+        file = await self._store.get_file(job.tenant_id, job.input_file_id)
+        if file is None:
+            raise BlobMissing(f"the input of {job.id} is gone")
+        start, window, size = 0, [], 0
+        async with aclosing(self.lines(file.id, 0, file.size_bytes)) as lines:
+            async for line in lines:
+                window.append(line)
+                size += len(line) + places.size[start + len(window) - 1]
+                if len(window) >= WINDOW_ITEMS or size >= WINDOW_BYTES:
+                    yield start, window
+                    start, window, size = start + len(window), [], 0
+        if window:
+            yield start, window
+
+    async def _result_texts(self, job: Job, places: "_ResultPlaces", indices: list[int]) -> list[bytes]:
+        wanted = [
+            OutcomePlace(
+                index, "answered" if places.which[index] == OUTPUT else "failed", places.at[index], places.size[index]
+            )
+            for index in indices
+        ]
+        return await self._result_lines(job, wanted)
+
+    async def _result_lines(self, job: Job, places: Sequence[OutcomePlace]) -> list[bytes]:
+        """The result lines at these places, without what ends them."""
+        texts: dict[OutcomePlace, bytes] = {}
+        for is_output, file_id in ((True, job.output_file_id), (False, job.error_file_id)):
+            asked = [one for one in places if (one.outcome == "answered") is is_output]
+            if asked and file_id is not None:
+                ranges = [(one.at, one.at + one.size_bytes) for one in asked]
+                read = await self._read_ranges(file_id, ranges)
+                texts.update(zip(asked, read, strict=True))
+        return [texts[one].rstrip(b"\n") for one in places if one in texts]
+
+    async def _request_in(self, job: Job, line: bytes) -> bytes | None:
+        """The request of a line of the work file; what ingest wrote about a bad one names it."""
+        read = _decode_input(line)
+        if body := bytes(read.body):
+            return body
+        name = read_name(read.custom_id)
+        return (await self._requests(job, [name]))[0] if name is not None else None
+
+    async def _requests(self, job: Job, names: Sequence[ItemName]) -> list[bytes | None]:
+        """The requests of these items; None once the input is gone."""
+        file = await self._store.get_file(job.tenant_id, job.input_file_id) if names else None
+        if file is None:
+            return [None] * len(names)
+        ranges = [(name.at, name.at + name.size_bytes) for name in names]
+        return [*await self._read_ranges(file.id, ranges)]
+
+    async def _read_ranges(self, file_id: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of these ranges of a file, in as few reads as their neighbourhood allows."""
+        found: dict[tuple[int, int], bytes] = {}
+        group: list[tuple[int, int]] = []
+        for one in sorted(set(ranges)):
+            if group and one[0] - group[-1][1] > GAP_BYTES:
+                await self._read_group(file_id, group, found)
+                group = []
+            group.append(one)
+        if group:
+            await self._read_group(file_id, group, found)
+        return [found[one] for one in ranges]
+
+    async def _read_group(
+        self, file_id: str, group: list[tuple[int, int]], found: dict[tuple[int, int], bytes]
+    ) -> None:
+        start, end = group[0][0], max(end for _, end in group)
+        stream = content.chunks(self._store, self._blobs, file_id, start, end)
+        data = b"".join([chunk async for chunk in stream])
+        for one in group:
+            found[one] = data[one[0] - start : one[1] - start]
+
+    async def _open_lines(self, job: Job, first: int, count: int) -> list[bytes]:
+        """The work file's lines of these items; fewer once the job ended."""
+        if job.work_blob_id is None:
+            return []
+        found: list[bytes] = []
+        for span in await self._store.work_spans(job.id, first, count):
+            try:
+                data = await self._blobs.read(job.work_blob_id, span.work_at, span.work_bytes)
+            except BlobMissing:
+                return []
+            lines = data.split(b"\n")
+            low, high = max(first, span.first), min(first + count, span.first + span.count)
+            found += lines[low - span.read_first : high - span.read_first]
+        return found
+
+    async def _open_items(self, job: Job, first: int, count: int) -> OpenItems:
+        tried = await self._store.item_tries(job.id, first, count)
+        waiting = frozenset(one.number for one in tried if one.wait_ms > 0)
+        return OpenItems(await self._store.leased_spans(job.id), {one.number: one.count for one in tried}, waiting)
+
+    async def _tries(self, job: Job, numbers: Sequence[int]) -> dict[int, int]:
+        if not numbers:
+            return {}
+        low, high = min(numbers), max(numbers)
+        return {one.number: one.count for one in await self._store.item_tries(job.id, low, high - low + 1)}
+
+
+class _ResultPlaces:
+    """Where results lie, by the items' indices: a few bytes for each."""
+
+    def __init__(self, total: int) -> None:
+        self.which = bytearray(total)
+        self.at = array("Q", bytes(8 * total))
+        self.size = array("I", bytes(4 * total))
+        self.missing = total
+        self._numbers: array[int] = array("I")
+
+    def put(self, index: int, which: int, at: int, size_bytes: int) -> None:
+        self.which[index], self.at[index], self.size[index] = which, at, size_bytes
+        self.missing -= 1
+
+    def number_by(self, trailer: bytes) -> None:
+        """Learn the items' numbers: `trailer` has the 1-based line of each number."""
+        self._numbers = array("I", bytes(4 * len(self.which)))
+        for number in range(len(trailer) // 4):
+            line = int.from_bytes(trailer[4 * number : 4 * number + 4], "little")
+            if line <= len(self.which):
+                self._numbers[line - 1] = number
+
+    def number(self, index: int) -> int:
+        return self._numbers[index]
+
+
+def when(moments: Sequence[RecordedTo], place: OutcomePlace, *, is_error: bool | None = None) -> int:
+    """When the line at this place of a result file was recorded."""
+    error = place.outcome != "answered" if is_error is None else is_error
+    at = bisect_right(moments, place.at, key=lambda one: one.error_to if error else one.output_to)
+    return moments[at].happened_at if at < len(moments) else 0
+
+
+def _number_of(line: _StoredResult) -> int:
+    found = split_item_id(line.id)
+    return found[1] if found is not None else 0
+
+
+def _entity(job: Job, notes: DoorNotes, number: int, body: bytes | None, retry_count: int = 0) -> ItemEntity:
+    """An item that began to run."""
+    resource, tokens = "", 0
+    if body is not None:
+        resource, tokens = _decode_body(body).model, estimated_tokens(_decode_fields(body))
+    return ItemEntity(
+        workspace_id=notes.workspace,
+        environment_id=notes.environment,
+        item_id=item_id(job.id, number),
+        batch_id=job.id,
+        status=shapes.RUNNING,
+        resource_id=resource,
+        request=Raw(body) if body is not None else shapes.NULL,
+        response=shapes.NULL,
+        error_message=None,
+        error_code=None,
+        retry_count=retry_count,
+        estimated_prompt_tokens=tokens,
+        prompt_tokens=0,
+        completion_tokens=0,
+        output_tokens=0,
+        total_tokens=0,
+        created_at=shapes.moment(job.created_at),
+        completed_at=None,
+    )
+
+
+def _open_entity(job: Job, entity: ItemEntity, number: int, state: OpenItems) -> ItemEntity:
+    """An item without a result, as it stands."""
+    tries = state.tries.get(number, 0)
+    if state.is_running(number):
+        return msgspec.structs.replace(entity, retry_count=tries)
+    if job.closing is not JobState.CANCELLED:
+        return msgspec.structs.replace(entity, status=shapes.PENDING, retry_count=tries)
+    return msgspec.structs.replace(
+        entity,
+        status=shapes.CANCELLED,
+        retry_count=tries,
+        error_code="batch_cancelled",
+        error_message=shapes.CANCELLED_MESSAGE,
+        completed_at=shapes.moment(job.cancelling_at) if job.cancelling_at is not None else None,
+    )
+
+
+def _with_result(entity: ItemEntity, line: _StoredResult, moment_ms: int) -> ItemEntity:
+    """An item with what became of it."""
+    entity = msgspec.structs.replace(entity, completed_at=shapes.moment(moment_ms) if moment_ms else None)
+    response, error = line.response, line.error
+    if response is not None and response.status_code < _OK:
+        headers = msgspec.json.encode({"x-request-id": response.request_id})
+        answer = Raw(b'{"data":%b,"headers":%b}' % (bytes(response.body), headers))
+        return shapes.completed(entity, answer, _usage_of(bytes(response.body)))
+    status, code, message = shapes.FAILED, None, "There is no answer."
+    if error is not None:
+        status = shapes.CANCELLED if error.code == "batch_cancelled" else shapes.FAILED
+        code, message = error.code, f"{error.code}: {error.message}"
+    elif response is not None:
+        error = _words_of(bytes(response.body))
+        code, message = error.code, error.message or f"The model server answered {response.status_code}."
+    return msgspec.structs.replace(entity, status=status, error_code=code, error_message=message)
+
+
+def _usage_of(body: bytes) -> Usage:
+    try:
+        return answers.read("", body)[1]
+    except answers.NotAnAnswer:
+        return Usage()
+
+
+def _words_of(body: bytes) -> _ErrorOfItem:
+    """What a model server wrote, as far as it has the usual shape."""
+    try:
+        return _decode_error(body).error or _ErrorOfItem()
+    except msgspec.MsgspecError:
+        return _ErrorOfItem()
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The lines of a file, without what ends them."""
+    held: list[bytes] = []
+    async for piece in pieces:
+        *whole, last = piece.split(b"\n")
+        for end in whole:
+            yield b"".join((*held, end))
+            held.clear()
+        if last:
+            held.append(last)
+    if held:
+        yield b"".join(held)

@@ -1,0 +1,113 @@
+"""A stream of server-sent events about one job, for every door: it waits for news, hands them on, and says why it ends."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidegate.core.errors import ApiProblem, TidegateError
+from tidegate.core.nouns import Job
+from tidegate.web.http.content import while_the_client_stays
+from tidegate.web.http.open_calls import OpenCall, refusal
+from tidegate.web.http.parts import body_part
+from tidegate.web.http.tenant_slots import TenantSlots
+from tidegate.web.jobs.job_watch import JobFollower, JobWatch
+
+log = structlog.get_logger()
+
+HEARTBEAT_S = 15.0
+# How soon storage that was away is asked again.
+RETRY_S = 2.0
+HEADERS = {"X-Accel-Buffering": "no"}
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
+_HEARTBEAT = b": heartbeat\n\n"
+
+
+class EventSource(ABC):
+    """What a door reports of one job, from one position on. What it has sent it does not send again."""
+
+    opening = b""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether the end of the job was sent."""
+
+    @abstractmethod
+    def news(self, job: Job) -> AsyncGenerator[bytes, None]:
+        """Yield what is new with the job as it stands now, in pieces of whole events."""
+
+    @abstractmethod
+    def after_cut(self, problem: ApiProblem) -> bytes:
+        """Return what is sent last when the caller's key stopped working."""
+
+    def after_stop(self) -> bytes:
+        """Return what is sent last when this server stops."""
+        return b""
+
+    def after_loss(self) -> bytes | None:
+        """Return what is sent last when storage is away; None to go on once it is back."""
+        return None
+
+
+class EventStream(Response):
+    """The answer to one reader. It reads no faster than the client takes, so a slow client is only late."""
+
+    def __init__(self, watch: JobWatch, slots: TenantSlots, job: Job, source: EventSource) -> None:
+        super().__init__(None, 200, HEADERS, MEDIA_TYPE)
+        del self.headers["content-length"]
+        self._watch = watch
+        self._slots = slots
+        self._job = job
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        open_call: OpenCall | None = scope["tidegate.intake"].open_call
+        async with self._slots.taken(self._job.tenant_id):
+            with self._watch.following(self._job) as follower:
+                if open_call is not None:
+                    open_call.when_cut(follower.wake)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async with while_the_client_stays(receive):
+                    await _say(send, self._source.opening)
+                    await _say(send, await self._tell(follower, open_call, send))
+                    await send(body_part(b"", more=False))
+
+    async def _tell(self, follower: JobFollower, open_call: OpenCall | None, send: Send) -> bytes:
+        """Tell everything up to the end of the job, of the key or of this server; returns what is to be sent last."""
+        has_news, is_behind = True, False
+        while follower.job is not None:
+            if open_call is not None and open_call.is_cut:
+                return self._source.after_cut(refusal())
+            if has_news or is_behind:
+                is_behind = not await self._tell_news(follower.job, send)
+                if is_behind and (last := self._source.after_loss()) is not None:
+                    return last
+            else:
+                await _say(send, _HEARTBEAT)
+            if self._source.is_over:
+                return b""
+            if follower.is_stopping:
+                return self._source.after_stop()
+            has_news = await follower.wait(RETRY_S if is_behind else HEARTBEAT_S)
+        return b""
+
+    async def _tell_news(self, job: Job, send: Send) -> bool:
+        """Tell what is new; False when storage is away, and the rest is to be sent later."""
+        try:
+            async with aclosing(self._source.news(job)) as news:
+                async for piece in news:
+                    await _say(send, piece)
+        except TidegateError as error:
+            log.warning("event_stream_read_failed", job=job.id, error=str(error))
+            return False
+        return True
+
+
+async def _say(send: Send, piece: bytes) -> None:
+    """Send whole events in one part, so that a client that reads part by part meets no half of one."""
+    if piece:
+        await send(body_part(piece, more=True))

@@ -1,0 +1,225 @@
+"""The body of a create that brings its requests along, cut into them as it arrives: `{"requests": [{…}, …], …}`.
+
+At most one element of the list and one piece of the body are held at a time, and the few other fields that a door allows. What an element
+means is the door's to say.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+import msgspec
+
+from tidegate.core.errors import ApiProblem
+
+OTHER_BYTES_MAX = 65_536
+_SPACES = re.compile(rb"[ \t\r\n]*+")
+_BRACKET_OR_QUOTE = re.compile(rb'["{}\[\]]')
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_SCALAR = re.compile(rb"[^,{}\[\] \t\r\n\"]*+")
+_SHOWN_CHARS_MAX = 64
+
+
+class _Place(Enum):
+    """What comes next in the body."""
+
+    START = 0
+    FIRST_NAME = 1
+    NAME = 2
+    COLON = 3
+    VALUE = 4
+    LIST = 5
+    FIRST_ELEMENT = 6
+    ELEMENT = 7
+    AFTER_ELEMENT = 8
+    AFTER_VALUE = 9
+    END = 10
+
+
+_FOLLOWING = {
+    (_Place.START, b"{"): _Place.FIRST_NAME,
+    (_Place.FIRST_NAME, b"}"): _Place.END,
+    (_Place.COLON, b":"): _Place.VALUE,
+    (_Place.LIST, b"["): _Place.FIRST_ELEMENT,
+    (_Place.FIRST_ELEMENT, b"]"): _Place.AFTER_VALUE,
+    (_Place.AFTER_ELEMENT, b","): _Place.ELEMENT,
+    (_Place.AFTER_ELEMENT, b"]"): _Place.AFTER_VALUE,
+    (_Place.AFTER_VALUE, b","): _Place.NAME,
+    (_Place.AFTER_VALUE, b"}"): _Place.END,
+}
+
+
+class InlineList:
+    """Feed it the body; it yields the elements that are whole, as the bytes that were sent. `name` is the list's, `others` are the other
+    fields that the body may have. `count` is how many elements were dealt with: the one at hand is not among them."""
+
+    def __init__(self, name: str, element_bytes_max: int, others: Sequence[str] = ()) -> None:
+        self.name = name
+        self.count = 0
+        self.fields: dict[str, msgspec.Raw] = {}
+        self._element_bytes_max = element_bytes_max
+        self._others = tuple(others)
+        self._place = _Place.START
+        self._field = ""
+        self._has_list = False
+        # `_start` is where what was not taken yet begins. While a value is looked through (`_is_inside`), `_at`, `_depth` and
+        # `_in_string` are how far that came.
+        self._held = b""
+        self._start = 0
+        self._is_inside = False
+        self._at = 0
+        self._depth = 0
+        self._in_string = False
+
+    @property
+    def param(self) -> str:
+        """The element that comes next, as a refusal names it."""
+        return f"{self.name}.{self.count}"
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes of the body; yields the elements that they complete."""
+        self._held = self._held[self._start :] + data
+        self._at -= self._start
+        self._start = 0
+        while True:
+            if self._is_inside:
+                text = self._take_value()
+                if text is None:
+                    return
+                if text:
+                    yield text
+                    self.count += 1
+            elif not self._go_on():
+                return
+
+    def finish(self) -> None:
+        """Raise unless the body was whole and its list had an element."""
+        if not self._has_list and self._place in (_Place.START, _Place.END, _Place.LIST):
+            raise self._missing()
+        if self._place is not _Place.END:
+            raise invalid("The body ends before its JSON is complete.")
+        if not self.count:
+            raise bad(self.name, f"`{self.name}` is empty: send at least one request.")
+
+    def _go_on(self) -> bool:
+        """Take the next character that is no space; False when more bytes are needed."""
+        spaces = _SPACES.match(self._held, self._start)
+        self._start = spaces.end() if spaces else self._start
+        if self._start == len(self._held):
+            return False
+        self._take_letter(self._held[self._start : self._start + 1])
+        return True
+
+    def _take_letter(self, letter: bytes) -> None:
+        """Take the one character that may stand here, or begin the value that does."""
+        place = self._place
+        is_before_element = place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
+        if (
+            (is_before_element and letter == b"{")
+            or (place in (_Place.FIRST_NAME, _Place.NAME) and letter == b'"')
+            or (place is _Place.VALUE and letter not in b",:]}")
+        ):
+            self._is_inside, self._at, self._depth, self._in_string = True, self._start, 0, False
+            return
+        self._start += 1
+        following = _FOLLOWING.get((place, letter))
+        if following is not None:
+            is_list = following is _Place.VALUE and self._field == self.name
+            self._place = _Place.LIST if is_list else following
+            self._has_list = self._has_list or following is _Place.FIRST_ELEMENT
+        elif place in (_Place.START, _Place.LIST):
+            raise self._missing()
+        elif is_before_element:
+            raise bad(self.param, f"`{self.param}` must be an object.")
+        else:
+            raise invalid("The body is not valid JSON.")
+
+    def _take_value(self) -> bytes | None:
+        """Take an element, a field's name or another field's value, once it is whole. Returns the element; None when more bytes are
+        needed."""
+        end = self._scan()
+        is_element = self._place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
+        size = (end or len(self._held)) - self._start
+        if is_element and size > self._element_bytes_max:
+            most = self._element_bytes_max
+            message = f"`{self.param}` is larger than {most:,} bytes: split it, or ask the operator for a higher limit."
+            raise ApiProblem(413, "body_too_large", message, param=self.param)
+        if not is_element and size > OTHER_BYTES_MAX:
+            where = self._field or self.name
+            raise bad(where, f"The fields beside `{self.name}` may have {OTHER_BYTES_MAX:,} bytes each.")
+        if not end:
+            return None
+        text = self._held[self._start : end]
+        self._start, self._is_inside = end, False
+        if is_element:
+            self._place = _Place.AFTER_ELEMENT
+            return text
+        if self._place is _Place.VALUE:
+            self.fields[self._field] = msgspec.Raw(text)
+            self._place = _Place.AFTER_VALUE
+        else:
+            self._take_name(text)
+        return b""
+
+    def _take_name(self, text: bytes) -> None:
+        try:
+            name = msgspec.json.decode(text, type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise invalid("The body is not valid JSON.") from None
+        if name in self.fields or (name == self.name and self._has_list):
+            raise bad(name, f"`{name}` is named twice: name it once.")
+        if name != self.name and name not in self._others:
+            self._refuse_other(name)
+        self._field, self._place = name, _Place.COLON
+
+    def _refuse_other(self, name: str) -> None:
+        if not self._others:
+            raise bad(self.name, f"`{self.name}` is the only field that the body may have.")
+        shown = "".join(letter if letter.isprintable() else "?" for letter in name[:_SHOWN_CHARS_MAX])
+        known = ", ".join((self.name, *self._others))
+        message = f"Unknown parameter `{shown}`. Known are: {known}."
+        raise ApiProblem(400, "unknown_parameter", message, param=shown)
+
+    def _scan(self) -> int:
+        """Look for the end of a value, from where the last look stopped; 0 when it is not there yet.
+
+        Brackets are only counted: whether they match is the decoder's to say."""
+        held, at, depth, in_string = self._held, self._at, self._depth, self._in_string
+        if not depth and not in_string and held[at : at + 1] not in (b'"', b"{", b"["):
+            scalar = _SCALAR.match(held, at)
+            end = scalar.end() if scalar else at
+            return end if end < len(held) else 0
+        while True:
+            if in_string:
+                text = _STRING.match(held, at)
+                at = text.end() if text else at
+                # What it stops at is the closing quote, or an escape that lies only half in these bytes.
+                if held[at : at + 1] != b'"':
+                    break
+                at, in_string = at + 1, False
+                if not depth:
+                    return at
+            found = _BRACKET_OR_QUOTE.search(held, at)
+            if found is None:
+                at = len(held)
+                break
+            at = found.end()
+            if found[0] == b'"':
+                in_string = True
+            else:
+                depth += 1 if found[0] in b"{[" else -1
+                if not depth:
+                    return at
+        self._at, self._depth, self._in_string = at, depth, in_string
+        return 0
+
+    def _missing(self) -> ApiProblem:
+        return bad(self.name, f'The body must be a JSON object with a list of requests: {{"{self.name}": [...]}}.')
+
+
+def bad(param: str | None, message: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_parameter", message, param=param)
+
+
+def invalid(message: str) -> ApiProblem:
+    return ApiProblem(400, "invalid_json", message)

@@ -1,0 +1,90 @@
+"""What every store remembers of single items, for jobs whose door wants events of them: numbers without gaps, written with what they are
+about, and the places where requests and results lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.store_world import MODEL, World, tries
+from tidegate.core.nouns import JobFlush, JobWebhook
+from tidegate.store.job_events import JobEventRow
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_job_that_wants_no_events_has_none(world: World) -> None:
+    job, worker = await world.running(await world.caller(), 2), await world.worker()
+    await world.lease(worker, job)
+    assert await world.store.job_event_total(job.id) == 0
+    assert await world.store.job_events(job.id, 0, 10) == []
+
+
+async def test_events_are_numbered_in_the_order_of_what_happened(world: World) -> None:
+    store, caller, worker = world.store, await world.caller(), await world.worker()
+    job = await world.running(caller, 2, 3, door="{}")
+    assert job.door == "{}"
+    assert await store.job_event_total(job.id) == 1, "its creation"
+    [first] = await world.lease(worker, job, 1)
+    assert await store.lease_slices(worker, job.id, MODEL, 1, first.token) == [first], "a replay"
+    log = await world.log()
+    await world.answer(log, job, 1, token=first.token)
+    assert await store.release_slice(job.id, 0, first.token, 0)
+    both = await world.lease(worker, job)
+    assert [piece.first for piece in both] == [0, 3 - 1]
+    rows = await store.job_events(job.id, 0, 10)
+    size = (await world.look(job)).output_bytes
+    now = world.clock.now
+    assert rows == [
+        JobEventRow(2, 2, "running", 0, happened_at=now),
+        JobEventRow(4, 1, "recorded", 0, 0, size, 0, 0, now),
+        JobEventRow(5, 3, "running", 2, happened_at=now),
+    ], "what comes back began before, and is not told again"
+    assert await store.job_event_total(job.id) == 7
+    assert await store.job_events(job.id, 2, 1) == rows[:1]
+    assert await store.job_events(job.id, 3, 1) == rows[1:2]
+    assert await store.job_events(job.id, 7, 1) == []
+    [moment] = await store.recorded_moments(job.id)
+    assert (moment.output_to, moment.error_to, moment.happened_at) == (size, 0, now)
+
+
+async def test_where_items_stand_and_lie(world: World) -> None:
+    store, caller, worker = world.store, await world.caller(), await world.worker()
+    job = await world.running(caller, 2, 2, door="{}")
+    [held] = await world.lease(worker, job, 1)
+    found = await store.job_progress(caller.tenant_id, job.id)
+    assert found is not None
+    assert (found[0].id, found[1]) == (job.id, 2)
+    assert await store.job_progress("tenant_of_another", job.id) is None
+    assert await store.leased_spans(job.id) == [(0, 2)]
+    spans = await store.work_spans(job.id, 1, 2)
+    assert [(one.first, one.count, one.work_at, one.work_bytes) for one in spans] == [(0, 2, 0, 200), (2, 2, 200, 200)]
+    waiting = JobFlush(job.id, attempts=[(held.token, tries(0, count=2, wait_ms=5_000))])
+    await store.record_outcomes([waiting], [], [])
+    found = await store.job_progress(caller.tenant_id, job.id)
+    assert found is not None
+    assert found[1] == 1, "one that waits to be tried again does not run"
+    [tried] = await store.item_tries(job.id, 0, 4)
+    assert (tried.number, tried.count, tried.wait_ms) == (0, 2, 5_000)
+    await world.answer(await world.log(), job, 1, token=held.token)
+    [place] = await store.item_places(job.id, 0, 4)
+    assert (place.number, place.outcome, place.at) == (1, "answered", 0)
+    found = await store.job_progress(caller.tenant_id, job.id)
+    assert found is not None
+    assert found[1] == 0
+
+
+async def test_a_callback_gets_what_it_wants_of_each_item(world: World) -> None:
+    store, caller, worker = world.store, await world.caller(), await world.worker()
+    wanted = ("item.running", "item.completed", "batch.completed")
+    webhook = JobWebhook("https://hooks.example.com/", wanted, b"s" * 32, "some-door", {"X-A": "b"})
+    job = await world.running(caller, 2, door="{}", webhook=webhook)
+    [held] = await world.lease(worker, job)
+    await world.answer(await world.log(), job, 0, token=held.token)
+    leased = await store.lease_webhooks(worker, "t", count_max=10, tenant_max=10)
+    assert sorted((one.event_type, one.item) for one in leased) == [
+        ("item.completed", 0),
+        ("item.running", 0),
+        ("item.running", 1),
+    ]
+    assert len({one.event_id for one in leased}) == 3
+    assert {(one.door, *one.headers.items()) for one in leased} == {("some-door", ("X-A", "b"))}

@@ -1,0 +1,376 @@
+"""The completion-batch API over a real socket, without a worker: refusals, keys, places, and how a job's states look at this door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web import stages
+from tests.web.calls import kept
+from tests.web.server import WebServer
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.ids import item_id
+from tidegate.core.nouns import LineError
+from tidegate.core.states import Outcome
+
+PLACE = "/v1/completion-batch/default/prod"
+SAYS_HI = {"messages": [{"role": "user", "content": "hi"}]}
+BATCH_FIELDS = {
+    "workspaceId",
+    "environmentId",
+    "batchId",
+    "timestamp",
+    "type",
+    "status",
+    "callbackOptions",
+    "completed",
+    "failed",
+    "running",
+    "pending",
+    "cancelled",
+    "totalItems",
+    "totalEstimatedPromptTokens",
+    "totalPromptTokens",
+    "totalCompletionTokens",
+    "totalOutputTokens",
+    "capacity",
+    "errorMessage",
+    "createdAt",
+    "completedAt",
+    "createdByUserId",
+    "createdByApiKeyId",
+    "updatedAt",
+    "items",
+    "completedPercentage",
+}
+ITEM_FIELDS = {
+    "workspaceId",
+    "environmentId",
+    "itemId",
+    "batchId",
+    "status",
+    "resourceId",
+    "request",
+    "response",
+    "errorMessage",
+    "errorCode",
+    "retryCount",
+    "estimatedPromptTokens",
+    "promptTokens",
+    "completionTokens",
+    "outputTokens",
+    "totalTokens",
+    "createdAt",
+    "completedAt",
+}
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    from tests.web.server import settings_with
+
+    settings = settings_with(
+        upstream={"url": "http://127.0.0.1:9/v1"},
+        callbacks={"allow_hosts": ("127.0.0.1",), "allow_http": True},
+        limits={"event_streams_max": 2},
+    )
+    server = WebServer(tmp_path_factory.mktemp("web"), settings)
+    server.start()
+    yield server
+    server.stop()
+
+
+def body_of(*requests: Any, **fields: Any) -> dict[str, Any]:
+    items = [{"resourceId": "m", "request": one} for one in requests or (SAYS_HI, SAYS_HI)]
+    return {"type": "ASYNC", "items": items, **fields}
+
+
+def made(client: httpx2.Client, *requests: Any, **fields: Any) -> dict[str, Any]:
+    answer = client.post(PLACE, json=body_of(*requests, **fields))
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def got(client: httpx2.Client, batch_id: str, **query: str) -> dict[str, Any]:
+    answer = client.get(f"{PLACE}/{batch_id}", params=query)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def refused(answer: httpx2.Response, status: int, code: str, param: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    said = answer.json()
+    assert set(said) == {"errorMessage", "errorCode", "details"}
+    assert said["errorCode"] == code
+    assert said["details"]["param"] == param
+    assert said["details"]["requestId"] == answer.headers["x-request-id"]
+    assert len(said["errorMessage"]) > 10
+
+
+def result(job_id: str, number: int, custom_id: str, *, status: int = 200, error: str | None = None) -> bytes:
+    answer = {"choices": [{}], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    said = answer if status < 400 else {"error": {"message": "No.", "code": "bad"}}
+    response = {"status_code": status, "request_id": "req_x", "body": said}
+    line: dict[str, Any] = {"id": item_id(job_id, number), "custom_id": custom_id, "response": response, "error": None}
+    if error is not None:
+        line |= {"response": None, "error": {"code": error, "message": "Why."}}
+    return json.dumps(line).encode() + b"\n"
+
+
+def names(web: WebServer, batch_id: str) -> list[str]:
+    """The custom_ids that the door gave to the items of a batch."""
+    job = web.job(batch_id)
+
+    async def read() -> bytes:
+        [extent] = await web.store.list_extents(job.input_file_id, 0, 10)
+        return await web.blobs.read(extent.blob_id, extent.blob_at, extent.size_bytes)
+
+    return [json.loads(line)["custom_id"] for line in web.run(read()).splitlines()]
+
+
+def test_a_batch_that_was_just_made(web: WebServer, client: httpx2.Client) -> None:
+    batch = made(client, SAYS_HI, {"input": "hello"}, capacity=[{"period": "MINUTE", "requests": 5, "tokens": 9}])
+    assert set(batch) == BATCH_FIELDS
+    assert (batch["status"], batch["totalItems"], batch["pending"], batch["items"]) == ("PENDING", 2, 2, [])
+    assert batch["totalEstimatedPromptTokens"] == 8 + 2
+    assert batch["capacity"] == [{"period": "minute", "requests": 5, "tokens": 9, "enabled": True}]
+    assert (batch["workspaceId"], batch["environmentId"], batch["completedPercentage"]) == ("default", "prod", 0)
+    read = got(client, batch["batchId"])
+    assert read == {**batch, "createdByUser": None, "createdByApiKey": None}
+    assert got(client, batch["batchId"], includesUsers="false", includesItems="false") == batch
+    assert [str(limit.period) for limit in web.job(batch["batchId"]).limits] == ["minute"]
+    seen = client.get(f"/v1/batches/{batch['batchId']}").json()
+    assert (seen["endpoint"], seen["status"]) == ("mixed", "validating"), "another door sees it too"
+
+
+def test_openais_door_makes_no_mixed_batch(client: httpx2.Client) -> None:
+    file = {"file": ("in.jsonl", b'{"custom_id":"a","url":"/v1/chat/completions","body":{"model":"m"}}')}
+    file_id = client.post("/v1/files", files=file, data={"purpose": "batch"}).json()["id"]
+    answer = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": "mixed"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "endpoint")
+
+
+CALLBACK = {"url": "http://127.0.0.1/hook", "events": ["all"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"type": "sync"}, "type"),
+        ({"type": None}, "type"),
+        ({"type": 1}, "type"),
+        ({"type": "CALLBACK"}, "callbackOptions"),
+        ({"type": "SYNC", "callbackOptions": CALLBACK}, "callbackOptions"),
+        ({"type": "CALLBACK", "callbackOptions": {"url": CALLBACK["url"]}}, "callbackOptions"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "events": []}}, "callbackOptions.events"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "events": ["ITEM_UPDATE"]}}, "callbackOptions.events"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "url": "https://10.0.0.1/"}}, "callbackOptions.url"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "url": "https://2130706433/"}}, "callbackOptions.url"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "url": "http://[::1]/"}}, "callbackOptions.url"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "url": "file:///etc/passwd"}}, "callbackOptions.url"),
+        ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "more": 1}}, "callbackOptions"),
+        *(
+            ({"type": "CALLBACK", "callbackOptions": {**CALLBACK, "headers": headers}}, "callbackOptions.headers")
+            for headers in (
+                {"Host": "x"},
+                {"webhook-signature": "x"},
+                {"X-A": "a\r\nb: c"},
+                {"X-A": ""},
+                {"X-A": "a", "x-a": "b"},
+                {"X-" + "a" * 65: "x"},
+                {f"X-{number}": "x" for number in range(17)},
+            )
+        ),
+        ({"capacity": {}}, "capacity"),
+        ({"capacity": [{"period": "MINUTE", "requests": 0}]}, "capacity"),
+        ({"capacity": [{"period": "MINUTE", "requests": 1, "dimension": "source-ip"}]}, "capacity"),
+        ({"capacity": [{"period": "fortnight", "requests": 1}]}, "capacity[0].period"),
+        ({"capacity": [{"period": "minute", "requests": 1}, {"period": "MINUTE", "tokens": 1}]}, "capacity[1].period"),
+        ({"capacity": [{"period": "minute"}]}, "capacity[0]"),
+        ({"items": []}, "items"),
+        ({"items": [{"resourceId": "", "request": {}}]}, "items.0.resourceId"),
+        ({"items": [{"resourceId": "a\u0000", "request": {}}]}, "items.0.resourceId"),
+        ({"items": [{"resourceId": "m" * 257, "request": {}}]}, "items.0.resourceId"),
+    ],
+)
+def test_a_create_that_is_wrong_is_refused_whole(
+    web: WebServer, client: httpx2.Client, fields: dict[str, Any], param: str
+) -> None:
+    before = kept(web)
+    refused(client.post(PLACE, json=body_of(**fields)), 400, "INVALID_PARAMETER", param)
+    assert kept(web) == before
+
+
+def test_bodies_places_and_queries_that_are_wrong(client: httpx2.Client) -> None:
+    refused(
+        client.post(PLACE, content=b"{}", headers={"content-type": "text/plain"}),
+        415,
+        "UNSUPPORTED_MEDIA_TYPE",
+        "Content-Type",
+    )
+    body = body_of()
+    del body["type"]
+    refused(client.post(PLACE, json=body), 400, "INVALID_PARAMETER", "type")
+    refused(
+        client.post("/v1/completion-batch/default/a%20b", json=body_of()), 400, "INVALID_PARAMETER", "environmentId"
+    )
+    refused(client.post("/v1/completion-batch/nobody/prod", json=body_of()), 404, "WORKSPACE_NOT_FOUND", "workspaceId")
+    refused(client.post(PLACE + "?x=1", json=body_of()), 400, "UNKNOWN_PARAMETER", "x")
+    batch_id = made(client)["batchId"]
+    refused(client.get(f"{PLACE}/{batch_id}?includesItems=yes"), 400, "INVALID_PARAMETER", "includesItems")
+    refused(client.get(f"{PLACE}/{batch_id}/{item_id(batch_id, 0)}"), 404, "COMPLETION_BATCH_ITEM_NOT_FOUND", "itemId")
+    for bad in ("x", "-1", "9", "1" * 30):
+        answer = client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": bad})
+        refused(answer, 400, "INVALID_PARAMETER", "Last-Event-ID")
+    refused(client.put(PLACE), 405, "METHOD_NOT_ALLOWED")
+    for other in ("default/dev", "nobody/prod"):
+        answer = client.get(f"/v1/completion-batch/{other}/{batch_id}")
+        refused(answer, 404, "COMPLETION_BATCH_NOT_FOUND", "batchId")
+        refused(
+            client.post(f"/v1/completion-batch/{other}/{batch_id}/cancel"), 404, "COMPLETION_BATCH_NOT_FOUND", "batchId"
+        )
+
+
+def test_keys_scopes_and_the_resources_that_a_key_allows(start_web: Callable[..., WebServer]) -> None:
+    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    place = "/v1/completion-batch/acme/prod"
+    lacking = web.client(web.make_key("acme", scopes=["batches:write"]))
+    refused(web.client("wrong").post(place, json=body_of()), 401, "INVALID_API_KEY")
+    refused(lacking.post(place, json=body_of()), 403, "INSUFFICIENT_SCOPE")
+    client = web.client(web.make_key("acme", scopes=["completion-batch"], resources=["m"], user="ann"))
+    answer = client.post(place, json=body_of())
+    assert answer.status_code == 201, "a key can use this API, and needs no other scope"
+    batch = client.get(f"{place}/{answer.json()['batchId']}").json()
+    assert batch["createdByUser"] == {"id": "ann", "name": "ann"}
+    assert batch["createdByApiKey"] == {"apiKeyId": batch["createdByApiKeyId"], "name": "test"}
+    both = {"type": "ASYNC", "items": [{"resourceId": one, "request": SAYS_HI} for one in ("m", "other")]}
+    refused(client.post(place, json=both), 403, "API_KEY_RESOURCE_NOT_AUTHORIZED", "items.1.resourceId")
+
+
+def test_a_resource_that_nobody_serves(start_web: Callable[..., WebServer]) -> None:
+    web = start_web()
+    refused(web.client().post(PLACE, json=body_of()), 400, "RESOURCE_NOT_FOUND", "items.0.resourceId")
+
+
+def test_a_callback_is_shown_without_its_values(web: WebServer, client: httpx2.Client) -> None:
+    headers = {"X-API-Key": "very-secret", "Authorization": "Bearer also-secret"}
+    options = {**CALLBACK, "events": ["item_update", "batch_update"], "headers": headers}
+    batch = made(client, type="CALLBACK", callbackOptions=options)
+    secret = batch["callbackOptions"].pop("signingSecret")
+    assert secret.startswith("whsec_")
+    shown = {**options, "headers": ["Authorization", "X-API-Key"]}
+    assert batch["callbackOptions"] == shown
+    for path in (f"{PLACE}/{batch['batchId']}", f"/v1/batches/{batch['batchId']}", "/v1/webhook_deliveries"):
+        text = client.get(path).text
+        assert secret not in text
+        assert "secret" not in text.replace("webhook_secret", "").replace('"secret":null', "")
+    assert got(client, batch["batchId"])["callbackOptions"] == shown
+
+
+def test_an_idempotency_key_makes_one_batch(client: httpx2.Client) -> None:
+    same = {"Idempotency-Key": "twice"}
+    first = client.post(PLACE, json=body_of(), headers=same)
+    again = client.post(PLACE, json=body_of(), headers=same)
+    assert first.json() == again.json()
+    refused(client.post(PLACE, json=body_of(SAYS_HI), headers=same), 422, "IDEMPOTENCY_KEY_REUSED", "Idempotency-Key")
+
+
+def test_what_became_of_items_and_of_the_batch(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client, *({"messages": [{"role": "user", "content": str(number)}]} for number in range(3)))[
+        "batchId"
+    ]
+    named = names(web, batch_id)
+    stages.start(web, batch_id, 3)
+    assert got(client, batch_id, includesItems="false")["status"] == "PENDING"
+    stages.finish(web, batch_id, {2: result(batch_id, 2, named[0])})
+    batch = got(client, batch_id, includesItems="false")
+    assert (batch["status"], batch["completed"], batch["running"], batch["pending"]) == ("RUNNING", 1, 2, 0)
+    assert batch["completedPercentage"] == 33
+    errors = {0: result(batch_id, 0, named[1], status=400), 1: result(batch_id, 1, named[2], error="worker_lost")}
+    stages.finish(web, batch_id, {}, errors)
+    stages.publish(web, batch_id)
+    batch = got(client, batch_id)
+    assert (batch["status"], batch["completed"], batch["failed"], batch["pending"]) == ("FAILED", 1, 2, 0)
+    assert batch["errorMessage"] == "2 of 3 items failed."
+    assert (batch["completedPercentage"], batch["totalPromptTokens"], batch["totalOutputTokens"]) == (100, 10, 5)
+    items = batch["items"]
+    assert all(set(item) == ITEM_FIELDS for item in items)
+    assert [item["request"]["messages"][0]["content"] for item in items] == ["0", "1", "2"], (
+        "in the order of the create"
+    )
+    assert [item["status"] for item in items] == ["COMPLETED", "FAILED", "FAILED"]
+    assert items[0]["response"]["data"]["choices"] == [{}]
+    assert items[0]["response"]["headers"] == {"x-request-id": "req_x"}
+    assert [items[0][name] for name in ("promptTokens", "completionTokens", "outputTokens", "totalTokens")] == [
+        3,
+        4,
+        4,
+        7,
+    ]
+    assert [item["errorMessage"] for item in items] == [None, "No.", "worker_lost: Why."]
+    assert all(item["completedAt"] for item in items)
+    for item in items:
+        assert client.get(f"{PLACE}/{batch_id}/{item['itemId']}").json() == item
+    refused(client.post(f"{PLACE}/{batch_id}/cancel"), 409, "BATCH_NOT_CANCELLABLE", "batch_id")
+
+
+@pytest.mark.parametrize("status", ["CANCELLED", "FAILED"])
+def test_items_that_never_ran(web: WebServer, client: httpx2.Client, status: str) -> None:
+    batch_id = made(client)["batchId"]
+    named = names(web, batch_id)
+    stages.start(web, batch_id, 2)
+    if status == "CANCELLED":
+        cancelled = client.post(f"{PLACE}/{batch_id}/cancel")
+        assert cancelled.status_code == 201
+        said = cancelled.json()
+        assert (said["status"], said["cancelled"], said["pending"], said["running"]) == ("CANCELLED", 2, 0, 0)
+        assert client.post(f"{PLACE}/{batch_id}/cancel").status_code == 201
+    else:
+        web.run(web.store.fail_job(batch_id, LineError("work_file_gone", "Why.")))
+    code, outcome = (
+        ("batch_cancelled", Outcome.CANCELLED) if status == "CANCELLED" else ("batch_failed", Outcome.FAILED)
+    )
+    rest = {number: result(batch_id, number, named[number], error=code) for number in range(2)}
+    stages.publish(web, batch_id, rest, outcome)
+    batch = got(client, batch_id)
+    assert batch["status"] == status
+    assert [item["status"] for item in batch["items"]] == [status, status]
+    assert batch["items"][0]["errorMessage"].startswith(code)
+    with client.stream("GET", f"{PLACE}/{batch_id}/events") as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    actions = [json.loads(line[6:])["action"] for line in lines[:-1]]
+    item = f"item-{status.lower()}"
+    assert actions == ["batch-created", item, item, f"batch-{status.lower()}"]
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_a_store_that_is_away(web: WebServer, client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_id = made(client)["batchId"]
+
+    async def away(*_: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    with client.stream("GET", f"{PLACE}/{batch_id}/events") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "id: 1"
+        monkeypatch.setattr(web.store, "job_events", away)
+        stages.start(web, batch_id, 2)
+        rest = [line for line in lines if line.startswith("data: ")][1:]
+    assert [*json.loads(rest[0][6:])] == ["error"]
+    assert rest[1:] == ["data: [ERROR]"]
+    monkeypatch.setattr(web.store, "job_progress", away)
+    refused(client.get(f"{PLACE}/{batch_id}"), 503, "UNAVAILABLE")
+
+
+def test_more_streams_than_are_allowed_make_no_batch(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = made(client)["batchId"]
+    path = f"{PLACE}/{batch_id}/events"
+    before = kept(web)
+    with client.stream("GET", path) as one, client.stream("GET", path) as two:
+        assert one.status_code == two.status_code == 200
+        refused(client.post(PLACE, json=body_of(type="SYNC")), 429, "TOO_MANY_STREAMS")
+    assert kept(web) == before
