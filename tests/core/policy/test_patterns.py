@@ -38,6 +38,29 @@ def test_nothing_is_found_less_than_python_would(text: str) -> None:
             assert finder.finds(text), pattern
 
 
+@given(st.lists(st.text([*LETTERS, "\ud800", "?"], max_size=10), max_size=3))
+def test_the_look_through_all_texts_at_once_misses_nothing(texts: list[str]) -> None:
+    for pattern, finder in finders().items():
+        if any(map(finder.finds, texts)):
+            assert finder.may_find_in("\0".join(texts)), pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("AKIA[0-9]", "AKIA7"), ("(?i)akia", "AKIA"), ("(?:(?i:ak)ia)", "AKia"), ("foo|bar", "bar"), ("(?:ab)?c", "c"),
+        ("(?:ab){0,2}c", "c"),
+        ("(?:ab){1,2}", "ab"), ("(?>ab)+c", "abc"), (r"a\?", "a\ud800"), ("\\?", "\ud800"), ("(?x) a b", "ab"), ("[a]b", "ab"),
+        ("a|ab", "a"),
+    ],
+)  # fmt: skip
+def test_a_text_without_what_every_match_has_is_told_apart(pattern: str, text: str) -> None:
+    finder = Finder([pattern, "never@once"], "p")
+    assert finder.finds(text)
+    assert finder.may_find_in(f"x\0{text}")
+    assert not finder.may_find_in("x\0y")
+
+
 @given(st.text(ASCII, max_size=10))
 def test_in_ascii_it_is_found_exactly_as_python_would(text: str) -> None:
     for pattern in PATTERNS:

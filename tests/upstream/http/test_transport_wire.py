@@ -378,7 +378,8 @@ async def test_an_idle_connection_is_used_no_longer_than_it_is_kept_alive(monkey
         now = time.monotonic()
         monkeypatch.setattr(connections, "monotonic", lambda: now + 59)
         await line.post(url, "b", b"{}", 10)
-        monkeypatch.setattr(connections, "monotonic", lambda: now + 61)
+        # It became idle again 59 seconds later.
+        monkeypatch.setattr(connections, "monotonic", lambda: now + 59 + 61)
         await line.post(url, "c", b"{}", 10)
     assert [request.connection for request in server.requests] == [1, 1, 2]
 

@@ -58,6 +58,9 @@ class Finder:
         places = [f"{where}, pattern {number + 1}" for number in range(len(texts))]
         parsed = [_parsed(text, place) for text, place in zip(texts, places, strict=True)]
         self.weight = sum(_weight(list(one)) for one in parsed)
+        # What stands in every match of each pattern; empty where nothing is known to.
+        self._literals = tuple(_literal(list(one), one.state.flags).encode() for one in parsed)
+        self._have_literals = all(self._literals)
 
         def written(flags: int) -> list[str]:
             return [_written(one, place, flags) for one, place in zip(parsed, places, strict=True)]
@@ -79,7 +82,15 @@ class Finder:
 
     def may_find_in(self, joined: str) -> bool:
         """Return False when none of the texts that were joined into this one, with a NUL between them, has one of the patterns."""
-        return self._within[joined.isascii()].search(joined.encode("utf-8", "replace")) is not None
+        encoded = joined.encode("utf-8", "replace")
+        if self._have_literals:
+            for literal in self._literals:
+                if literal in encoded:
+                    break
+            else:
+                # RE2 takes many times as long, and lets other threads run, which is worth it only for long texts.
+                return False
+        return self._within[joined.isascii()].search(encoded) is not None
 
     def replaced(self, text: str, replacement: str) -> str:
         """Return the text with every match of each pattern replaced, one pattern after the other."""
@@ -307,6 +318,26 @@ def _weight(steps: Iterable[Step]) -> int:
         else:
             total += 1
     return total
+
+
+def _literal(steps: Iterable[Step], flags: int) -> str:
+    """The longest text that stands in every match of these steps, as it is; empty where none is known."""
+    found = [""]
+    run = ""
+    for step, what in steps:
+        name = str(step)
+        if name == "LITERAL" and not flags & re.IGNORECASE and not _SURROGATES[0] <= what <= _SURROGATES[1]:
+            run += chr(what)
+            continue
+        found.append(run)
+        run = ""
+        if name in _REPEATS and what[0]:
+            found.append(_literal(what[2], flags))
+        elif name == "SUBPATTERN":
+            found.append(_literal(what[3], (flags | what[1]) & ~what[2]))
+        elif name == "ATOMIC_GROUP":
+            found.append(_literal(what, flags))
+    return max(*found, run, key=len)
 
 
 # Sets of characters, as ordered ranges of code points.

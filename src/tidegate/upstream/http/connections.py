@@ -10,6 +10,7 @@ with broken and stray answers are what holds them to this behaviour.
 """
 
 import asyncio
+import ctypes
 import functools
 import resource
 import select
@@ -36,6 +37,18 @@ READ_BUFFER_BYTES = 64 * 1024
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
+class _PollFd(ctypes.Structure):
+    """The kernel's `struct pollfd`."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+# Called with the interpreter's lock held: Python's own `poll` gives it up for a look that takes a microsecond, and then waits until the
+# store's threads give it back.
+_poll = ctypes.PyDLL(None).poll
+_poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
+
+
 class Connection(ResponseHandler):
     """One connection, with aiohttp's parser of answers behind it."""
 
@@ -43,8 +56,8 @@ class Connection(ResponseHandler):
         super().connection_made(transport)
         # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
         words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
-        self._look = select.poll()
-        self._look.register(transport.get_extra_info("socket").fileno(), words)
+        self._look = _PollFd(transport.get_extra_info("socket").fileno(), words)
+        self._look_at = ctypes.addressof(self._look)
         tls = transport.get_extra_info("ssl_object")
         self._tls_1_3 = tls if tls is not None and tls.version() == "TLSv1.3" else None
 
@@ -62,12 +75,11 @@ class Connection(ResponseHandler):
         Asked before the first byte of a request is written: then the request can still go over another connection without
         any doubt that it was sent twice.
         """
-        if not self.is_connected() or self.should_close:
+        transport = self.transport
+        if transport is None or transport.is_closing() or self.should_close:
             return True
-        try:
-            return bool(self._look.poll(0))
-        except OSError:
-            return True
+        # Also when it fails, which is -1.
+        return bool(_poll(self._look_at, 1, 0))
 
     def expect_answer(self, limits: HttpLimits) -> None:
         """What comes from here on is parsed as one answer, and no rest of an earlier one is part of it."""
@@ -149,7 +161,16 @@ class Connections(aiohttp.TCPConnector):
         transport = connection.transport
         if whole and transport is not None and not transport.get_write_buffer_size():
             connection.expect_nothing()
-            self._release(key, connection)
+            if self._cleanup_handle is None or self._closed or connection.should_close:
+                self._release(key, connection)
+                return
+            # What `_release` comes to while idle connections are being looked at now and then.
+            self._acquired.discard(connection)
+            idle = self._conns[key]
+            idle.append((connection, monotonic()))
+            # Under load hundreds of connections are idle for a moment, between an answer and the next call: those are kept.
+            if self._trim_timer is None and (len(idle) > self._idle_max or len(self._conns) > 1):
+                self._begin_trimming()
         else:
             # A connection that still has something to send would stay open until the server takes it.
             connection.abort()
@@ -161,8 +182,11 @@ class Connections(aiohttp.TCPConnector):
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
-        # Under load hundreds of connections are idle for a moment, between an answer and the next call: those are kept.
-        if self._trim_timer is None and self.idle_count() > self._idle_max:
+        if self._trim_timer is None:
+            self._begin_trimming()
+
+    def _begin_trimming(self) -> None:
+        if self.idle_count() > self._idle_max:
             self._trim_timer = self._loop.call_later(TRIM_S, self._trim)
 
     def _trim(self) -> None:

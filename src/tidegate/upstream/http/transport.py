@@ -242,52 +242,40 @@ class AiohttpTransport:
         if not self._slots.take(interactive=False):
             await self._slots.wait(min(self.limits.pool_timeout_s, total_s), interactive=False)
         flight = self._sweep.begin(total_s, line.read_timeout_s(url))
+        failed: UpstreamError | None = None
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
+                connection, whole = None, False
                 try:
-                    return await self._flight(line, url, idempotency_key, body, flight, headers, permit)
+                    template = line.template(url)
+                    connection = self._idle(template, idempotency_key)
+                    if connection is None:
+                        connection = await self.connections.open(template.request)
+                    request = (idempotency_key, body, headers)
+                    message, payload = await self._ask(template, connection, request, flight, permit)
+                    if payload.is_eof():
+                        answer = payload.read_nowait()
+                        if len(answer) > self.limits.response_bytes_max:
+                            raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
+                    else:
+                        answer = await self._read_body(payload, flight)
+                    whole = True
+                    return HttpReply(message.code, message.headers, line.key.whole(answer))
                 except (Exception, asyncio.CancelledError) as wrong:
+                    # A connection that took longer than its permit is kept: with the next permit it is there at once.
+                    whole = isinstance(wrong, PermitExpired)
                     # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
                     # chained or kept: its frames know the request's head, and with it our key.
                     failed = self._sort(wrong, flight, repeatable=body is None)
+                finally:
+                    if connection is not None:
+                        self.connections.give_back(template.key, connection, whole=whole)
                 if failed is not None:
                     break
         finally:
             self._sweep.end(flight)
             self._slots.give_back(interactive=False)
         raise failed or classify.failure(aiohttp.ServerDisconnectedError(), sent=False)
-
-    async def _flight(
-        self,
-        line: AiohttpClient,
-        url: URL,
-        idempotency_key: str,
-        body: bytes | None,
-        flight: InFlightCall,
-        headers: bytes,
-        permit: SendPermit | None,
-    ) -> HttpReply:
-        template, connection = await self._wire(line, url, idempotency_key)
-        whole = False
-        try:
-            try:
-                message, payload = await self._ask(
-                    template, connection, (idempotency_key, body, headers), flight, permit
-                )
-            except PermitExpired:
-                # A connection that took too long is kept: with the next permit it is there at once.
-                whole = True
-                raise
-            if payload.is_eof():
-                answer = payload.read_nowait()
-                if len(answer) > self.limits.response_bytes_max:
-                    raise classify.AnswerTooLarge(message.code, self.limits.response_bytes_max)
-            else:
-                answer = await self._read_body(payload, flight)
-            whole = True
-        finally:
-            self.connections.give_back(template.key, connection, whole=whole)
-        return HttpReply(message.code, message.headers, line.key.whole(answer))
 
     async def open(
         self,
@@ -333,7 +321,10 @@ class AiohttpTransport:
         permit: SendPermit | None,
         end: Callable[[], None],
     ) -> Stream:
-        template, connection = await self._wire(line, url, request[0])
+        template = line.template(url)
+        connection = self._idle(template, request[0])
+        if connection is None:
+            connection = await self.connections.open(template.request)
         try:
             message, payload = await self._ask(template, connection, request, flight, permit)
         except BaseException as wrong:
@@ -347,14 +338,11 @@ class AiohttpTransport:
         source = RedactedPayload(payload, line.key) if line.key else payload
         return Stream(message.code, message.headers, source, flight, finish, self.limits.response_bytes_max)
 
-    async def _wire(self, line: AiohttpClient, url: URL, idempotency_key: str) -> tuple[RequestTemplate, Connection]:
-        template = line.template(url)
+    def _idle(self, template: RequestTemplate, idempotency_key: str) -> Connection | None:
+        """An idle connection for a request with this key."""
         if not idempotency_key.isprintable():
             raise ValueError("an idempotency key with control characters")
-        connection = self.connections.take(template.key)
-        if connection is None:
-            connection = await self.connections.open(template.request)
-        return template, connection
+        return self.connections.take(template.key)
 
     async def _ask(
         self,
