@@ -10,7 +10,6 @@ WIDE_FUNCTIONS = {
     "upstream/calls/router.py open_router",
     "upstream/http/transport.py AiohttpClient.open",
     "upstream/http/transport.py AiohttpClient.post",
-    "upstream/http/transport.py AiohttpTransport._flight",
     "upstream/http/transport.py AiohttpTransport.call",
     "upstream/http/transport.py Client.post",
     "upstream/http/transport.py StreamingClient.open",

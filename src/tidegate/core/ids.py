@@ -31,9 +31,9 @@ def make(kind: str, random_bytes: bytes) -> str:
         )
     number = int.from_bytes(random_bytes, "big")
     letters = []
-    for _ in range(_BODY_LENGTH):
-        number, digit = divmod(number, 62)
-        letters.append(_ALPHABET[digit])
+    for _ in range(_BODY_LENGTH // 2):
+        number, digits = divmod(number, 3844)
+        letters.append(_PAIRS[digits])
     return f"{PREFIXES[kind]}{''.join(reversed(letters))}"
 
 

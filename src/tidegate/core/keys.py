@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import lru_cache
 
 from tidegate.core.deployments import Secret
 
@@ -78,7 +78,7 @@ def public_id_of(text: str) -> str | None:
 
 def keyed_hash(pepper: bytes, text: str) -> bytes:
     """What the store keeps of a key. A key has 256 random bits, so a fast hash is enough; the pepper makes a stolen table useless."""
-    return hmac.new(pepper, text.encode(), sha256).digest()
+    return hmac.digest(pepper, text.encode(), "sha256")
 
 
 def scopes_text(names: Iterable[str]) -> str:
@@ -90,6 +90,7 @@ def scopes_text(names: Iterable[str]) -> str:
     return " ".join(scope for scope in SCOPES if scope in wanted)
 
 
+@lru_cache(maxsize=1024)
 def scopes_from(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -99,6 +100,7 @@ def models_text(names: Iterable[str]) -> str:
     return json.dumps(sorted(set(names)))
 
 
+@lru_cache(maxsize=1024)
 def models_from(text: str) -> frozenset[str]:
     return frozenset(json.loads(text)) if text else frozenset()
 

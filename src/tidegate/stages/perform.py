@@ -44,6 +44,14 @@ class HeldSlice(Protocol):
     @property
     def budgets(self) -> tuple[Budget, ...]: ...
 
+    @property
+    def parallel(self) -> tuple[tuple[str, int], ...]:
+        """How many calls may go at once, by the name that is counted."""
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that the key allows; none named: any."""
+
 
 class CallRules(Protocol):
     """What binds calls of a slice at this moment."""
@@ -59,12 +67,6 @@ class CallRules(Protocol):
 
     def guard(self, leased: LeasedSlice) -> Guard | None:
         """Return what judges requests and answers; None where nothing does."""
-
-    def parallel(self, leased: LeasedSlice) -> tuple[tuple[str, int], ...]:
-        """Return how many calls may go at once, by the name that is counted."""
-
-    def models(self, leased: LeasedSlice) -> frozenset[str]:
-        """Return the models that the key allows; none named: any."""
 
     def retry(self, leased: LeasedSlice) -> retry.RetryPolicy:
         """Return how a failed item is tried again."""
@@ -161,7 +163,7 @@ class Performer:
         return _ItemEnd(Outcome.ANSWERED, line, answer.usage, answer.deployment)
 
     def _call(self, held: HeldSlice, item: Item, body: bytes, key: str) -> Call:
-        leased, rules = held.slice, self._rules
+        leased = held.slice
         return Call(
             leased.job_id,
             item.number,
@@ -172,14 +174,14 @@ class Performer:
             held.deadline_ms,
             item.attempt_count,
             self._grace_ms,
-            rules.begin_by_ms(leased),
+            self._rules.begin_by_ms(leased),
             held.budgets,
             share_owner=leased.share_owner,
             prefix_salt=_salt(leased.share_owner),
             prefix_bytes=item.prefix_bytes,
             hand_backs=item.hand_backs,
-            parallel=rules.parallel(leased),
-            models=rules.models(leased),
+            parallel=held.parallel,
+            models=held.models,
         )
 
     def _never_sent(self, held: HeldSlice, item: Item) -> _ItemEnd | Again | None:
@@ -193,7 +195,7 @@ class Performer:
                 "same way survived, so it was given up."
             )
             return _failed(leased, item, "worker_lost", message)
-        if (denied := self._rules.denial(leased)) is not None:
+        if leased.key_id is not None and (denied := self._rules.denial(leased)) is not None:
             return self._stopped(held, item, denied)
         if not self._upstream.knows(leased.model):
             message = (

@@ -11,6 +11,7 @@ from tidegate.core.states import Outcome
 from tidegate.store.driver import Tx
 
 _OUTPUT_WEIGHT = 2
+NO_COST = (0, 0, 0)
 
 
 def real_cost(usage: Usage) -> int:
@@ -54,11 +55,18 @@ class FlowAccounting:
 
     def _use(self, job_id: str, model: str, entry: Finished) -> None:
         """What an item with an answer used and cost, which is added up to the token and the billionth."""
-        sums = self._usage.setdefault((job_id, model, entry.deployment), [0] * 8)
-        usage = entry.usage
-        used = (1, usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
-        for place, number in enumerate((*used, *entry.cost_nano)):
-            sums[place] += number
+        name = (job_id, model, entry.deployment)
+        sums = self._usage.get(name)
+        if sums is None:
+            sums = self._usage[name] = [0] * 8
+        usage, cost_nano = entry.usage, entry.cost_nano
+        sums[0] += 1
+        sums[1] += usage.input_tokens
+        sums[2] += usage.cached_tokens
+        sums[3] += usage.output_tokens
+        sums[4] += usage.reasoning_tokens
+        if cost_nano != NO_COST:
+            sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
 
     async def settle(self, tx: Tx, owners: dict[str, str]) -> None:
         """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""

@@ -1,6 +1,7 @@
 """Turns rows into nouns. It knows column names and nothing else."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -53,6 +54,7 @@ def file_from(row: dict[str, Any]) -> File:
     )
 
 
+@lru_cache(maxsize=1024)
 def limits_from(text: str | None) -> tuple[Limit, ...]:
     """A job's own limits, or a key's."""
     return tuple(_LIMITS.decode(text)) if text is not None else ()

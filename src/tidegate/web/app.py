@@ -1,10 +1,10 @@
 """The web app: every route behind one door. It is given everything it needs and opens no socket itself."""
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tidegate.stages.accept import Reception
 from tidegate.web import scrape
@@ -41,7 +41,23 @@ ERROR_SHAPES: problems.ErrorShapes = {
 }
 
 
-def build_app(context: WebContext) -> Starlette:
+class Api(Starlette):
+    """Routes behind one door. It turns whatever is raised into an answer, so Starlette's layers that would do so are left out."""
+
+    def __init__(self, routes: Sequence[Route], context: WebContext, room: BodyRoom) -> None:
+        super().__init__(routes=routes)
+        # A redirect would send a caller's key to wherever the Host header says.
+        self.router.redirect_slashes = False
+        self.room = room
+        self._door = RequestDoor(
+            self.router, clock=context.clock, entropy=context.entropy, room=room, shapes=ERROR_SHAPES
+        )
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return self._door
+
+
+def build_app(context: WebContext) -> Api:
     reception = Reception(context.store, context.blobs, context.clock, context.entropy, context.worker_id)
     limits = context.settings.limits
     creation, watch = JobCreation(context, reception), JobWatch(context)
@@ -68,23 +84,5 @@ def build_app(context: WebContext) -> Starlette:
     room = BodyRoom(
         settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
     )
-    app = Starlette(
-        routes=[*Health(context).routes(), scrape.local_route(), *guarded_routes(Authenticator(context), entries)],
-        middleware=[
-            Middleware(RequestDoor, clock=context.clock, entropy=context.entropy, room=room, shapes=ERROR_SHAPES)
-        ],
-        exception_handlers={HTTPException: _not_routed},
-    )
-    # A redirect would send a caller's key to wherever the Host header says.
-    app.router.redirect_slashes = False
-    return app
-
-
-async def _not_routed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.scope["path"]
-    problem = problems.routing_problem(error, request.method, path)
-    answer = problems.answer(problem, problems.shape_of(path, ERROR_SHAPES), request.scope["tidegate.request_id"])
-    for name, value in (error.headers or {}).items():
-        answer.headers[name] = value
-    return answer
+    guarded = guarded_routes(Authenticator(context), entries)
+    return Api([*guarded, *Health(context).routes(), scrape.local_route()], context, room)

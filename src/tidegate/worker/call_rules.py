@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tidegate.core import keys
 from tidegate.core.body_rules.caller_fields import FieldRules, rules_for
-from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
+from tidegate.core.budgets.budget import LimitBound, with_limits
 from tidegate.core.nouns import LeasedSlice
 from tidegate.core.policies import Policies
 from tidegate.core.policy.policy_rules import UNKNOWN, Denied, KeyState, judge
@@ -53,20 +53,9 @@ class KeyStates:
         """The monotonic moment by which a call of this slice must have begun, or be judged again."""
         return math.inf if leased.key_id is None else self._asked_ms + BELIEVED_MS
 
-    def limits(self, leased: LeasedSlice) -> tuple[Limit, ...]:
-        """The limits that the key itself bears."""
-        state = self._states.get(leased.key_id) if leased.key_id else None
-        return state.limits if state else ()
-
-    def models(self, leased: LeasedSlice) -> frozenset[str]:
-        """The models that the key allows, wherever a call of this slice may be led to; none named: any."""
-        state = self._states.get(leased.key_id) if leased.key_id else None
-        return state.models if state else frozenset()
-
-    def parallel_max(self, leased: LeasedSlice) -> int:
-        """How many calls at once the key itself allows; 0: as many as there are slots."""
-        state = self._states.get(leased.key_id) if leased.key_id else None
-        return state.parallel_max if state else 0
+    def of(self, leased: LeasedSlice) -> KeyState | None:
+        """What is known of the key of a slice; None where it has none, or nothing is known yet."""
+        return self._states.get(leased.key_id) if leased.key_id else None
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
         """Why an item of this slice may not be sent now; None when it may."""
@@ -103,29 +92,28 @@ class LeasedCallRules:
         self._guards = guards
 
     def bind(self, state: LeasedSliceState) -> None:
-        """Bind calls of this slice to the budgets of its owner, and to the limits that its key has now."""
-        limits = self._keys.limits(state.slice)
-        if limits != state.key_limits:
-            budgets = self._policies.budgets(state.slice)
-            state.bind(limits, with_limits(budgets, LimitBound.KEY, state.slice.key_id or "", limits))
+        """Bind calls of this slice to the budgets of its owner, and to what its key allows now."""
+        leased = state.slice
+        key = self._keys.of(leased) if leased.key_id else None
+        if state.is_bound and state.key is key:
+            return
+        budgets = self._policies.budgets(leased)
+        if key is not None:
+            budgets = with_limits(budgets, LimitBound.KEY, key.key_id, key.limits)
+        state.bind(key, budgets, self._policies.parallel(leased, 0 if key is None else key.parallel_max))
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
         return self._keys.denial(leased)
 
     def begin_by_ms(self, leased: LeasedSlice) -> float:
-        return min(self._leased_work.lease_until_ms, self._keys.believed_until_ms(leased))
+        lease_until_ms = self._leased_work.lease_until_ms
+        return lease_until_ms if leased.key_id is None else min(lease_until_ms, self._keys.believed_until_ms(leased))
 
     def fields(self, leased: LeasedSlice) -> FieldRules:
         return rules_for(self._policies.fields_of, leased.model)
 
     def guard(self, leased: LeasedSlice) -> Guard | None:
         return self._guards.of(leased.tenant, leased.key_id, leased.model)
-
-    def parallel(self, leased: LeasedSlice) -> tuple[tuple[str, int], ...]:
-        return self._policies.parallel(leased, self._keys.parallel_max(leased))
-
-    def models(self, leased: LeasedSlice) -> frozenset[str]:
-        return self._keys.models(leased)
 
     def retry(self, leased: LeasedSlice) -> RetryPolicy:
         return self._policies.retry(leased.model)

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tidegate.core.budgets.budget import Budget, Limit
+from tidegate.core.budgets.budget import Budget
 from tidegate.core.nouns import Holding, Item, LeasedSlice
+from tidegate.core.policy.policy_rules import KeyState
 from tidegate.core.ports import Clock, Upstream
 from tidegate.stages.record import Recorder
 from tidegate.worker.supervisor import Supervisor
@@ -31,7 +32,10 @@ class LeasedSliceState:
     slice: LeasedSlice
     deadline_ms: float
     budgets: tuple[Budget, ...] = ()
-    key_limits: tuple[Limit, ...] | None = None
+    parallel: tuple[tuple[str, int], ...] = ()
+    models: frozenset[str] = frozenset()
+    key: KeyState | None = None
+    is_bound: bool = False
     left: int = 0
     sent_to: int = 0
     in_flight: int = 0
@@ -45,10 +49,13 @@ class LeasedSliceState:
     aborted: bool = False
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def bind(self, key_limits: tuple[Limit, ...], budgets: tuple[Budget, ...]) -> None:
-        """Let these budgets bind calls of this slice, which hold with these limits of its key."""
-        self.key_limits = key_limits
+    def bind(self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...]) -> None:
+        """Bind calls of this slice to what its key allows, to these budgets, and to so many at once by the name that is counted."""
+        self.is_bound = True
+        self.key = key
+        self.models = frozenset() if key is None else key.models
         self.budgets = budgets
+        self.parallel = parallel
 
     def release_tail(self, item_count: int) -> None:
         """So many items at its end went back to the store."""
@@ -266,9 +273,7 @@ class LeasedWork:
         return stock
 
     def _may_send(self, model: str) -> bool:
-        if not model or not self._upstream.knows(model):
-            return True
-        return self._upstream.free_slots(model) > 0
+        return not model or self._upstream.free_slots(model) > 0 or not self._upstream.knows(model)
 
     async def next(self) -> tuple[LeasedSliceState, Item]:
         """Wait for an item that may be sent."""

@@ -36,12 +36,17 @@ class NamedCalls:
         """Send an item's call."""
         if call.parallel:
             return self._send_within(route, call)
-        return self._send_by(route, call) if route.is_direct else self._send(route, call)
+        if not route.is_direct:
+            return self._send(route, call)
+        return self._path.open(route, call, None) if route.items_per_call == 1 else self._groups.send(route, call)
 
-    async def open(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
+    def open(self, route: NameRoute, call: Call, traffic: Traffic) -> Coroutine[Any, Any, UpstreamResponse]:
         """Begin an interactive call: its answer, whole or from its first byte on."""
-        if not call.parallel:
-            return await self._along(route, call, traffic)
+        if call.parallel:
+            return self._open_within(route, call, traffic)
+        return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
+
+    async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> UpstreamResponse:
         place = await self._key_slots.take(call.parallel)
         try:
             response = await self._along(route, call, traffic)

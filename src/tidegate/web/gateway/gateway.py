@@ -69,9 +69,12 @@ class GatewayRoutes:
         await self._check_fields(wish)
         tenant = await self._tenant(caller)
         guard = self._guards.of(tenant, caller.key_id, wish.model)
-        about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
+        judged = held = None
         if guard is not None:
+            about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
             wish = await guarded_wish(guard, about, wish)
+            judged = functools.partial(guarded_answer, guard, about)
+            held = functools.partial(guarded_stream, guard, about) if guard.holds_streams else None
         clock, router = self._context.clock, self._context.router
         request_id = str(request.scope["tidegate.request_id"])
         budgets = self._budgets(tenant, caller)
@@ -103,8 +106,6 @@ class GatewayRoutes:
             # Without keys there is one tenant, and no other to leave slots to.
             caller.tenant_id if caller.key_id is not None else "",
         )
-        judged = None if guard is None else functools.partial(guarded_answer, guard, about)
-        held = functools.partial(guarded_stream, guard, about) if guard is not None and guard.holds_streams else None
         return ProxyResponse(lambda: router.open(call, traffic), dialect, clock, wish.model, request_id, judged, held)
 
     def _budgets(self, tenant: str, caller: Caller) -> tuple[Budget, ...]:

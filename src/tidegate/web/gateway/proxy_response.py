@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
 REST_S = 0.25
+# Whether a client is still there is looked at only after so long: most quick answers are out by then, and the look costs as much as one.
+WATCH_AFTER_S = 0.1
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -62,6 +64,7 @@ class ProxyResponse(Response):
         self._judged = judged
         self._held = held
         self._has_left = False
+        self._watching: asyncio.Task[None] | None = None
         # What of a stream the client has: anything, and whole events only.
         self._is_begun = False
         self._is_between_events = False
@@ -74,7 +77,7 @@ class ProxyResponse(Response):
             open_call.when_cut(task.cancel)
             if open_call.is_cut:
                 raise key_refusal()
-        watch = asyncio.create_task(self._watch(receive, task))
+        watch_due = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin_watch, receive, task)
         response: UpstreamResponse | None = None
         outcome = "failed"
         refusal: Response | None = None
@@ -108,7 +111,9 @@ class ProxyResponse(Response):
             outcome = "refused"
             raise
         finally:
-            watch.cancel()
+            watch_due.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
             if response is not None:
                 response.close()
             metrics.interactive_calls.of(self._model, outcome).inc()
@@ -134,6 +139,9 @@ class ProxyResponse(Response):
             raise KeyCut
         event = escape_line_breaks(self._dialect.broken_off(problem.code, problem.message))
         await send(body_part(event, more=False))
+
+    def _begin_watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
+        self._watching = asyncio.create_task(self._watch(receive, task))
 
     async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
         """The client's body is read: what comes next is its leaving."""

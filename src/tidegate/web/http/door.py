@@ -81,7 +81,7 @@ class RequestDoor:
                 problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
                 raise
             shape = problems.shape_of(scope["path"], self._shapes)
-            refusal = problems.answer(problems.problem_of(error, request_id), shape, request_id)
+            refusal = problems.refusal(error, shape, scope, request_id)
             await refusal(scope, intake, answer)
         finally:
             intake.release()

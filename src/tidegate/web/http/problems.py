@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tidegate.core.errors import ApiProblem, BlobError, BlobMissing, LostRace, StoreError, StoreFull
 from tidegate.core.hooks import HookCode as HookCode
@@ -93,6 +94,16 @@ def in_anthropic_shape(problem: ApiProblem, request_id: str) -> bytes:
 def shape_of(path: str, shapes: ErrorShapes) -> ErrorShape:
     """Return the shape of the door that this path leads to; OpenAI's for all others."""
     return next((shape for start, shape in shapes.items() if path.startswith(start)), in_openai_shape)
+
+
+def refusal(error: Exception, shape: ErrorShape, scope: Scope, request_id: str) -> Response:
+    """Return the answer to a request that ended with this error."""
+    if not isinstance(error, HTTPException):
+        return answer(problem_of(error, request_id), shape, request_id)
+    refused = answer(routing_problem(error, scope["method"], scope["path"]), shape, request_id)
+    for name, value in (error.headers or {}).items():
+        refused.headers[name] = value
+    return refused
 
 
 def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id: str = "") -> Response:

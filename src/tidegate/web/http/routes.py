@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tidegate.core.nouns import Caller
 from tidegate.web.http.auth import Authenticator
@@ -28,14 +29,22 @@ def guarded_routes(authenticator: Authenticator, entries: list[Guarded]) -> list
     by_path: dict[str, dict[str, Guarded]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, {})[entry.method] = entry
-    return [Route(path, _endpoint(authenticator, methods), methods=list(methods)) for path, methods in by_path.items()]
+    return [
+        Route(path, GuardedPath(authenticator, methods), methods=list(methods)) for path, methods in by_path.items()
+    ]
 
 
-def _endpoint(authenticator: Authenticator, methods: dict[str, Guarded]) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        entry = methods["GET" if request.method == "HEAD" else request.method]
-        caller = await authenticator.caller(request, entry.scope)
-        request.scope["tidegate.intake"].tenant_id = caller.tenant_id
-        return await entry.handler(request, caller)
+class GuardedPath:
+    """What answers at one path. It is an ASGI app: around a function Starlette would put layers that do what the door does."""
 
-    return endpoint
+    def __init__(self, authenticator: Authenticator, methods: dict[str, Guarded]) -> None:
+        self._authenticator = authenticator
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        entry = self._methods["GET" if request.method == "HEAD" else request.method]
+        caller = await self._authenticator.caller(request, entry.scope)
+        scope["tidegate.intake"].tenant_id = caller.tenant_id
+        response = await entry.handler(request, caller)
+        await response(scope, receive, send)
