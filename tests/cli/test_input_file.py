@@ -12,6 +12,7 @@ import pytest
 from tidegate.cli import input_file, results
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
+from tidegate.core.input.lines import MIXED
 from tidegate.settings import load
 
 OPTIONS = input_file.RunOptions(endpoint="/v1/chat/completions", ordered=False, prefix_order=True, invalid_lines="fail")
@@ -59,10 +60,20 @@ def test_what_is_wrong_with_the_first_line_is_said(tmp_path: Path, data: bytes, 
     assert says in source.trouble
 
 
+def test_lines_that_name_different_endpoints_make_a_mixed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_file, "PIECE_BYTES", 16)
+    other = LINE.replace(b"/v1/", b"/v1/other/")
+    assert read(tmp_path, LINE + other).endpoint == MIXED
+    assert read(tmp_path, LINE + LINE).endpoint == read(tmp_path, LINE).endpoint != MIXED
+    # A url inside a body is none of a line's, and a line that cannot be read names none.
+    inside = LINE.replace(b'"body": {', b'"body": {"x": {"url": "/v1/other"}, ')
+    assert inside != LINE
+    assert read(tmp_path, LINE + inside + b'{"url": "/v1/other", \n').endpoint == read(tmp_path, LINE).endpoint
+
+
 def test_inputs_that_cannot_be(tmp_path: Path) -> None:
-    for data, says in ((b"", "is empty"), (b"x" * 1_001, "is larger than 1,000 bytes")):
-        with pytest.raises(SettingsError, match=says):
-            read(tmp_path, data)
+    with pytest.raises(SettingsError, match="is larger than 1,000 bytes"):
+        read(tmp_path, b"x" * 1_001)
     for name, says in (("absent", "There is no file"), (".", "is a directory")):
         with pytest.raises(SettingsError, match=says):
             input_file.read_input(str(tmp_path / name), tmp_path, 1_000)

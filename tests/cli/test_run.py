@@ -101,6 +101,45 @@ def test_bad_lines_may_go_to_the_error_file_instead(desk: Desk) -> None:
     assert len(desk.results()) == len(desk.results("results.errors.jsonl")) == 1
 
 
+def test_lines_may_name_different_endpoints(desk: Desk) -> None:
+    """Named as for vLLM's run-batch; what a model server does not serve fails its own line only."""
+
+    def line(custom_id: str, url: str, **body: object) -> str:
+        request = {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "m", **body}}
+        return json.dumps(request)
+
+    desk.write(
+        [
+            chat("chat", "hi"),
+            line("embed", "/v1/embeddings", input="hi"),
+            line("score", "/v1/score", text_1="hi", text_2=["ho", "hu"]),
+            line("rerank", "/v1/rerank", query="hi", documents=["ho", "hu"]),
+            line("classify", "/v1/classify", input=["hi"]),
+            line("pool", "/v1/pooling", input="hi"),
+            line("none", "/v1/nonsense", input="hi"),
+        ]
+    )
+    engine = ["--upstream", desk.engine.url]
+    done = desk.done("run", "-i", "requests.jsonl", "-o", "results.jsonl", *engine, "--json", code=1)
+    assert (said_summary(done)["succeeded"], said_summary(done)["failed"]) == (6, 1)
+    bodies = {str(one["custom_id"]): one["response"]["body"] for one in desk.results()}
+    assert bodies["chat"]["choices"]
+    assert len(bodies["embed"]["data"]) == len(bodies["pool"]["data"]) == len(bodies["classify"]["data"]) == 1
+    assert [one["index"] for one in bodies["score"]["data"]] == [0, 1]
+    assert {one["index"] for one in bodies["rerank"]["results"]} == {0, 1}
+    assert [one["custom_id"] for one in desk.results("results.errors.jsonl")] == ["none"]
+
+
+def test_an_empty_file_is_an_empty_output(desk: Desk) -> None:
+    (desk.here / "empty.jsonl").write_text("")
+    (desk.here / "results.jsonl").write_text("of another run\n")
+    summary = said_summary(
+        desk.done("run", "empty.jsonl", "-o", "results.jsonl", "--upstream", "http://h/v1", "--json")
+    )
+    assert (summary["total"], summary["failed"], summary["exit_code"]) == (0, 0, 0)
+    assert (desk.here / "results.jsonl").read_bytes() == b""
+
+
 def test_results_in_the_order_of_the_input(desk: Desk) -> None:
     desk.write_requests(40)
     assert desk.run("--ordered").wait() == 0
@@ -268,7 +307,8 @@ def test_two_runs_in_one_directory_do_not_mix(desk: Desk) -> None:
         (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "no/r.jsonl"], "There is no directory no"),
         (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "requests.jsonl"], "is the input itself"),
         (["run", "requests.jsonl", "--upstream", "http://h/v1", "-o", "-", "--json"], "would mix"),
-        (["run", "empty.jsonl", "--upstream", "http://h/v1"], "is empty"),
+        (["run", "--upstream", "http://h/v1"], "Name the file"),
+        (["run", "requests.jsonl", "-i", "requests.jsonl", "--upstream", "http://h/v1"], "named twice"),
         (["run", "noise.jsonl", "--upstream", "http://h/v1"], "names no endpoint"),
         (["verify", "batch_nonsense"], "That is no batch id"),
         (["batches", "show", "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"], "Nothing is kept in"),

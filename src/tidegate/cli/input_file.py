@@ -6,6 +6,7 @@ batch, whatever happened to the first; keys and speed are no part of it.
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ from tidegate.cli.results import is_stream
 from tidegate.core import ids
 from tidegate.core.errors import SettingsError
 from tidegate.core.input.line_faults import LineFault, explain, strange_file
+from tidegate.core.input.lines import MIXED
 from tidegate.settings import Settings
 
 PIECE_BYTES = 1 << 20
 FIRST_LINE_BYTES_MAX = 8 << 20
 STREAM = "-"
+# So much of a chunk is looked at again with the next one, for a url that stands across their border.
+PATH_BYTES_MAX = 256
+_PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
 
 
 class _Line(msgspec.Struct):
@@ -31,7 +36,8 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input that lies on this disk: the caller's own file, or what came in on stdin."""
+    """An input that lies on this disk: the caller's own file, or what came in on stdin. `endpoint` is that of the first line, or MIXED
+    where lines name different ones."""
 
     path: Path
     name: str
@@ -107,7 +113,8 @@ def _spooled(stream: IO[bytes], name: str, spool_dir: Path, bytes_max: int) -> I
 def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[bytes] | None) -> Input:
     digest = hashlib.sha256()
     size_bytes = 0
-    head = b""
+    head = tail = b""
+    paths: set[bytes] = set()
     while chunk := stream.read(PIECE_BYTES):
         digest.update(chunk)
         size_bytes += len(chunk)
@@ -117,10 +124,32 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
             head += chunk
         if spool is not None:
             spool.write(chunk)
-    if not size_bytes:
-        raise SettingsError(f"{name} is empty; it needs one JSON request per line.")
+        seen = tail + chunk
+        paths.update(_PATH.findall(seen))
+        tail = seen[-PATH_BYTES_MAX:]
+    if spool is not None:
+        spool.flush()
     endpoint, trouble = _endpoint_of(head)
+    # A body may hold what looks like a line's url: only the lines themselves tell.
+    if endpoint is not None and len(paths) > 1 and _names_several(path):
+        endpoint = MIXED
     return Input(path, name, digest.hexdigest(), size_bytes, endpoint, spool is not None, trouble)
+
+
+def _names_several(path: Path) -> bool:
+    """Whether the lines of this file name different endpoints. A line that cannot be read names none; ingest says what is wrong with it."""
+    found: set[str] = set()
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                url = msgspec.json.decode(line, type=_Line).url
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            if url.startswith("/"):
+                found.add(url)
+            if len(found) > 1:
+                return True
+    return False
 
 
 def _has_first_line(head: bytes) -> bool:

@@ -72,6 +72,17 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
     return size_bytes
 
 
+async def save_nothing(path: Path) -> None:
+    """Leave an empty file under this name."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        chunks: tuple[bytes, ...] = ()
+        for chunk in chunks:
+            yield chunk
+
+    await save(nothing(), path)
+
+
 async def pour(chunks: AsyncIterator[bytes]) -> int:
     """Write to stdout."""
     return await _copy(chunks, sys.stdout.buffer, "stdout")

@@ -7,7 +7,19 @@ from pathlib import Path, PurePath
 import typer
 import uvloop
 
-from tidegate.cli import input_file, logs, options, places, run_job, run_table, summary, tables, template, terminal
+from tidegate.cli import (
+    input_file,
+    logs,
+    options,
+    places,
+    results,
+    run_job,
+    run_table,
+    summary,
+    tables,
+    template,
+    terminal,
+)
 from tidegate.cli import run_options as asked
 from tidegate.cli.serve import require_upstream
 from tidegate.core.errors import SettingsError
@@ -35,9 +47,10 @@ class Order:
 
 
 def run(
-    file: asked.File,
+    file: asked.File = None,
     upstream: options.Upstream = None,
     output: asked.Output = None,
+    named_file: asked.NamedFile = None,
     errors: asked.Errors = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -54,6 +67,7 @@ def run(
 ) -> None:
     """Turn a file of requests into a file of results.
 
+    Each line names its endpoint in its url, and they may differ.
     Interrupt it, kill it, lose power: the same command goes on where it stopped and repeats nothing that was answered.
     Exit codes: 0 all succeeded, 1 some failed, 2 not possible as asked, 130 interrupted.
 
@@ -67,8 +81,9 @@ def run(
     if endpoint is not None and not endpoint.startswith("/"):
         raise SettingsError(f"--endpoint {endpoint} is no path: write it like /v1/chat/completions.")
     run_options = input_file.RunOptions(endpoint or "", ordered, prefix_order, invalid_lines.value)
+    where = options.as_arguments(config, data)
     order = Order(
-        file, output, errors, template_file, run_options, fresh, wait, as_json, options.as_arguments(config, data)
+        _named_once(file, named_file), output, errors, template_file, run_options, fresh, wait, as_json, where
     )
     with ExitStack() as passing:
         exit_code = _run_table(order, settings, passing) if template_file else _run_file(order, settings, passing)
@@ -81,6 +96,8 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
         targets = input_file.targets(_local_output(order, settings, passing), order.errors, source)
         if order.as_json and targets.results is None:
             raise SettingsError("--json and results on stdout would mix; send the results to a file with -o FILE.")
+        if not source.size_bytes:
+            return _finish_empty(order, targets, settings)
         run_options = replace(order.run_options, endpoint=_endpoint(order.run_options.endpoint, source))
         logs.configure(settings, quiet=True)
         errand = run_job.Errand(settings, source, targets, run_options, order.fresh, order.wait, order.where)
@@ -97,6 +114,21 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
     elif is_done:
         terminal.say(summary.for_people(ending))
     return exit_code
+
+
+def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings) -> int:
+    """No requests are no results: nothing is sent, and the files are as after any other run."""
+    if targets.results is not None:
+        uvloop.run(results.save_nothing(targets.results))
+    if targets.errors is not None:
+        results.remove(targets.errors)
+    if order.remote_output:
+        targets = uvloop.run(places.send_both(targets, order.remote_output, settings))
+    if order.as_json:
+        terminal.show_json(summary.of_nothing(targets))
+    else:
+        terminal.say("done     0 of 0 items succeeded: the input is empty")
+    return summary.ALL_SUCCEEDED
 
 
 def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.Input:
@@ -163,6 +195,14 @@ def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str |
     places.check_address(order.remote_output)
     scratch = passing.enter_context(_scratch(settings))
     return str(scratch / PurePath(order.remote_output).name)
+
+
+def _named_once(file: str | None, named_file: str | None) -> str:
+    if file is not None and named_file is not None:
+        raise SettingsError("The input is named twice: write FILE or -i FILE.")
+    if file is None and named_file is None:
+        raise SettingsError("Name the file of requests: tidegate run FILE, or - for stdin.")
+    return file or named_file or ""
 
 
 def _connections(in_flight: int | None) -> int | None:

@@ -12,7 +12,7 @@ class InvalidLines(StrEnum):
 
 
 File = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="FILE",
         help="JSONL with one request per line; - reads stdin. s3:// and patterns work, too.",
@@ -22,8 +22,17 @@ File = Annotated[
 Output = Annotated[
     str | None,
     typer.Option(
-        "-o", "--output", metavar="FILE", help="Where results go; - is stdout.", show_default="FILE.results.jsonl"
+        "-o",
+        "--output",
+        "--output-file",
+        metavar="FILE",
+        help="Where results go; - is stdout.",
+        show_default="FILE.results.jsonl",
     ),
+]
+NamedFile = Annotated[
+    str | None,
+    typer.Option("-i", "--input-file", metavar="FILE", help="Another way to name FILE.", show_default=False),
 ]
 Errors = Annotated[
     str | None,
@@ -34,7 +43,7 @@ InFlight = Annotated[
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option("--endpoint", metavar="PATH", help="Which endpoint.", show_default="the first line's url"),
+    typer.Option("--endpoint", metavar="PATH", help="Which endpoint.", show_default="each line's url"),
 ]
 TemplateFile = Annotated[
     str | None,

@@ -56,6 +56,21 @@ def for_scripts(ending: Ending) -> dict[str, object]:
     }
 
 
+def of_nothing(targets: Targets) -> dict[str, object]:
+    """The summary of a run whose input was empty, with the same fields."""
+    counts = ("total", "succeeded", "failed", "found_done", "input_tokens", "cached_tokens", "output_tokens")
+    return {
+        "batch": None,
+        "status": str(JobState.COMPLETED),
+        **dict.fromkeys(counts, 0),
+        "seconds": 0.0,
+        "results": targets.results_name,
+        "errors_file": None,
+        "errors": [],
+        "exit_code": ALL_SUCCEEDED,
+    }
+
+
 def for_people(ending: Ending) -> str:
     """The summary as a few short lines."""
     job = ending.job

@@ -443,7 +443,7 @@ class Settings(Group, frozen=True):
     endpoints: Annotated[
         tuple[Annotated[str, Meta(max_length=132, pattern=r"^/v1/[a-z0-9_/-]+$")], ...],
         Meta(
-            max_length=64, description="Endpoints that batches may name beside the built-in ones, such as /v1/rerank."
+            max_length=64, description="Endpoints that batches may name beside the built-in ones, such as /v1/detect."
         ),
     ] = ()
     failpoints: Annotated[Text, _about("For tests: where this process should fail; see failpoints.py.")] = ""

@@ -78,9 +78,11 @@ def test_only_24h_where_the_operator_says_so(start_web: Any) -> None:
 
 
 def test_endpoints_that_the_operator_adds(start_web: Any) -> None:
-    web: WebServer = start_web(endpoints=("/v1/rerank",))
+    web: WebServer = start_web(endpoints=("/v1/own",))
     with web.client() as client:
-        assert create(client, upload(client), endpoint="/v1/rerank")["endpoint"] == "/v1/rerank"
+        assert create(client, upload(client), endpoint="/v1/own")["endpoint"] == "/v1/own"
+        for served in ("/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling"):
+            assert create(client, upload(client), endpoint=served)["endpoint"] == served
 
 
 def test_exactly_at_the_limits(client: httpx2.Client) -> None:

@@ -71,6 +71,11 @@ ENDPOINTS = {
     "/v1/completions": Endpoint("prompt"),
     "/v1/embeddings": Endpoint("input", generates=False, counts_inputs=True),
     "/v1/moderations": Endpoint("input", generates=False),
+    # Engines differ in how these name their texts, so none of them is demanded.
+    "/v1/score": Endpoint(None, generates=False),
+    "/v1/rerank": Endpoint(None, generates=False),
+    "/v1/classify": Endpoint(None, generates=False),
+    "/v1/pooling": Endpoint(None, generates=False),
 }
 # Where a body may leave its model out, and which one OpenAI's documentation names then.
 DEFAULT_MODELS = {"/v1/moderations": "omni-moderation-latest"}
@@ -94,6 +99,10 @@ class Body(msgspec.Struct, gc=False):
     instructions: Raw = NOTHING
     system: Raw = NOTHING
     background: Raw = NOTHING
+    text_1: Raw = NOTHING
+    text_2: Raw = NOTHING
+    query: Raw = NOTHING
+    documents: Raw = NOTHING
 
 
 class LineRequest(msgspec.Struct, gc=False):
@@ -144,8 +153,12 @@ _decode_loosely = msgspec.json.Decoder(_LooseRequest).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_tools = msgspec.json.Decoder(list[_ToolType] | None).decode
 
-# Keys whose second mention would let us and the upstream read different requests.
-_READ_KEYS = frozenset(key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__))
+# Keys whose second mention would let us and the upstream read different requests. Those that only an estimate reads are common names
+# of a tool's parameters, too.
+_ESTIMATED_KEYS = ("text_1", "text_2", "query", "documents")
+_READ_KEYS = frozenset(
+    key.encode() for key in (*LineRequest.__struct_fields__, *Body.__struct_fields__) if key not in _ESTIMATED_KEYS
+)
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _ODD_NUMBER = re.compile(rb"[0-9.](?:[eE]\+?[0-9]{3}|[0-9.]{%d})" % NUMBER_DIGITS_MAX)
 _ONE_BRACKET_KIND = bytes.maketrans(b"{}", b"[]")
@@ -214,6 +227,9 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
         default, most = rules.default_output_tokens, rules.max_tokens_max
         output = estimate.output_tokens(asked, body.n or 1, default_tokens=default, tokens_max=most)
     fixed = bytes(body.tools) + bytes(body.instructions) + bytes(body.system)
+    if endpoint.prompt is None:
+        # What each of the documents, or the second text, is compared with.
+        fixed += bytes(body.query) + bytes(body.text_1)
     counted = input_count if endpoint.counts_inputs else 0
     return InputLine(request.custom_id, model, path, key, at, len(prompt), fixed, output, counted)
 
@@ -265,7 +281,7 @@ def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
             message = f"Requests to this endpoint need body.{endpoint.prompt}: add it."
             raise BodyFault("missing_required_parameter", message, f"body.{endpoint.prompt}")
         return endpoint.prompt, prompt
-    for key in ("messages", "input", "prompt"):
+    for key in ("messages", "input", "prompt", "documents", "text_2"):
         if value := getattr(body, key):
             return key, value
     return "", NOTHING

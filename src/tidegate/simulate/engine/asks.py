@@ -133,7 +133,21 @@ class _ModerationRequest(msgspec.Struct):
     model: str = "omni-moderation-latest"
 
 
+class _ScoreRequest(msgspec.Struct):
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class _RerankRequest(msgspec.Struct):
+    model: str
+    query: str
+    documents: list[str]
+
+
 _chat = msgspec.json.Decoder(_ChatRequest)
+_score = msgspec.json.Decoder(_ScoreRequest)
+_rerank = msgspec.json.Decoder(_RerankRequest)
 _chat_batch = msgspec.json.Decoder(_ChatBatchRequest)
 _completion = msgspec.json.Decoder(_CompletionRequest)
 _response = msgspec.json.Decoder(_ResponseRequest)
@@ -270,6 +284,29 @@ def moderation_ask(body: bytes) -> SimulatedRequest:
         raise BadAsk("input must not be empty", "input")
     marked = _marker(body, lambda: (text.decode() for text in prompts))
     return SimulatedRequest(model=seen.model, prompts=prompts, marked=marked)
+
+
+def score_ask(body: bytes) -> SimulatedRequest:
+    """Scores: one for each pair of texts."""
+    seen = _score.decode(body)
+    left = [seen.text_1] if isinstance(seen.text_1, str) else seen.text_1
+    right = [seen.text_2] if isinstance(seen.text_2, str) else seen.text_2
+    if len(left) not in (1, len(right)) or not right:
+        raise BadAsk("text_1 must be one text, or as many as text_2", "text_1")
+    return _paired(body, seen.model, list(zip(left * (len(right) // len(left)), right, strict=True)))
+
+
+def rerank_ask(body: bytes) -> SimulatedRequest:
+    """Reranking: one score for each document."""
+    seen = _rerank.decode(body)
+    if not seen.documents:
+        raise BadAsk("documents must not be empty", "documents")
+    return _paired(body, seen.model, [(seen.query, one) for one in seen.documents])
+
+
+def _paired(body: bytes, model: str, pairs: list[tuple[str, str]]) -> SimulatedRequest:
+    marked = _marker(body, lambda: (text for pair in pairs for text in pair))
+    return SimulatedRequest(model=model, prompts=[f"{one}\n{other}".encode() for one, other in pairs], marked=marked)
 
 
 def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_max: int | None) -> SimulatedRequest:

@@ -17,6 +17,10 @@ ROUTES = (
     "/v1/moderations",
     "/v1/chat/completions/batch",
     "/v1/messages",
+    "/v1/score",
+    "/v1/rerank",
+    "/v1/classify",
+    "/v1/pooling",
     "/v1/models",
     "other",
 )

@@ -11,7 +11,7 @@ from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
 from tidegate.simulate.engine.asks import SimulatedRequest
 from tidegate.simulate.engine.options import EngineOptions
-from tidegate.simulate.engine.vectors import Moderations, SimulatedEmbeddings
+from tidegate.simulate.engine.vectors import Classes, Moderations, Pooled, Reranked, Scores, SimulatedEmbeddings
 
 
 class Streamed(Protocol):
@@ -53,6 +53,10 @@ def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
         (asks.moderation_ask, Moderations.whole, None, 0),
         (asks.chat_batch_ask, ChatBatch.whole, None, words),
         (asks.messages_ask, Messages.whole, Messages, words),
+        (asks.score_ask, Scores.whole, None, 0),
+        (asks.rerank_ask, Reranked.whole, None, 0),
+        (asks.embedding_ask, Classes.whole, None, 0),
+        (asks.embedding_ask, Pooled(options.embedding_dimensions).whole, None, 0),
     )
     return {meters.ROUTES[number].encode(): SimulatedRoute(number, *row) for number, row in enumerate(table)}
 

@@ -1,4 +1,4 @@
-"""The shapes that answer without words: embeddings, whose vectors follow from the input alone, and moderations.
+"""The shapes that answer without words: embeddings, whose vectors follow from the input alone, moderations, scores and classes.
 
 A vector's components are plus or minus one over the square root of its length, by the bits of the input's hash: unit
 length exactly, equal for equal inputs, and nearly orthogonal otherwise.
@@ -64,6 +64,81 @@ class Moderations:
         """The body."""
         verdicts = b",".join(_VERDICT for _ in answer.choices)
         return b'{"id":"modr-%s","model":%s,"results":[%s]}' % (answer.name, answer.model, verdicts)
+
+
+class Scores:
+    """/v1/score: a number between 0 and 1 that follows from the two texts alone."""
+
+    @staticmethod
+    def whole(answer: SimulatedAnswer) -> bytes:
+        """The body."""
+        data = b",".join(
+            b'{"index":%d,"object":"score","score":%.6f}' % (index, _score(choice.prompt))
+            for index, choice in enumerate(answer.choices)
+        )
+        return _listed(b"score", answer, data)
+
+
+class Reranked:
+    """/v1/rerank: the documents with their scores, best first."""
+
+    @staticmethod
+    def whole(answer: SimulatedAnswer) -> bytes:
+        """The body."""
+        scored = sorted((-_score(choice.prompt), index) for index, choice in enumerate(answer.choices))
+        results = b",".join(b'{"index":%d,"relevance_score":%.6f}' % (index, -score) for score, index in scored)
+        return b'{"id":"rerank-%s","model":%s,"usage":{"prompt_tokens":%d,"total_tokens":%d},"results":[%s]}' % (
+            answer.name,
+            answer.model,
+            answer.prompt_tokens,
+            answer.prompt_tokens,
+            results,
+        )
+
+
+class Classes:
+    """/v1/classify: everything is the sea, more or less."""
+
+    @staticmethod
+    def whole(answer: SimulatedAnswer) -> bytes:
+        """The body."""
+        data = b",".join(
+            b'{"index":%d,"label":"sea","probs":[%.6f,%.6f],"num_classes":2}'
+            % (index, 0.5 + _score(choice.prompt) / 2, 0.5 - _score(choice.prompt) / 2)
+            for index, choice in enumerate(answer.choices)
+        )
+        return _listed(b"classify", answer, data)
+
+
+class Pooled:
+    """/v1/pooling, with vectors of a default length."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._dimensions = dimensions
+
+    def whole(self, answer: SimulatedAnswer) -> bytes:
+        """The body."""
+        data = b",".join(
+            b'{"index":%d,"object":"pooling","data":%s}' % (index, _float_vector(choice.prompt, self._dimensions))
+            for index, choice in enumerate(answer.choices)
+        )
+        return _listed(b"pool", answer, data)
+
+
+def _listed(kind: bytes, answer: SimulatedAnswer, data: bytes) -> bytes:
+    tokens = answer.prompt_tokens
+    return b'{"id":"%s-%s","object":"list","model":%s,"data":[%s],"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
+        kind,
+        answer.name,
+        answer.model,
+        data,
+        tokens,
+        tokens,
+    )
+
+
+def _score(prompt: bytes) -> float:
+    return int.from_bytes(shake_256(prompt).digest(4)) / (1 << 32)
 
 
 @lru_cache(maxsize=8)

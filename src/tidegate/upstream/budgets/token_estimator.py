@@ -29,7 +29,7 @@ LEARNED_MAX = 1_000
 NEWEST_WEIGHT = 0.02
 
 # Nothing is written by these: what they return is no text of tokens.
-SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/rerank")
+SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling")
 
 WHOLE_BUDGET = sys.maxsize
 

@@ -22,7 +22,17 @@ from tidegate.web.http.webhook_requests import WebhookAsk, job_webhook
 
 T = TypeVar("T")
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/moderations")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/moderations",
+    "/v1/score",
+    "/v1/rerank",
+    "/v1/classify",
+    "/v1/pooling",
+)
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")
 EXPIRES_AFTER_S_MIN = 3_600
