@@ -14,7 +14,7 @@ LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject
 LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/test_tables.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-lowest check format bench soak docs lock clean venv
+.PHONY: help run serve test test-lowest check format bench soak clients docs lock clean venv
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs on
 	@$(BIN)/python -m compileall -q src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
+
+clients: venv  ## other people's clients, unpatched, against the server; writes the table of docs/clients.md
+	$(BIN)/python -m tests.clients
 
 docs: venv  ## write what is generated in docs/ anew, and check what the docs claim
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,1 @@
+"""Clients that other people wrote, unpatched, against `tidegate serve`: `make clients`."""
