@@ -188,6 +188,21 @@ def test_capacity_binds_one_batch_alone_and_a_cancel_stops_it(processes: Process
     assert calls() == 10
 
 
+@pytest.mark.soak
+def test_a_thousand_calls_at_once_from_one_worker(processes: Processes, tmp_path: Path) -> None:
+    limits = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": "1000", "TIDEGATE_HTTP_CONNECTIONS_MAX": "1200"}
+    # Of a deployment whose capacity is not stated, the tide would have to learn it first.
+    limits["TIDEGATE_UPSTREAM_MAX_IN_FLIGHT"] = "1000"
+    server = Server(processes, tmp_path, latency_ms=10_000, **limits)
+    client = server.start()
+    batch_id = client.post(PLACE, json={"type": "ASYNC", "items": items_of(1_500)}).json()["batchId"]
+    path = f"{PLACE}/{batch_id}?includesItems=false"
+    wait_until(lambda: client.get(path).json()["status"] == "COMPLETED", 4 * END_S, "the batch to end")
+    calls = server.engine.calls()
+    assert len(calls) == 1_500
+    assert max(call.get("beside", 0) for call in calls) + 1 == 1_000, "so many were under way at once at the witness"
+
+
 # As the documentation has it, but for the host and the key, which are put in.
 PYTHON = """
 import requests

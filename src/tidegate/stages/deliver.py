@@ -6,6 +6,7 @@ fewer a tenant may have out.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -33,6 +34,7 @@ log = structlog.get_logger()
 SLOTS = 100
 TENANT_MAX = 20
 POLL_S = 1.0
+GATHER_S = 0.05
 _RETRY_S_MAX = 5.0
 _TOKEN_BYTES = 16
 
@@ -65,6 +67,7 @@ class WebhookDeliveries:
         self._worker_id = worker_id
         self._sending: set[asyncio.Task[None]] = set()
         self._token = ""
+        self._ended = asyncio.Event()
 
     async def run(self) -> None:
         """Deliver until cancelled. What is being sent then is left to the next process, which may send it again."""
@@ -79,11 +82,20 @@ class WebhookDeliveries:
                     log.exception("webhook_delivery_broken")
                     taken = 0
                 if not taken:
-                    await asyncio.sleep(POLL_S)
+                    await self._wait()
         finally:
             for task in self._sending:
                 task.cancel()
             await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _wait(self) -> None:
+        """Wait for the next look: a while, or until a delivery ended, which frees a turn of its tenant."""
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._ended.wait()
+                # Others that end now are followed by one look.
+                await asyncio.sleep(GATHER_S)
 
     async def lease(self) -> int:
         """Begin to send what is due and has a slot; return how many that are."""
@@ -100,8 +112,12 @@ class WebhookDeliveries:
         for one in leased:
             task = asyncio.create_task(self._deliver(one, begun_ms))
             self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(self._end)
         return len(leased)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        self._ended.set()
 
     async def _deliver(self, leased: LeasedDelivery, leased_ms: float) -> None:
         body = await self._body(leased)

@@ -374,3 +374,14 @@ def test_more_streams_than_are_allowed_make_no_batch(web: WebServer, client: htt
         assert one.status_code == two.status_code == 200
         refused(client.post(PLACE, json=body_of(type="SYNC")), 429, "TOO_MANY_STREAMS")
     assert kept(web) == before
+
+
+def test_a_server_that_stops_says_so(start_web: Callable[..., WebServer]) -> None:
+    web = start_web(upstream={"url": "http://127.0.0.1:9/v1"})
+    with web.client() as client, client.stream("POST", PLACE, json=body_of(type="SYNC")) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "id: 1"
+        web.stop_asked()
+        rest = [line for line in lines if line.startswith("data: ")][1:]
+    assert [*json.loads(rest[0][6:])] == ["error"]
+    assert rest[1:] == ["data: [ERROR]"]
