@@ -49,6 +49,7 @@ class Slices(Table):
         held: list[LeasedSlice] = []
         stamps: set[tuple[str, str]] = set()
         begun: set[str] = set()
+        first_time: dict[str, list[tuple[int, int]]] = {}
         for pick, token in picks:
             door = doors.get(token)
             if door is None or door.is_held:
@@ -56,12 +57,14 @@ class Slices(Table):
                 continue
             rows = taken.get(token, [])
             held += [await _leased(tx, pick, door, row) for row in rows]
-            if door.has_item_events and (fresh_spans := [(row[2], row[3]) for row in rows if row[-1] == 1]):
-                await record_running(tx, pick.job_id, fresh_spans)
+            if door.has_item_events:
+                first_time.setdefault(pick.job_id, []).extend((row[2], row[3]) for row in rows if row[-1] == 1)
             if rows and door.is_old:
                 stamps.add((pick.job_id, pick.model))
             if rows and not door.has_begun:
                 begun.add(pick.job_id)
+        for job_id, spans in sorted(first_time.items()):
+            await record_running(tx, job_id, spans)
         for job_id in sorted(begun):
             await tx.all("job_begin", job_id=job_id)
             await tx.all("job_models_begun", job_id=job_id)
