@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.store_world import LEASE_MS, START_MS, World
+from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
 from tidegate.core.nouns import Holding
 from tidegate.core.states import JobState
 
@@ -21,8 +21,8 @@ async def test_a_heartbeat_brings_back_what_is_held_and_how_the_jobs_stand(world
     held = await world.store.beat(worker, LEASE_MS)
     assert held is not None
     assert sorted(held, key=lambda one: one.token) == [
-        Holding(job.id, 0, one.token, JobState.IN_PROGRESS, None, 0),
-        Holding(stopped.id, 0, two.token, JobState.CANCELLING, JobState.CANCELLED, 40),
+        Holding(job.id, 0, one.token, JobState.IN_PROGRESS, None, 0, False, DAY_MS - 40),
+        Holding(stopped.id, 0, two.token, JobState.CANCELLING, JobState.CANCELLED, 40, False, DAY_MS - 40),
     ]
 
 

@@ -54,6 +54,17 @@ def test_create(web: WebServer, client: httpx2.Client, names: dict[str, str], ca
     assert web.statement("select count(*) from jobs") == before
 
 
+@pytest.mark.parametrize("case", cases("changes"))
+def test_change(web: WebServer, client: httpx2.Client, names: dict[str, str], case: dict[str, Any]) -> None:
+    batch_id = create(client, names["FILE"])["id"]
+    before = web.job(batch_id)
+    answer = client.post(
+        f"/v1/batches/{batch_id}", content=body_of(case, names), headers={"Content-Type": "application/json"}
+    )
+    is_error(answer, case)
+    assert web.job(batch_id) == before
+
+
 def test_thousands_of_limits(client: httpx2.Client, names: dict[str, str]) -> None:
     limits = [{"period": "minute", "requests": 5}] * 20_000
     body = {"input_file_id": names["FILE"], "endpoint": "/v1/embeddings", "limits": limits}

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import tidegate
-from tidegate.cli import batches, deployments, keys, models, scheduler, terminal, webhooks
+from tidegate.cli import batch_control, batches, deployments, keys, models, scheduler, terminal, webhooks
 from tidegate.cli.config import config
 from tidegate.cli.doctor import doctor
 from tidegate.cli.explain import explain
@@ -58,6 +58,9 @@ def tidegate_command(
 
 for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, migrate, config):
     app.command()(command)
+for command in (batch_control.pause, batch_control.resume):
+    batches.app.command()(command)
+batches.app.command("set")(batch_control.set_batch)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")
 app.add_typer(scheduler.app, name="scheduler")

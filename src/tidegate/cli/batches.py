@@ -15,6 +15,7 @@ from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ FOLLOW_EVERY_S = 0.5
 PAGE_COUNT_MAX = 100
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at batches: list, show, watch, cancel, abandon, output."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at batches and control them: list, show, watch, pause, resume, set, cancel, abandon, output.",
 )
 
 
@@ -216,7 +219,7 @@ async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
     async with service.opened(settings) as parts:
         job = await parts.store.cancel_job(await tenant(parts, org), batch)
         if job is None:
-            raise _absent(batch, org)
+            raise absent(batch, org)
         return str(job.state)
 
 
@@ -230,7 +233,7 @@ async def _abandon(settings: Settings, org: str | None, batch: str) -> str:
     async with service.opened(settings) as parts:
         job = await parts.store.abandon_job(await tenant(parts, org), batch, settings.retention.file_s * 1000)
         if job is None:
-            raise _absent(batch, org)
+            raise absent(batch, org)
         return str(job.state)
 
 
@@ -277,11 +280,11 @@ async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
     options.check_batch_id(batch)
     job = await parts.store.get_job(await tenant(parts, org), batch)
     if job is None:
-        raise _absent(batch, org)
+        raise absent(batch, org)
     return job
 
 
-def _absent(batch: str, org: str | None) -> SettingsError:
+def absent(batch: str, org: str | None) -> SettingsError:
     where = f"organization {org}" if org is not None else "the default organization"
     return SettingsError(
         f"There is no batch {batch} in {where}; see `tidegate batches list`, or name another with --org."
@@ -315,10 +318,27 @@ def facts(job: Job) -> dict[str, object]:
         "prompt_bytes": job.prompt_bytes,
         "shared_prefix_bytes": job.shared_prefix_bytes,
         "metadata": job.metadata,
+        "cost": units_text(job.cost_nano),
+        **_controls(job),
         "errors": [
             {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
             for error in job.errors
         ],
+    }
+
+
+def _controls(job: Job) -> dict[str, object]:
+    controls, errors = job.controls, job.controls.max_errors
+    share = None if errors is None or errors.share_ppm is None else errors.share_ppm / 1_000_000
+    return {
+        "priority": controls.priority,
+        "not_before": _second(controls.not_before or None),
+        "paused_at": _second(job.paused_at) if job.state not in JOB_ENDED else None,
+        "max_cost": None if controls.max_cost_nano is None else units_text(controls.max_cost_nano),
+        "max_errors": None
+        if errors is None
+        else {"count": errors.count, "share": share, "after": errors.after or None},
+        "stopped_by": job.stopped_by,
     }
 
 
@@ -343,6 +363,6 @@ def _when(at_ms: int) -> str:
 
 
 def _text(name: str, value: object) -> str:
-    if name.endswith("_at") and isinstance(value, int):
+    if (name.endswith("_at") or name == "not_before") and isinstance(value, int):
         return _when(value * 1000)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

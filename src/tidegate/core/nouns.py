@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -164,6 +165,34 @@ class JobWebhook:
 
 
 @dataclass(frozen=True, slots=True)
+class MaxErrors:
+    """How many failed items a job bears: a count, or a share of those that are done, in millionths, once `after` of them are."""
+
+    count: int | None = None
+    share_ppm: int | None = None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobControls:
+    """What a caller says when a job is created and may change while it runs. `not_before` is 0 when it may begin at once."""
+
+    priority: int = 0
+    not_before: int = 0
+    max_cost_nano: int | None = None
+    max_errors: MaxErrors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What a caller changes of a running job: some fields of its controls by name, and its window."""
+
+    controls: dict[str, Any] = field(default_factory=dict)
+    window_ms: int | None = None
+    window_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobRequest:
     """What a caller asks for when creating a job, already checked by the front door. With `door`, text of that door's own, what
     becomes of each item is recorded as an event."""
@@ -182,6 +211,7 @@ class JobRequest:
     limits: tuple[Limit, ...] = ()
     webhook: JobWebhook | None = None
     door: str | None = None
+    controls: JobControls = JobControls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +272,10 @@ class Job:
     cost_nano: int = 0
     webhook: JobWebhook | None = None
     door: str | None = None
+    controls: JobControls = JobControls()
+    paused_at: int | None = None
+    begun_at: int | None = None
+    stopped_by: str | None = None
 
     @property
     def done_count(self) -> int:
@@ -352,7 +386,7 @@ class LeasedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the store says of one slice that a worker holds, at a heartbeat."""
+    """What the store says of one slice that a worker holds, at a heartbeat. `is_held`: its job is paused, or must not run yet."""
 
     job_id: str
     first: int
@@ -360,6 +394,8 @@ class Holding:
     state: JobState
     closing: JobState | None
     closing_for_ms: int
+    is_held: bool
+    expires_in_ms: int
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ class JobModelState(StrEnum):
     """Whether the scheduler may find slices of this model in a job."""
 
     OPEN = "open"
+    HELD = "held"
     CLOSED = "closed"
 
 
@@ -116,7 +117,8 @@ FLOW_MOVES: dict[FlowState, frozenset[FlowState]] = {
     FlowState.AWAKE: frozenset({FlowState.ASLEEP}),
 }
 JOB_MODEL_MOVES: dict[JobModelState, frozenset[JobModelState]] = {
-    JobModelState.OPEN: frozenset({JobModelState.CLOSED}),
+    JobModelState.OPEN: frozenset({JobModelState.HELD, JobModelState.CLOSED}),
+    JobModelState.HELD: frozenset({JobModelState.OPEN, JobModelState.CLOSED}),
     JobModelState.CLOSED: frozenset(),
 }
 # What was delivered or failed can be asked to go out again.

@@ -171,8 +171,9 @@ async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str]]) -> No
 
 
 async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tuple[str, str], tuple[str, int | None]]:
-    """Slices of jobs, summed per model. A place is a job's tenant, share owner and queue, and when it was created, expires, is
-    due and must have begun. Returns the flows by model and share owner, each with its tenant and its weight."""
+    """Slices of jobs, summed per model. A place is a job's tenant, share owner and queue, when it was created, expires, is due and must
+    have begun, the state of its models, until when they rest, and its priority. Returns the flows by model and share owner, each with
+    its tenant and its weight."""
     row = await tx.one("now")
     now = row[0] if row else 0
     slices: list[tuple[Any, ...]] = []

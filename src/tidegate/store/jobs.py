@@ -17,8 +17,9 @@ from tidegate.core.webhooks import EndpointShape
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
+from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
-from tidegate.store.rows import errors_text, job_from
+from tidegate.store.rows import controls_columns, errors_text, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
 
@@ -51,6 +52,8 @@ class Jobs(Table):
         files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
         _check_input(files[0]["purpose"] if files else None, request.input_file_id)
         share = share_owner or tenant_owner(caller.tenant_id)
+        if request.controls.not_before:
+            await _check_not_before(tx, request)
         await _check_quotas(tx, caller, quotas, share, files[0])
         await tx.all(
             "job_put",
@@ -74,6 +77,7 @@ class Jobs(Table):
             ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
             webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
             door=request.door,
+            **controls_columns(request.controls),
         )
         if request.door is not None:
             await begin_events(tx, job_id)
@@ -209,6 +213,8 @@ class Jobs(Table):
     @writes
     async def close_job(self, tx: Tx, job_id: str, grace_ms: int) -> bool:
         """Record refuses from here on; the set of items without an outcome is frozen."""
+        # Record may have asked it to close, which no lease under way waited for: after this, each of them is seen.
+        await tx.one("job_halt", id=job_id)
         return await tx.one("job_close", id=job_id, grace_ms=grace_ms) is not None
 
     async def ended_jobs(self, keep_ms: int, count_max: int) -> list[str]:
@@ -280,6 +286,12 @@ def _check_input(purpose: str | None, file_id: str) -> None:
             f"The file {file_id} has purpose {purpose}; a batch needs an input that was uploaded with purpose=batch.",
             param="input_file_id",
         )
+
+
+async def _check_not_before(tx: Tx, request: JobRequest) -> None:
+    (now,) = await tx.one("now") or (0,)
+    begin_by = None if request.begin_within_ms is None else now + request.begin_within_ms
+    check_not_before(request.controls.not_before, now + request.window_ms, begin_by)
 
 
 async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, file: dict[str, Any]) -> None:

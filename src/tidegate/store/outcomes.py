@@ -11,6 +11,7 @@ from tidegate.core.states import JOB_ENDED, JobState, Outcome
 from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.flow_accounting import FlowAccounting
+from tidegate.store.job_controls import stop_job_over
 from tidegate.store.job_events import record_lines
 from tidegate.store.log_lines import Logs, ResultFile
 from tidegate.store.rows import errors_text, job_from
@@ -170,10 +171,12 @@ class _Books:
     async def settle(self) -> None:
         await self._logs.settle_runs()
         rows = [(*sums, job_id) for job_id, sums in self._sums.items()]
-        states = {row[0]: row[1] for row in await self._tx.many_returning("job_add", rows)} if rows else {}
+        added = {row[0]: row for row in await self._tx.many_returning("job_add", rows)} if rows else {}
         for recorded in self._open:
-            complete = states.get(recorded.job_id) == JobState.FINALIZING
-            if complete:
+            _, state, is_over = added.get(recorded.job_id, (recorded.job_id, None, False))
+            complete = state == JobState.FINALIZING
+            is_stopped = bool(is_over) and await stop_job_over(self._tx, recorded.job_id)
+            if complete or is_stopped:
                 await self._tx.all("job_models_close", job_id=recorded.job_id)
             self.recorded.append(replace(recorded, complete=complete))
         self._sums, self._open = {}, []

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.budgets.budget import Limit
-from tidegate.core.nouns import File, Job, JobWebhook, LineError, Usage
+from tidegate.core.nouns import File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
 from tidegate.core.states import FileState, JobState
 
 _PLAIN_JOB_COLUMNS = (
@@ -15,7 +15,7 @@ _PLAIN_JOB_COLUMNS = (
     "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at", "output_expires_after_s",
     "invalid_lines", "model", "item_count", "answered_count", "failed_count", "expired_count", "cancelled_count", "unused_count",
     "output_file_id", "error_file_id", "output_bytes", "error_bytes", "work_blob_id", "work_bytes", "prompt_bytes",
-    "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "door",
+    "shared_prefix_bytes", "share_owner", "queue", "begin_by", "cost_nano", "paused_at", "stopped_by", "begun_at", "door",
 )  # fmt: skip
 _ERRORS = msgspec.json.Decoder(list[LineError])
 _METADATA = msgspec.json.Decoder(dict[str, str])
@@ -33,9 +33,29 @@ def job_from(row: dict[str, Any]) -> Job:
         errors=tuple(_ERRORS.decode(row["errors"])),
         limits=limits_from(row["limits"]),
         webhook=_WEBHOOK.decode(row["webhook"]) if row["webhook"] is not None else None,
+        controls=_controls_from(row),
         usage=Usage(row["input_tokens"], row["cached_tokens"], row["output_tokens"], row["reasoning_tokens"]),
         **{name: row[name] for name in _PLAIN_JOB_COLUMNS},
     )
+
+
+def _controls_from(row: dict[str, Any]) -> JobControls:
+    after = row["max_errors_after"]
+    errors = None if after is None else MaxErrors(row["max_errors_count"], row["max_errors_ppm"], after)
+    return JobControls(row["priority"], row["not_before"], row["max_cost_nano"], errors)
+
+
+def controls_columns(controls: JobControls) -> dict[str, int | None]:
+    """The columns of a job's row that say what its caller may change."""
+    errors = controls.max_errors
+    return {
+        "priority": controls.priority,
+        "not_before": controls.not_before,
+        "max_cost_nano": controls.max_cost_nano,
+        "max_errors_count": errors.count if errors else None,
+        "max_errors_ppm": errors.share_ppm if errors else None,
+        "max_errors_after": errors.after if errors else None,
+    }
 
 
 def file_from(row: dict[str, Any]) -> File:

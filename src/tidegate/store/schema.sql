@@ -225,7 +225,15 @@ create table jobs (
     cost_nano bigint not null default 0,
     ingest_bytes bigint not null,
     webhook text,
-    door text
+    door text,
+    priority bigint not null default 0,
+    not_before bigint not null default 0,
+    paused_at bigint,
+    max_cost_nano bigint,
+    max_errors_count bigint,
+    max_errors_ppm bigint,
+    max_errors_after bigint,
+    stopped_by text check (stopped_by in ('max_cost', 'max_errors'))
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
@@ -248,14 +256,15 @@ create table ingest_turns (
 create index ingest_turns_by_place on ingest_turns (lane, place);
 
 -- The models of a job, so that a scheduler's snapshot never has to look at items. `open` until the job closes or no slice of the model is
--- left. `due_at` is when it must begin, and once it has begun, when it must be done. `leased_at` may be a second old.
+-- left; `held` while the job is paused. `due_at` is when it must begin, and once it has begun, when it must be done. `leased_at` may be a
+-- second old. `priority` is the job's: within a share owner's jobs, higher goes first.
 create table job_models (
     job_id text not null,
     model text not null,
     item_count bigint not null,
     slice_count bigint not null,
     work_units bigint not null,
-    state text not null default 'open' check (state in ('open', 'closed')),
+    state text not null default 'open' check (state in ('open', 'held', 'closed')),
     share_owner text not null,
     created_at bigint not null,
     expires_at bigint not null,
@@ -266,10 +275,11 @@ create table job_models (
     begun_at bigint,
     queue text not null,
     rests_until bigint not null default 0,
+    priority bigint not null default 0,
     primary key (job_id, model)
 );
-create index job_models_oldest on job_models (model, share_owner, created_at, job_id) where state = 'open';
-create index job_models_smallest on job_models (model, share_owner, work_units, job_id) where state = 'open';
+create index job_models_oldest on job_models (model, share_owner, priority desc, created_at, job_id) where state = 'open';
+create index job_models_smallest on job_models (model, share_owner, priority desc, work_units, job_id) where state = 'open';
 create index job_models_due on job_models (model, due_at, job_id) where state = 'open';
 
 -- Runs of neighbouring items of one job, one endpoint and one model. `read_first` is the first item in the byte range: after two lost owners a slice

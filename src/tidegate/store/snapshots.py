@@ -213,8 +213,8 @@ class _SnapshotRows:
 
     def add_due(self, rows: list[Row]) -> None:
         for row in rows:
-            self._add_flow(row[0], row[1], row[13], row[14])
-            self._add_job(row[:13])
+            self._add_flow(row[0], row[1], row[14], row[15])
+            self._add_job(row[:14])
 
     def _add_flow(self, model: str, share_owner: str, weight_milli: int, served: int) -> None:
         place = (model, share_owner)
@@ -237,6 +237,7 @@ class _SnapshotRows:
             leased_at,
             begun_at,
             queue,
+            priority,
         ) = row
         place = (job_id, model)
         if place in self.jobs:
@@ -260,6 +261,7 @@ class _SnapshotRows:
             leased_at,
             rate,
             items // slices or 1,
+            priority,
         )
 
 

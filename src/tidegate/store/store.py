@@ -12,6 +12,7 @@ from tidegate.store.fleet import FleetReports
 from tidegate.store.flows import StoredFlows
 from tidegate.store.forecasts import Forecasts
 from tidegate.store.ingests import Ingests
+from tidegate.store.job_controls import RunningJobs
 from tidegate.store.job_events import JobEvents
 from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
@@ -34,6 +35,7 @@ class Store(
     StoredFlows,
     Ingests,
     Jobs,
+    RunningJobs,
     JobEvents,
     Keys,
     Outcomes,

@@ -19,8 +19,10 @@ class Workers(Table):
             return None
         rows = await tx.all("worker_leases", id=worker_id)
         return [
-            Holding(row[0], row[1], row[2], JobState(row[3]), JobState(row[4]) if row[4] else None, row[5])
-            for row in rows
+            Holding(
+                job_id, first, token, JobState(state), JobState(closing) if closing else None, ms, bool(held), left_ms
+            )
+            for job_id, first, token, state, closing, ms, held, left_ms in rows
         ]
 
     @reads

@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: stay alive, hear which jobs close, and hand back slices that this process does not know it has."""
+"""The heartbeat of a worker: stay alive, learn which jobs close or are paused, and hand back slices that this process does not know."""
 
 import asyncio
 
@@ -55,10 +55,13 @@ class Heartbeat:
             await self._begin_again()
             return
         self._leased_work.extend_lease(self._me.safe_until_ms)
-        # Before anything that the store could fail at: a job that closes must not wait for the next heartbeat.
+        # Before anything that the store could fail at: a job that closes or is paused must not wait for the next heartbeat.
         for holding in holdings:
             if holding.closing is not None:
                 self._close(holding)
+            elif holding.is_held:
+                self._leased_work.close_job(holding.job_id)
+        self._leased_work.move_deadlines(holdings, self._me.asked_ms)
         pending |= self._leases.pending
         unknown = [
             one

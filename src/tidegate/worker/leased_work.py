@@ -57,6 +57,10 @@ class LeasedSliceState:
         self.budgets = budgets
         self.parallel = parallel
 
+    def move_deadline(self, deadline_ms: float) -> None:
+        """Let no call of this slice begin after this moment: its job's deadline was changed."""
+        self.deadline_ms = deadline_ms
+
     def release_tail(self, item_count: int) -> None:
         """So many items at its end went back to the store."""
         self.left -= item_count
@@ -403,11 +407,18 @@ class LeasedWork:
                 self.drop(state)
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
+    def move_deadlines(self, holdings: list[Holding], asked_ms: float) -> None:
+        """Take over the deadlines of slices that are held, as the store said them when it was asked at this moment."""
+        for holding in holdings:
+            state = self._states.get((holding.job_id, holding.first, holding.token))
+            if state is not None:
+                state.move_deadline(asked_ms + holding.expires_in_ms)
+
     def keys(self) -> set[tuple[str, int, str]]:
         return set(self._states)
 
     def close_job(self, job_id: str) -> list[LeasedSliceState]:
-        """The job closes: send nothing more of it."""
+        """The job closes or is paused: send nothing more of it."""
         mine = [state for state in self.state() if state.slice.job_id == job_id]
         for state in mine:
             self.drop(state)

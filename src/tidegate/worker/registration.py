@@ -14,7 +14,8 @@ log = structlog.get_logger()
 
 
 class Registration:
-    """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself."""
+    """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself.
+    `asked_ms` is when it asked for its last heartbeat that was answered."""
 
     def __init__(self, store: Store, clock: Clock, entropy: Entropy, *, host: str, version: str, lease_ms: int) -> None:
         self._store = store
@@ -25,6 +26,7 @@ class Registration:
         self._lease_ms = lease_ms
         self.id = ""
         self.safe_until_ms = 0.0
+        self.asked_ms = 0.0
         self.has_left = False
 
     async def begin(self) -> None:
@@ -44,6 +46,7 @@ class Registration:
             log.warning("incarnation_lost", worker=self.id)
             self.safe_until_ms = 0.0
             return None
+        self.asked_ms = asked_ms
         self.safe_until_ms = self._safe_from(asked_ms)
         return holdings
 

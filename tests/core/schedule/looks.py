@@ -70,6 +70,7 @@ def jobs(draw: st.DrawFn, number: int) -> JobView:
         draw(st.none() | st.integers(created_at, NOW)),
         draw(st.none() | st.floats(0, 1_000)),
         draw(st.integers(0, 16)),
+        draw(st.sampled_from([0, 0, 0, 5, -5])),
     )
 
 

@@ -211,3 +211,22 @@ def test_a_full_worker_says_so() -> None:
     world.act(world.workers[0])
     assert world.last_choice.picks == []
     assert [skip.reason for skip in world.last_choice.skips] == [Reason.WORKER_FULL]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_one_owner_a_higher_priority_goes_first_and_no_other_owner_waits_for_it(mode: Mode) -> None:
+    def jobs(*priorities: int) -> list[str]:
+        """Whose slices are taken, one after another, where `a` has three jobs of these priorities and `b` has one."""
+        mine = [job(f"a{n}", "a", 2, created_at=n, priority=one) for n, one in enumerate(priorities)]
+        world = World([*mine, job("b", "b", 6, created_at=9)], Policy(mode), slots=1, slices_max=1)
+        order = []
+        while any(one.slices for one in world.jobs.values()):
+            before = {one.id: len(one.slices) for one in world.jobs.values()}
+            world.step()
+            order += [name for name, left in before.items() if len(world.jobs[name].slices) < left]
+        return order
+
+    plain, ranked = jobs(0, 0, 0), jobs(-5, 0, 5)
+    assert [name for name in ranked if name != "b"] == ["a2", "a2", "a1", "a1", "a0", "a0"]
+    places = [[place for place, name in enumerate(order) if name == "b"] for order in (ranked, plain)]
+    assert all(now <= before for now, before in zip(*places, strict=True)), "priority is the owner's own affair"

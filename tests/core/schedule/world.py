@@ -24,6 +24,7 @@ class Job:
     queue: str = "default"
     created_at: int = 0
     expires_at: int = NEVER_MS
+    priority: int = 0
     begin_by: int | None = None
     total: int = 0
     in_flight: int = 0
@@ -52,6 +53,7 @@ class Job:
             self.leased_at,
             None,
             1,
+            self.priority,
         )
 
 

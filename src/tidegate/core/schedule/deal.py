@@ -18,6 +18,7 @@ Key = tuple[str, str]
 # Slices had in this choice, waiting since when, place in the line, the job.
 Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "share_owner", "queue")
+_PRIORITY = attrgetter("priority")
 
 
 class Flow:
@@ -63,6 +64,7 @@ class Deal:
         self._queue_units: dict[Key, int] = {}
         self._queue_names: dict[tuple[str, ...], list[str]] = {}
         self._queues: dict[tuple[str, ...], list[QueueView]] = {}
+        self.has_priorities = any(map(_PRIORITY, snapshot.jobs))
         self._place_flows()
 
     def _place_flows(self) -> None:
@@ -158,6 +160,23 @@ class Deal:
             except Exception as fault:
                 self.faults.append(f"rank failed: {type(fault).__name__}: {fault}")
         return own(self, jobs)
+
+    def prioritised(self, line: list[JobView]) -> list[JobView]:
+        """The jobs of a line: where several of one owner stand in it, those of higher priority have its first places."""
+        if not self.has_priorities:
+            return line
+        owned: dict[str, list[JobView]] = {}
+        for job in line:
+            owned.setdefault(job.share_owner, []).append(job)
+        turns = {owner: iter(sorted(jobs, key=_PRIORITY, reverse=True)) for owner, jobs in owned.items()}
+        return [next(turns[job.share_owner]) for job in line]
+
+    def tier(self, job: JobView) -> int:
+        """How many higher priorities its owner has among the jobs for the same model and queue."""
+        if not self.has_priorities:
+            return 0
+        queued = self.grounds[job.model].flows[job.share_owner].jobs[job.queue]
+        return len({one.priority for one in queued if one.priority > job.priority})
 
     def jobs_by_queue(self, grounds: tuple[Ground, ...]) -> dict[str, list[JobView]]:
         jobs: dict[str, list[JobView]] = {}

@@ -97,6 +97,15 @@ def explain(job: Job, inputs: ExplainInputs) -> list[str]:
         sentences.append(
             f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
         )
+    elif job.paused_at is not None:
+        sentences.append(
+            f"It is paused: nothing new is sent until it is resumed (`tidegate batches resume {job.id}`), and its "
+            "deadline runs on."
+        )
+        if inputs.slices_leased:
+            sentences.append(f"{_slices(inputs.slices_leased)} still out.")
+    elif job.controls.not_before > inputs.now:
+        sentences.append(f"It may not begin for another {spoken(job.controls.not_before - inputs.now)} (not_before).")
     else:
         sentences.extend(_running(job, inputs))
     return sentences

@@ -17,11 +17,15 @@ Layer = Callable[[Deal, Ground], Offer | None]
 
 
 _oldest = attrgetter("created_at", "job_id")
+# More slices than one choice deals: turns of an owner's lower priorities come behind all those of its highest.
+_TIER = 1 << 32
 
 
 def _rounds(deal: Deal, jobs: list[JobView]) -> Heap:
-    """Jobs as a heap of turns: who had fewest slices in this choice, of those who waits longest, of those who ranks first."""
-    heap = [(0, size.waiting_since(job), place, job) for place, job in enumerate(deal.line_up(jobs, by_age))]
+    """Jobs as a heap of turns: each owner's highest priority first; of those, who had fewest slices in this choice, who waits longest, and
+    who ranks first."""
+    line = enumerate(deal.line_up(jobs, by_age))
+    heap = [(_TIER * deal.tier(job), size.waiting_since(job), place, job) for place, job in line]
     heapify(heap)
     return heap
 
@@ -109,6 +113,8 @@ def _urgent(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
 
 def _small(deal: Deal, ground: Ground, flow: Flow) -> list[JobView]:
     small = [job for queued in flow.jobs.values() for job in queued if size.is_small(job, deal.policy)]
+    if deal.has_priorities:
+        small = [job for job in small if deal.tier(job) == 0]
     return deal.line_up(small, _by_size) if small else []
 
 
@@ -151,17 +157,18 @@ def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer
 
 
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
-    """Of a flow, the job that size and age put first. A large one that had no slice for too long goes before it, at most every second
-    slice of the flow."""
+    """Of a flow's highest priority, the job that size and age put first. A large one that had no slice for too long goes before it, at
+    most every second slice of the flow."""
     key = (flow.share_owner, queue)
     if key not in ground.lined_up:
-        ground.lined_up[key] = deal.line_up(flow.jobs[queue], _by_size)
+        ground.lined_up[key] = deal.prioritised(deal.line_up(flow.jobs[queue], _by_size))
         ground.due[key] = size.due(flow.jobs[queue], deal.now, deal.policy)
     job = _first(deal, ground.lined_up[key])
     if job is None:
         return None
     if ground.due[key] and flow.share_owner not in ground.large_owners:
-        large = next((job for job in ground.due[key] if not deal.was_dealt(job) and deal.takeable(job)), job)
+        due = (one for one in ground.due[key] if one.priority == job.priority and not deal.was_dealt(one))
+        large = next(filter(deal.takeable, due), job)
         if large is not job:
             return large, Why.LARGE
     return job, Why.FAIR

@@ -6,6 +6,7 @@ model_capacity_v1  and models take turns too: no model uses up a worker before a
 fair_share_v1      and within a model the flow that was served least goes next, its jobs in turn
 smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
 
+Of one flow, jobs of a higher priority go first in every mode; only an urgent one may go ahead of them.
 In every mode a closed model is passed over, caps hold, and no room is left empty that a job could use.
 """
 
@@ -43,7 +44,7 @@ def _fifo(deal: Deal) -> None:
     grounds = tuple(deal.grounds.values())
     jobs = deal.jobs_by_queue(grounds)
     for queue in deal.queues(*grounds):
-        for job in deal.line_up(jobs[queue], by_age):
+        for job in deal.prioritised(deal.line_up(jobs[queue], by_age)):
             while deal.open(deal.grounds[job.model]) and deal.takeable(job):
                 deal.take(job, Why.FIFO)
             if deal.slices_left <= 0:

@@ -28,7 +28,8 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
 
     `left_units` counts every slice that is not done, those in flight too; `slice_units` and `slice_items` are a mean slice's, and 0 items
     mean the look's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per second, None
-    while it has none. A look makes many of these, so they are of the kind that is made fastest.
+    while it has none. Of one flow, jobs of a higher `priority` go first. A look makes many of these, so they are of the kind that is made
+    fastest.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     leased_at: int | None
     rate: float | None
     slice_items: int = 0
+    priority: int = 0
 
 
 class FlowView(msgspec.Struct, frozen=True, gc=False):

@@ -135,7 +135,7 @@ select coalesce(max(f.changed_at), 0) as changed_at from flows f where f.model =
 select f.weight_milli, cast(coalesce((select sum(o.units) from (
     select m.work_units - m.work_units * m.done_count / m.item_count as units from job_models m
     where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'
-    order by m.created_at, m.job_id
+    order by m.priority desc, m.created_at, m.job_id
     limit :jobs_max
 ) o), 0) as bigint) as units
 from flows f

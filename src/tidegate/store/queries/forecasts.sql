@@ -7,6 +7,6 @@ select coalesce((select f.weight_milli from flows f where f.model = :model and f
     cast(coalesce((select sum(ahead.units) from (
         select o.work_units - o.work_units * o.done_count / o.item_count as units from job_models o
         where o.model = :model and o.share_owner = :share_owner and o.state = 'open'
-        order by o.created_at, o.job_id
+        order by o.priority desc, o.created_at, o.job_id
         limit :jobs_max
     ) ahead), 0) as bigint) as ahead_units;

@@ -5,12 +5,14 @@ insert into jobs (
     id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
-    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door
+    prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door,
+    priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after
 )
 values (
     :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door,
+    :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after
 );
 
 -- job_get --
@@ -64,7 +66,7 @@ where j.tenant_id = :tenant_id and j.state in ('validating', 'in_progress', 'can
 select cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint)
 from jobs j
 join job_models m on m.job_id = j.id
-where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state = 'open';
+where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state <> 'closed';
 
 -- job_created_since --
 -- What a user created lately, for the limits per period.
@@ -155,7 +157,8 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
 returning id, tenant_id, share_owner, queue, created_at, expires_at,
-    case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by;
+    case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by,
+    case when paused_at is null then 'open' else 'held' end as model_state, not_before, priority;
 
 -- job_refuse --
 -- The input is no good. Results: none; reasons: in `errors`.

@@ -25,7 +25,8 @@ returning number;
 update outcomes set at = :at where job_id = :job_id and number = :number;
 
 -- job_add --
--- Counters, usage and offsets, only from what was new. A job whose last item is done goes on to be published.
+-- Counters, usage and offsets, only from what was new. A job whose last item is done goes on to be published. Says too whether it is over
+-- its maximum cost or errors.
 -- moves: jobs: in_progress -> finalizing
 update jobs set
     answered_count = answered_count + :answered, failed_count = failed_count + :failed,
@@ -42,7 +43,9 @@ update jobs set
     state = case when state = 'in_progress' and closing is null
         and answered_count + failed_count + :answered + :failed = item_count then 'finalizing' else state end
 where id = :id and state in ('in_progress', 'cancelling')
-returning id, state;
+returning id, state, cost_nano > max_cost_nano or failed_count > max_errors_count
+    or (1000000 * failed_count > max_errors_ppm * (answered_count + failed_count)
+        and answered_count + failed_count >= case when max_errors_after < item_count then max_errors_after else item_count end) as is_over;
 
 -- job_add_unused --
 -- Answers that came after closing, or second: paid for, not used, counted.

@@ -1,8 +1,10 @@
 -- The scheduler's look, leases, and what becomes of slices.
 
 -- job_model_put --
-insert into job_models (job_id, model, item_count, slice_count, work_units, share_owner, queue, created_at, expires_at, due_at, begin_by)
-values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :queue, :created_at, :expires_at, :due_at, :begin_by);
+insert into job_models (job_id, model, item_count, slice_count, work_units, share_owner, queue, created_at, expires_at, due_at, begin_by, state,
+    rests_until, priority)
+values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :queue, :created_at, :expires_at, :due_at, :begin_by, :state,
+    :rests_until, :priority);
 
 -- job_models_rest --
 -- The job's own budgets are spent: no worker looks at it before this moment. A shorter rest never overwrites a longer one. Not for
@@ -31,7 +33,8 @@ update job_models set done_count = done_count + :done_count where job_id = :job_
 -- job_models_close --
 -- The job closes: the scheduler sees nothing of it any more.
 -- moves: job_models: open -> closed
-update job_models set state = 'closed' where job_id = :job_id and state = 'open';
+-- moves: job_models: held -> closed
+update job_models set state = 'closed' where job_id = :job_id and state in ('open', 'held');
 
 -- job_models_spent --
 -- No slice of the model is left, though the job goes on with others. That stays so: slices are only ever made of unfinished ones.
@@ -54,7 +57,7 @@ select cast(:token as text) as token,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.door is not null as has_item_events
 from jobs j
 where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() and j.begun_at is not null
-    /*! for key share */;
+    and j.paused_at is null and j.not_before <= now_ms() /*! for key share */;
 
 -- job_open_to_begin --
 -- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
@@ -62,7 +65,8 @@ select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.door is not null as has_item_events
 from jobs j
-where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms() /*! for no key update */;
+where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.expires_at > now_ms()
+    and j.paused_at is null and j.not_before <= now_ms() /*! for no key update */;
 
 -- job_of_lease --
 -- The same for a lease that is asked for again, wherever its job stands.

@@ -3,11 +3,14 @@
 -- snapshot_now --
 -- The moment of the look and how many workers choose. Of ready slices: how many owners the worst suspects lost, how many slices lost so
 -- many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
--- nothing waiting.
+-- nothing waiting. Suspects of a job that is paused or closes do not count: they cannot be run.
 select now_ms() as now, (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms()) as workers,
-    coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2), 0) as level,
+    coalesce((select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0 and q.lost_count >= 2
+        and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open')), 0) as level,
     (select count(*) from slices s where s.state = 'ready' and s.lost_count > 0 and s.lost_count >= 2
-        and s.lost_count = (select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0)) as suspect_count,
+        and exists (select 1 from job_models m where m.job_id = s.job_id and m.model = s.model and m.state = 'open')
+        and s.lost_count = (select max(q.lost_count) from slices q where q.state = 'ready' and q.lost_count > 0
+            and exists (select 1 from job_models m where m.job_id = q.job_id and m.model = q.model and m.state = 'open'))) as suspect_count,
     (select count(*) from slices f where f.state = 'ready' and f.lost_count > 0 and f.lost_count <= :search_max
         and f.ready_at > now_ms() - 10000) as recent_count;
 
@@ -53,7 +56,7 @@ where s.state = 'leased';
 -- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables.
 select f.model, f.share_owner, f.weight_milli, f.served,
     (select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
-        order by more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
+        order by more.priority desc, more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
 from flows f
 where f.model = :model and f.state = 'awake'
     and (select 1 from job_models o
@@ -64,14 +67,14 @@ where f.model = :model and f.state = 'awake'
                         and z.state = 'leased' and z.lost_count between 1 and :search_max)
                     or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
                         and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-        order by o.created_at, o.job_id limit 1) is not null
+        order by o.priority desc, o.created_at, o.job_id limit 1) is not null
 order by f.served, f.share_owner
 limit :flows_max;
 
 -- snapshot_oldest --
--- The oldest jobs of a flow that can start.
+-- The oldest jobs of a flow that can start, of its highest priorities.
 select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
 from job_models o
 where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
     and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
@@ -80,13 +83,13 @@ where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and
                 and z.state = 'leased' and z.lost_count between 1 and :search_max)
             or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
                 and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-order by o.created_at, o.job_id
+order by o.priority desc, o.created_at, o.job_id
 limit :jobs_max;
 
 -- snapshot_smallest --
--- The smallest jobs of a flow that can start.
+-- The smallest jobs of a flow that can start, of its highest priorities.
 select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+    o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
 from job_models o
 where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
     and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
@@ -95,7 +98,7 @@ where o.model = :model and o.share_owner = :share_owner and o.state = 'open' and
                 and z.state = 'leased' and z.lost_count between 1 and :search_max)
             or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
                 and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null
-order by o.work_units, o.job_id
+order by o.priority desc, o.work_units, o.job_id
 limit :jobs_max;
 
 -- snapshot_due --
@@ -103,7 +106,7 @@ limit :jobs_max;
 select due.*, coalesce(f.weight_milli, 1000) as weight_milli, coalesce(f.served, 0) as served
 from (
     select o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
-        o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue
+        o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority
     from job_models o
     where o.model = :model and o.state = 'open' and o.expires_at > :now and o.rests_until <= :now
         and (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
@@ -118,13 +121,14 @@ from (
 left join flows f on f.model = due.model and f.share_owner = due.share_owner;
 
 -- outlook_job --
--- What stands before each model of a job: its own rest, what its flow has that is older, what is out, and its weight.
+-- What stands before each model of a job: its own rest, what its flow has that goes first, what is out, and its weight.
 select m.model, m.work_units, m.item_count, m.done_count, m.share_owner, m.state, coalesce(f.weight_milli, 1000) as weight_milli,
     cast(coalesce((select sum(ahead.units) from (
         select o.work_units - o.work_units * o.done_count / o.item_count as units from job_models o
         where o.model = m.model and o.share_owner = m.share_owner and o.state = 'open'
-            and (o.created_at < m.created_at or (o.created_at = m.created_at and o.job_id < m.job_id))
-        order by o.created_at, o.job_id
+            and (o.priority > m.priority or (o.priority = m.priority
+                and (o.created_at < m.created_at or (o.created_at = m.created_at and o.job_id < m.job_id))))
+        order by o.priority desc, o.created_at, o.job_id
         limit :jobs_max
     ) ahead), 0) as bigint) as ahead_units,
     cast(coalesce((select sum(s.work_units) from slices s

@@ -98,7 +98,10 @@ where state = 'ready' and ready_at > now_ms()
     and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
 
 -- key_models_wake --
-update job_models set rests_until = now_ms()
+-- A job that must not begin before a moment waits for it all the same.
+update job_models set rests_until = (
+    select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
+)
 where state = 'open' and rests_until > now_ms()
     and job_id in (select j.id from jobs j where j.key_id = :key_id and j.state in ('in_progress', 'cancelling'));
 

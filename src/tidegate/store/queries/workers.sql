@@ -17,8 +17,10 @@ where id = :id and state = 'alive'
 returning alive_until;
 
 -- worker_leases --
--- What the store believes this worker holds, and how the jobs stand: an unknown token is handed back, a closing job stops sending.
-select s.job_id, s.first, s.lease_token, j.state, j.closing, coalesce(now_ms() - j.closing_at, 0) as closing_for_ms
+-- What the store believes this worker holds, and how the jobs stand: an unknown token is handed back, a job that
+-- closes, is paused or must wait stops sending, and a deadline may have moved.
+select s.job_id, s.first, s.lease_token, j.state, j.closing, coalesce(now_ms() - j.closing_at, 0) as closing_for_ms,
+    case when j.paused_at is not null or j.not_before > now_ms() then 1 else 0 end as is_held, j.expires_at - now_ms() as expires_in_ms
 from slices s
 join jobs j on j.id = s.job_id
 where s.worker_id = :id and s.state = 'leased';

@@ -12,10 +12,19 @@ from starlette.requests import Request
 
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import JobRequest
+from tidegate.core.nouns import JobChange, JobRequest
 from tidegate.core.problems import no_such_file
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
+from tidegate.web.http.control_requests import (
+    CONTROLS_ALLOWED,
+    BatchChange,
+    MaxErrorsAsk,
+    NotBefore,
+    Priority,
+    changed_controls,
+    job_controls,
+)
 from tidegate.web.http.intake import Intake
 from tidegate.web.http.limit_requests import LIMITS_MAX, LimitAsks, job_limits
 from tidegate.web.http.webhook_requests import WebhookAsk, job_webhook
@@ -55,6 +64,7 @@ _ALLOWED = {
     "prefix_order": "true or false",
     "webhook": "an object with `url` and, if you like, `events`",
     "limits": f"a list of at most {LIMITS_MAX} objects",
+    **CONTROLS_ALLOWED,
 }
 
 
@@ -64,7 +74,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last eight are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last twelve are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -78,6 +88,10 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     queue: str | None = None
     limits: LimitAsks | None = None
     webhook: WebhookAsk | None = None
+    priority: Priority = 0
+    not_before: NotBefore | None = None
+    max_cost: str | float | None = None
+    max_errors: MaxErrorsAsk | None = None
     custom_llm_provider: object = None
 
 
@@ -87,6 +101,11 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
     intake: Intake = request.scope["tidegate.intake"]
     over = ApiProblem(413, "body_too_large", f"The body is larger than {bytes_max:,} bytes.")
     body = await intake.whole(bytes_max, over)
+    return decoded(body, kind)
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return these bytes as this type; a 400 names what is wrong with them."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -137,7 +156,18 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
         queue=queue,
         limits=job_limits(body.limits),
         webhook=job_webhook(body.webhook, settings.callbacks.rules()),
+        controls=job_controls(body.priority, body.not_before, body.max_cost, body.max_errors),
     )
+
+
+def job_change(body: BatchChange, settings: Settings) -> JobChange:
+    """A change of a running job, checked against everything that can be known without the job."""
+    controls = changed_controls(body)
+    if body.completion_window is not msgspec.UNSET:
+        return JobChange(controls, _window_ms(body.completion_window, settings), body.completion_window)
+    if not controls:
+        raise _bad(None, f"The body changes nothing. Give some of: {', '.join(BatchChange.__struct_fields__)}.")
+    return JobChange(controls)
 
 
 def idempotency_key(request: Request) -> str | None:

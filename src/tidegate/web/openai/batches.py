@@ -1,5 +1,7 @@
 """OpenAI's Batches API over our jobs, and the output of a job while it grows."""
 
+from collections.abc import Awaitable, Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +13,7 @@ from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
 from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.control_requests import BatchChange
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
@@ -40,7 +43,10 @@ class BatchRoutes:
             Guarded("POST", "/v1/batches", "batches:write", self.create),
             Guarded("GET", "/v1/batches", "batches:read", self.list),
             Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
+            Guarded("POST", "/v1/batches/{batch_id}", "batches:write", self.change),
             Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
+            Guarded("POST", "/v1/batches/{batch_id}/pause", "batches:write", self.pause),
+            Guarded("POST", "/v1/batches/{batch_id}/resume", "batches:write", self.resume),
             Guarded("GET", "/v1/batches/{batch_id}/output", "files:read", self.output),
             Guarded("GET", "/v1/batches/{batch_id}/errors", "files:read", self.errors),
         ]
@@ -81,8 +87,28 @@ class BatchRoutes:
         return answer
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
+        return await self._control(request, caller, self._store.cancel_job)
+
+    async def pause(self, request: Request, caller: Caller) -> Response:
+        return await self._control(request, caller, self._store.pause_job)
+
+    async def resume(self, request: Request, caller: Caller) -> Response:
+        return await self._control(request, caller, self._store.resume_job)
+
+    async def change(self, request: Request, caller: Caller) -> Response:
+        await self._job(request, caller)
+        body = await requests.json_body(request, BatchChange, self._settings.limits.body_bytes_max)
+        wanted = requests.job_change(body, self._settings)
+        return await self._control(
+            request, caller, lambda tenant_id, job_id: self._store.change_job(tenant_id, job_id, wanted)
+        )
+
+    async def _control(
+        self, request: Request, caller: Caller, verb: Callable[[str, str], Awaitable[Job | None]]
+    ) -> Response:
+        """Do something to a running batch, and ring for those who should know at once."""
         job_id = self._job_id(request)
-        job = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job_id))
+        job = await self._reception.replayed(lambda: verb(caller.tenant_id, job_id))
         if job is None:
             raise no_such_batch(job_id)
         self._wake.notify()

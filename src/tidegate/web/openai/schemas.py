@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tidegate.core.nouns import File, Job, PartedUpload
+from tidegate.core.nouns import File, Job, MaxErrors, PartedUpload
 from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
@@ -98,6 +98,12 @@ class BatchLimit(msgspec.Struct):
     cost: str | None
 
 
+class BatchMaxErrors(msgspec.Struct):
+    count: int | None
+    share: float | None
+    after: int | None
+
+
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
     """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
 
@@ -111,6 +117,7 @@ class Extras(msgspec.Struct):
 
     `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
+    `stopped_by` names the threshold that ended it.
     `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
     """
 
@@ -130,6 +137,12 @@ class Extras(msgspec.Struct):
     work_units: int | None
     size_class: str | None
     webhook: BatchWebhook | None
+    priority: int
+    not_before: int | None
+    paused_at: int | None
+    max_cost: str | None
+    max_errors: BatchMaxErrors | None
+    stopped_by: str | None
 
 
 class Batch(msgspec.Struct):
@@ -280,6 +293,12 @@ def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = N
             work_units=forecast.work_units,
             size_class=None if forecast.work_units is None else size_class(forecast.work_units),
             webhook=BatchWebhook(job.webhook.url, list(job.webhook.events), signing_secret) if job.webhook else None,
+            priority=job.controls.priority,
+            not_before=_seconds(job.controls.not_before or None),
+            paused_at=_seconds(job.paused_at) if not ended and job.closing is None else None,
+            max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
+            max_errors=_max_errors(job.controls.max_errors),
+            stopped_by=job.stopped_by,
         ),
     )
 
@@ -289,6 +308,13 @@ def status(job: Job) -> str:
     if job.state is JobState.VALIDATING and job.closing is JobState.CANCELLED:
         return JobState.CANCELLING.value
     return job.state.value
+
+
+def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
+    if errors is None:
+        return None
+    share = None if errors.share_ppm is None else errors.share_ppm / 1_000_000
+    return BatchMaxErrors(errors.count, share, errors.after or None)
 
 
 def _errors(job: Job) -> BatchErrors | None:

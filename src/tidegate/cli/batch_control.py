@@ -1,0 +1,148 @@
+"""`tidegate batches pause | resume | set`: what can be done to a batch while it runs, also beside a running server."""
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+
+from tidegate.cli import batches, options, server_client, terminal
+from tidegate.core.errors import SettingsError
+from tidegate.core.nouns import Job
+from tidegate.settings import Settings
+
+
+def pause(
+    batch: options.BatchId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send nothing new of a batch until it is resumed.
+
+    Calls in flight end, and the deadline runs on.
+
+    Example: tidegate batches pause batch_0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data).settings
+    job = uvloop.run(_control(settings, org, batch, "pause"))
+    _show_control(job, f"{batch} is paused. It goes on with: tidegate batches resume {batch}", as_json=as_json)
+
+
+def resume(
+    batch: options.BatchId,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Let a paused batch go on.
+
+    Example: tidegate batches resume batch_0f3kQ2mZ8s1xW7vB4nD9Lc
+    """
+    settings = options.loaded(config, data).settings
+    job = uvloop.run(_control(settings, org, batch, "resume"))
+    _show_control(job, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
+
+
+def set_batch(
+    batch: options.BatchId,
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
+    ] = None,
+    not_before: Annotated[
+        int | None,
+        typer.Option("--not-before", metavar="UNIX_S", help="Begin at this moment at the earliest; 0: at once."),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="TIME", help="Be done within this time of its creation, such as 36h."),
+    ] = None,
+    max_cost: Annotated[
+        str | None,
+        typer.Option("--max-cost", metavar="AMOUNT", help="Stop when its answers cost more; `none`: no maximum."),
+    ] = None,
+    max_errors: Annotated[
+        str | None,
+        typer.Option(
+            "--max-errors",
+            metavar="N|SHARE",
+            help="Stop when more requests fail, such as 100 or 5%; `none`: no maximum.",
+        ),
+    ] = None,
+    org: options.Org = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change a batch that has not ended: its priority, times and thresholds.
+
+    Example: tidegate batches set batch_0f3kQ2mZ8s1xW7vB4nD9Lc --priority 10 --window 36h --max-errors 5%
+    """
+    settings = options.loaded(config, data).settings
+    change = _change(priority, not_before, window, max_cost, max_errors)
+    job = uvloop.run(_control(settings, org, batch, "set", change))
+    _show_control(job, f"{batch} is changed. See it with: tidegate batches show {batch}", as_json=as_json)
+
+
+def _show_control(job: Job, sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        terminal.show_json(batches.facts(job))
+    else:
+        terminal.say(sentence)
+
+
+def _change(
+    priority: int | None, not_before: int | None, window: str | None, max_cost: str | None, max_errors: str | None
+) -> dict[str, Any]:
+    """Return the options that were given as the body that the API takes; `none` takes a threshold back."""
+    asked = {
+        "priority": priority,
+        "not_before": not_before,
+        "completion_window": window,
+        "max_cost": max_cost,
+        "max_errors": None if max_errors is None else errors_max(max_errors),
+    }
+    change = {name: value for name, value in asked.items() if value is not None}
+    if not change:
+        raise SettingsError("Nothing to change: give --priority, --not-before, --window, --max-cost or --max-errors.")
+    return {name: None if value == "none" else value for name, value in change.items()}
+
+
+def errors_max(text: str) -> dict[str, float] | str:
+    """Return what `--max-errors` asks for: a count, or a share with a percent sign."""
+    if text == "none":
+        return text
+    try:
+        return {"share": float(text[:-1]) / 100} if text.endswith("%") else {"count": int(text)}
+    except ValueError:
+        raise SettingsError(f"--max-errors {text!r} is neither a count such as 100 nor a share such as 5%.") from None
+
+
+async def _control(
+    settings: Settings, org: str | None, batch: str, action: str, change: dict[str, Any] | None = None
+) -> Job:
+    """Do it to the batch, through the server that holds the store or by ourselves, and return how the batch stands then."""
+    from tidegate import service
+    from tidegate.web.http import requests
+    from tidegate.web.http.control_requests import BatchChange
+
+    options.check_batch_id(batch)
+    if (server := server_client.server(settings)) is not None:
+        path = f"/v1/batches/{batch}" if action == "set" else f"/v1/batches/{batch}/{action}"
+        await server.post(path, dict[str, msgspec.Raw], change, tenant=org)
+        async with server_client.reading(settings) as parts:
+            return await batches.job_of(parts, org, batch)
+    async with service.opened(settings) as parts:
+        tenant_id = await batches.tenant(parts, org)
+        if action == "set":
+            body = requests.decoded(msgspec.json.encode(change), BatchChange)
+            job = await parts.store.change_job(tenant_id, batch, requests.job_change(body, settings))
+        else:
+            verb = parts.store.pause_job if action == "pause" else parts.store.resume_job
+            job = await verb(tenant_id, batch)
+        if job is None:
+            raise batches.absent(batch, org)
+        return job

@@ -1,0 +1,267 @@
+"""What every store does with a job that is paused, changed, or over one of its thresholds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.contracts.store_world import DAY_MS, MODEL, START_MS, World, plan_of
+from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Job, JobChange, JobControls, JobFlush, MaxErrors
+from tidegate.core.states import JobState
+
+pytestmark = pytest.mark.anyio
+
+HOUR_MS = 3_600_000
+
+
+async def offered(world: World, worker_id: str | None = None) -> list[str]:
+    """The jobs that a worker with room is shown, in the order of the look."""
+    look = await world.store.snapshot(worker_id or await world.worker(), {MODEL: 100}, slice_items=10, slices_max=10)
+    return [view.job_id for view in look.jobs]
+
+
+async def refused(call: Any) -> ApiProblem:
+    with pytest.raises(ApiProblem) as problem:
+        await call
+    return problem.value
+
+
+async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    job, other = await world.running(caller, 2, 2), await world.running(caller, 2)
+    held = await world.lease(worker_id, job, 1)
+    paused = await world.store.pause_job(caller.tenant_id, job.id)
+    assert paused is not None
+    assert (paused.state, paused.paused_at) == (JobState.IN_PROGRESS, START_MS)
+    await world.clock.advance(1_000)
+    assert await world.store.pause_job(caller.tenant_id, job.id) == paused
+    assert await offered(world) == [other.id]
+    assert await world.lease(worker_id, job) == []
+    told = await world.store.beat(worker_id, 30_000) or []
+    assert [(one.job_id, one.is_held, one.expires_in_ms) for one in told] == [(job.id, True, DAY_MS - 1_000)]
+    # What was in flight ends as always.
+    await world.answer(await world.log(), job, 0, 1, token=held[0].token)
+    assert (await world.look(job)).answered_count == 2
+    resumed = await world.store.resume_job(caller.tenant_id, job.id)
+    assert resumed is not None
+    assert resumed.paused_at is None
+    assert await world.store.resume_job(caller.tenant_id, job.id) == resumed
+    assert sorted(await offered(world)) == sorted([job.id, other.id])
+    assert [leased.first for leased in await world.lease(worker_id, job)] == [2]
+
+
+async def test_the_flow_of_a_paused_job_sleeps_and_wakes_with_it(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2)
+    owner = job.share_owner
+    await world.store.pause_job(caller.tenant_id, job.id)
+    assert await world.store.rest_flow(MODEL, owner)
+    assert await world.store.awake_models(10) == []
+    await world.store.resume_job(caller.tenant_id, job.id)
+    assert await world.store.awake_models(10) == [MODEL]
+    assert await offered(world) == [job.id]
+
+
+async def test_a_job_may_be_paused_before_it_is_ingested(world: World) -> None:
+    caller = await world.caller()
+    job = await world.job(caller)
+    await world.store.pause_job(caller.tenant_id, job.id)
+    await world.ingested(job, plan_of(2))
+    assert await offered(world) == []
+    await world.store.resume_job(caller.tenant_id, job.id)
+    assert await offered(world) == [job.id]
+
+
+async def test_the_deadline_of_a_paused_job_runs_on(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2)
+    await world.store.pause_job(caller.tenant_id, job.id)
+    await world.clock.advance(DAY_MS)
+    assert await world.store.overdue_jobs(10) == [job.id]
+    assert await world.store.expire_job(job.id)
+    assert (await refused(world.store.resume_job(caller.tenant_id, job.id))).code == "batch_not_pausable"
+    assert await world.store.close_job(job.id, 0)
+
+
+async def test_what_ended_or_ends_can_neither_be_paused_nor_changed(world: World) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 2)
+    await world.store.cancel_job(caller.tenant_id, job.id)
+    for call, code in (
+        (world.store.pause_job(caller.tenant_id, job.id), "batch_not_pausable"),
+        (world.store.resume_job(caller.tenant_id, job.id), "batch_not_pausable"),
+        (world.store.change_job(caller.tenant_id, job.id, JobChange({"priority": 1})), "batch_not_changeable"),
+    ):
+        problem = await refused(call)
+        assert (problem.status, problem.code) == (409, code)
+
+
+async def test_another_tenants_job_cannot_be_controlled(world: World) -> None:
+    ours, theirs = await world.caller("ours"), await world.caller("theirs")
+    job = await world.running(theirs)
+    for job_id in (job.id, world.id("batch")):
+        assert await world.store.pause_job(ours.tenant_id, job_id) is None
+        assert await world.store.resume_job(ours.tenant_id, job_id) is None
+        assert await world.store.change_job(ours.tenant_id, job_id, JobChange({"priority": 5})) is None
+    assert await world.look(job) == job
+
+
+async def test_higher_priorities_are_looked_at_first_and_priority_can_change(world: World) -> None:
+    caller = await world.caller()
+    ordinary = [await world.running(caller, 2) for _ in range(12)]
+    first = await world.running(caller, 2, controls=JobControls(priority=7))
+    last = await world.running(caller, 2, controls=JobControls(priority=-1))
+    look = await world.store.snapshot(await world.worker(), {MODEL: 100}, slice_items=10, slices_max=10)
+    shown = [view for view in look.jobs if view.priority]
+    assert look.jobs[0].job_id == first.id
+    assert {view.job_id: view.priority for view in shown if view.job_id != last.id} == {first.id: 7}
+    await world.store.change_job(caller.tenant_id, last.id, JobChange({"priority": 100}))
+    assert (await offered(world))[:2] == [last.id, first.id]
+    assert (await world.look(last)).controls.priority == 100
+    assert len(ordinary) == 12
+
+
+async def test_nothing_of_a_job_runs_before_its_moment(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker(lease_ms=DAY_MS)
+    job = await world.running(caller, 2, 2, controls=JobControls(not_before=START_MS + HOUR_MS))
+    assert await offered(world) == []
+    assert await world.lease(worker_id, job) == []
+    # The flow sleeps until then, and a key that is changed does not wake it earlier.
+    assert await world.store.rest_flow(MODEL, job.share_owner)
+    await world.clock.advance(HOUR_MS - 1)
+    assert await world.store.wake_rested(10) == 0
+    await world.clock.advance(1)
+    assert await world.store.wake_rested(10) == 1
+    assert await offered(world) == [job.id]
+    assert len(await world.lease(worker_id, job, 1)) == 1
+    # Moved ahead again, what is out is called back; taken back, it goes on at once.
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": START_MS + 2 * HOUR_MS}))
+    assert [one.is_held for one in await world.store.beat(worker_id, 30_000) or []] == [True]
+    assert await offered(world) == []
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": 0}))
+    assert await offered(world) == [job.id]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "not_before"),
+    [({}, START_MS + DAY_MS), ({"begin_within_ms": HOUR_MS}, START_MS + HOUR_MS)],
+    ids=["behind_the_window", "behind_begin_within"],
+)
+async def test_a_moment_at_which_it_could_not_begin_is_refused(
+    world: World, wishes: dict[str, Any], not_before: int
+) -> None:
+    caller = await world.caller()
+    problem = await refused(world.job(caller, controls=JobControls(not_before=not_before), **wishes))
+    assert (problem.status, problem.code, problem.param) == (400, "invalid_parameter", "not_before")
+    job = await world.running(caller, 2, controls=JobControls(not_before=not_before - 1), **wishes)
+    problem = await refused(world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": not_before})))
+    assert problem.param == "not_before"
+
+
+async def test_a_deadline_moves_with_its_window(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    job = await world.running(caller, 2)
+    await world.lease(worker_id, job)
+    changed = await world.store.change_job(caller.tenant_id, job.id, JobChange({}, 2 * DAY_MS, "48h"))
+    assert changed is not None
+    assert (changed.expires_at, changed.window_text) == (START_MS + 2 * DAY_MS, "48h")
+    assert await world.store.change_job(caller.tenant_id, job.id, JobChange({}, 2 * DAY_MS, "48h")) == changed
+    await world.clock.advance(HOUR_MS)
+    problem = await refused(world.store.change_job(caller.tenant_id, job.id, JobChange({}, HOUR_MS + 59_999, "1h59s")))
+    assert (problem.status, problem.param) == (400, "completion_window")
+    await world.store.change_job(caller.tenant_id, job.id, JobChange({}, HOUR_MS + 60_000, "61m"))
+    assert await world.store.overdue_jobs(10) == []
+    await world.clock.advance(60_000)
+    assert await world.store.overdue_jobs(10) == [job.id]
+
+
+async def leased(world: World, count: int, **controls: Any) -> Job:
+    """A job of one slice that a worker holds, under the token that `flush` names."""
+    job = await world.running(await world.caller(), count, controls=JobControls(**controls))
+    await world.lease(await world.worker(), job, token=job.id)
+    return job
+
+
+async def flush(world: World, job: Job, answered: tuple[int, ...], failed: tuple[int, ...], nano: int = 0) -> None:
+    """Record these outcomes in one transaction; each answer costs so much."""
+    answers = world.answers(await world.log(), job, *answered, token=job.id)
+    errors = world.errors(await world.log("errors"), job, *failed, token=job.id)
+    paid = [msgspec.structs.replace(entry, cost_nano=(nano, 0, 0)) for entry in answers.answers]
+    await world.record(
+        JobFlush(
+            job.id,
+            paid,
+            answers.answers_placed if answered else None,
+            errors.errors,
+            errors.errors_placed if failed else None,
+        )
+    )
+
+
+async def ended_by(world: World, job: Job) -> tuple[str | None, str | None]:
+    job = await world.look(job)
+    return job.stopped_by, job.errors[0].code if job.errors else None
+
+
+async def test_more_errors_than_allowed_stop_a_job_and_keep_its_results(world: World) -> None:
+    job = await leased(world, 10, max_errors=MaxErrors(count=2))
+    await flush(world, job, (0, 1), (2, 3))
+    assert await ended_by(world, job) == (None, None)
+    await flush(world, job, (4,), (5,))
+    stopped = await world.judge(job)
+    assert (stopped.state, stopped.closing) == (JobState.IN_PROGRESS, JobState.FAILED)
+    assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
+    assert (stopped.answered_count, stopped.failed_count) == (3, 3)
+    assert await offered(world) == []
+    # Results of calls that were out are kept until it closes.
+    await flush(world, job, (6,), ())
+    assert (await world.judge(job)).answered_count == 4
+    assert await world.store.close_job(job.id, 0)
+
+
+async def test_a_share_of_errors_counts_once_enough_are_done(world: World) -> None:
+    job = await leased(world, 10, max_errors=MaxErrors(share_ppm=500_000, after=4))
+    await flush(world, job, (), (0, 1))
+    assert await ended_by(world, job) == (None, None)
+    await flush(world, job, (2, 3), ())
+    assert await ended_by(world, job) == (None, None), "half of them is not more than half"
+    await flush(world, job, (), (4,))
+    assert await ended_by(world, job) == ("max_errors", "max_errors_exceeded")
+
+
+async def test_a_job_that_is_done_with_too_many_errors_failed_too(world: World) -> None:
+    """How its lines were cut into flushes must not decide how a job ends."""
+    job = await leased(world, 3, max_errors=MaxErrors(share_ppm=0, after=100))
+    await flush(world, job, (0, 1), (2,))
+    ended = await world.judge(job)
+    assert (ended.state, ended.closing, ended.stopped_by) == (JobState.FINALIZING, JobState.FAILED, "max_errors")
+
+
+async def test_more_cost_than_allowed_stops_a_job(world: World) -> None:
+    job = await leased(world, 10, max_cost_nano=100)
+    await flush(world, job, (0, 1), (), nano=50)
+    assert await ended_by(world, job) == (None, None)
+    await flush(world, job, (2,), (), nano=1)
+    assert await ended_by(world, job) == ("max_cost", "max_cost_exceeded")
+    assert "more than its max_cost" in (await world.look(job)).errors[0].message
+
+
+async def test_a_threshold_below_what_is_spent_stops_a_job_at_once(world: World) -> None:
+    job = await leased(world, 10)
+    await flush(world, job, (0,), (1,), nano=50)
+    await world.store.change_job(job.tenant_id, job.id, JobChange({"max_errors": MaxErrors(count=1)}))
+    assert await ended_by(world, job) == (None, None)
+    await world.store.change_job(job.tenant_id, job.id, JobChange({"max_cost_nano": 49}))
+    assert await ended_by(world, job) == ("max_cost", "max_cost_exceeded")
+    assert await offered(world) == []
+
+
+async def test_a_job_that_closes_keeps_its_reason(world: World) -> None:
+    job = await leased(world, 10, max_errors=MaxErrors(count=0))
+    await world.store.cancel_job(job.tenant_id, job.id)
+    await world.record(world.errors(await world.log("errors"), job, 0, token=job.id))
+    assert await ended_by(world, job) == (None, None)
+    assert (await world.look(job)).closing is JobState.CANCELLED

@@ -1,0 +1,89 @@
+"""Batches under control: paused, resumed, changed and stopped by a threshold, as a client sees them."""
+
+from __future__ import annotations
+
+import time
+
+import httpx2
+import pytest
+
+from tests.web import stages
+from tests.web.calls import create, is_error, upload
+from tests.web.server import WebServer
+from tidegate.core.states import Outcome
+
+ALL_CONTROLS = {
+    "priority": -100,
+    "not_before": None,
+    "max_cost": "0.50",
+    "max_errors": {"share": 0.25, "after": 10},
+}
+
+
+def test_a_batch_is_created_with_everything_that_can_be_changed(client: httpx2.Client) -> None:
+    moment = int(time.time()) + 3_600
+    made = create(client, upload(client), **(ALL_CONTROLS | {"not_before": moment}))["tidegate"]
+    assert (made["priority"], made["not_before"], made["paused_at"]) == (-100, moment, None)
+    assert (made["max_cost"], made["max_errors"]) == ("0.5", {"count": None, "share": 0.25, "after": 10})
+    assert made["stopped_by"] is None
+    plain = create(client, upload(client))["tidegate"]
+    assert (plain["priority"], plain["not_before"], plain["max_cost"], plain["max_errors"]) == (0, None, None, None)
+
+
+def test_pause_and_resume_twice_is_fine_and_the_end_refuses_both(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = create(client, upload(client))["id"]
+    rung = web.bell.rung
+    for _ in range(2):
+        paused = client.post(f"/v1/batches/{batch_id}/pause").json()
+        assert paused["status"] == "validating"
+        assert paused["tidegate"]["paused_at"] is not None
+    stages.start(web, batch_id, 3)
+    assert client.get(f"/v1/batches/{batch_id}").json()["status"] == "in_progress"
+    for _ in range(2):
+        answer = client.post(f"/v1/batches/{batch_id}/resume")
+        assert answer.status_code == 200
+        assert answer.json()["tidegate"]["paused_at"] is None
+    assert web.bell.rung == rung + 4
+    client.post(f"/v1/batches/{batch_id}/cancel")
+    for action in ("pause", "resume"):
+        is_error(client.post(f"/v1/batches/{batch_id}/{action}"), {"status": 409, "code": "batch_not_pausable"})
+
+
+def test_a_change_leaves_the_rest_and_null_takes_back(client: httpx2.Client) -> None:
+    made = create(client, upload(client), **ALL_CONTROLS)
+    path = f"/v1/batches/{made['id']}"
+    changed = client.post(path, json={"priority": 3, "completion_window": "36h"}).json()
+    assert changed["expires_at"] == made["created_at"] + 36 * 3_600
+    assert changed["completion_window"] == "36h"
+    assert changed["tidegate"] == made["tidegate"] | {"priority": 3}
+    taken_back = client.post(path, json={"max_cost": None, "max_errors": None, "not_before": None}).json()
+    assert (taken_back["tidegate"]["max_cost"], taken_back["tidegate"]["max_errors"]) == (None, None)
+    assert client.post(path, json={"max_errors": {"count": 7}}).json()["tidegate"]["max_errors"] == {
+        "count": 7,
+        "share": None,
+        "after": None,
+    }
+    client.post(f"{path}/cancel")
+    is_error(client.post(path, json={"priority": 1}), {"status": 409, "code": "batch_not_changeable"})
+
+
+def test_too_many_errors_end_in_failed_with_both_files(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = create(client, upload(client), max_errors={"count": 0})["id"]
+    stages.start(web, batch_id, 3)
+    stages.finish(web, batch_id, {0: b"{0}\n"}, {1: b"{bad}\n"})
+    shown = client.get(f"/v1/batches/{batch_id}").json()
+    assert (shown["status"], shown["tidegate"]["stopped_by"]) == ("in_progress", "max_errors")
+    stages.publish(web, batch_id, {2: b"{never}\n"}, Outcome.FAILED)
+    ended = client.get(f"/v1/batches/{batch_id}").json()
+    assert ended["status"] == "failed"
+    assert [error["code"] for error in ended["errors"]["data"]] == ["max_errors_exceeded"]
+    assert client.get(f"/v1/files/{ended['output_file_id']}/content").content == b"{0}\n"
+    assert client.get(f"/v1/files/{ended['error_file_id']}/content").content == b"{bad}\n{never}\n"
+
+
+@pytest.mark.parametrize("action", ["", "/pause", "/resume"])
+def test_a_key_needs_the_right_to_write(start_web: object, action: str) -> None:
+    web: WebServer = start_web()  # type: ignore[operator]
+    with web.client(web.make_key("ours", scopes=("batches:read",))) as reader:
+        answer = reader.post(f"/v1/batches/batch_0000000000000000000000{action}", json={"priority": 1})
+        assert answer.status_code == 403
