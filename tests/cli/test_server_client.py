@@ -73,6 +73,27 @@ def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
     desk.verified(batch)
 
 
+def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
+    desk = serving.desk
+    batch = serving.submit([chat(f"c{number}", behaving("latency=200")) for number in range(60)])
+    assert "is paused" in desk.done("batches", "pause", batch).stderr()
+    assert "It is paused" in desk.done("explain", batch).stdout()
+    changed = desk.done("batches", "set", batch, "--priority", "7", "--max-errors", "5%", "--max-cost", "2", "--json")
+    told = json.loads(changed.stdout())
+    assert (told["priority"], told["max_cost"], told["max_errors"]["share"]) == (7, "2", 0.05)
+    assert told["paused_at"] is not None
+    assert "neither a count" in desk.done("batches", "set", batch, "--max-errors", "x", code=2).stderr()
+    assert "has not ended" in desk.done("batches", "delete", batch, "--yes", code=2).stderr()
+    assert "goes on" in desk.done("batches", "resume", batch).stderr()
+    desk.done("batches", "watch", batch)
+    desk.verified(batch)
+    listed = json.loads(desk.done("batches", "list", "--status", "completed", "--search", batch[6:], "--json").stdout())
+    assert [one["id"] for one in listed] == [batch]
+    assert "No batch matches" in desk.done("batches", "list", "--metadata", "team=x").stderr()
+    desk.done("batches", "delete", batch, "--yes")
+    assert "There is no batch" in desk.done("batches", "show", batch, code=2).stderr()
+
+
 def test_stopping_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
     desk = serving.desk
     batch = serving.submit([chat(f"c{number}", behaving("latency=300")) for number in range(200)])

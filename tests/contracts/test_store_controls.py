@@ -10,6 +10,7 @@ import pytest
 from tests.contracts.store_world import DAY_MS, MODEL, START_MS, World, plan_of
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job, JobChange, JobControls, JobFlush, MaxErrors
+from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +20,9 @@ HOUR_MS = 3_600_000
 
 async def offered(world: World, worker_id: str | None = None) -> list[str]:
     """The jobs that a worker with room is shown, in the order of the look."""
-    look = await world.store.snapshot(worker_id or await world.worker(), {MODEL: 100}, slice_items=10, slices_max=10)
+    look = await world.store.snapshot(
+        worker_id or await world.worker(), {MODEL: ModelRoom(100)}, slice_items=10, slices_max=10
+    )
     return [view.job_id for view in look.jobs]
 
 
@@ -114,7 +117,7 @@ async def test_higher_priorities_are_looked_at_first_and_priority_can_change(wor
     ordinary = [await world.running(caller, 2) for _ in range(12)]
     first = await world.running(caller, 2, controls=JobControls(priority=7))
     last = await world.running(caller, 2, controls=JobControls(priority=-1))
-    look = await world.store.snapshot(await world.worker(), {MODEL: 100}, slice_items=10, slices_max=10)
+    look = await world.store.snapshot(await world.worker(), {MODEL: ModelRoom(100)}, slice_items=10, slices_max=10)
     shown = [view for view in look.jobs if view.priority]
     assert look.jobs[0].job_id == first.id
     assert {view.job_id: view.priority for view in shown if view.job_id != last.id} == {first.id: 7}

@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_of
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
-from tidegate.core.nouns import Idempotency, IngestPlan, Job, LineError, Quotas
+from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 
@@ -459,3 +459,42 @@ async def test_a_late_cancel_leaves_an_expiring_job_expired(world: World) -> Non
         assert refused.value.status == 409
         assert await world.look(job) == before
         assert (before.closing, before.cancelling_at) == (JobState.EXPIRED, None)
+
+
+async def test_a_search_finds_what_matches_and_nothing_else(world: World) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    plain = await world.job(caller, metadata={"team": "a", "note": 'say "x"\\', "é": "Größe"})
+    await world.clock.advance(2_000)
+    running = await world.running(caller, 2, metadata={"team": "b", 'odd",team': "a"})
+    failed = await world.running(caller, 2)
+    await world.store.fail_job(failed.id, LineError("max_cost_exceeded", 'it says "code":"fake"'))
+    gone = await world.job(caller)
+    await world.store.cancel_job(caller.tenant_id, gone.id)
+    await world.running(stranger, 2, metadata={"team": "a"})
+
+    async def found(**wanted: Any) -> set[str]:
+        jobs = await world.store.search_jobs(caller.tenant_id, JobFilter(**wanted), count_max=10)
+        assert jobs is not None
+        return {job.id for job in jobs}
+
+    assert await found() == {plain.id, running.id, failed.id, gone.id}
+    assert await found(status="validating") == {plain.id}
+    assert await found(status="cancelling") == {gone.id}
+    assert await found(model="llama") == {running.id, failed.id}
+    assert await found(model="LLAMA") == set()
+    assert await found(metadata={"team": "a"}) == {plain.id}
+    assert await found(metadata={"team": "A"}) == set()
+    assert await found(metadata={"note": 'say "x"\\', "é": "Größe", "team": "a"}) == {plain.id}
+    assert await found(metadata={"team": "b", "note": "x"}) == set()
+    assert await found(error_code="max_cost_exceeded") == {failed.id}
+    assert await found(error_code="fake") == set()
+    assert await found(from_ms=START_MS + 1) == {running.id, failed.id, gone.id}
+    assert await found(to_ms=START_MS + 1) == {plain.id}
+    assert await found(words="größe") == {plain.id} == await found(words='"X"')
+    assert await found(words=running.id[3:12].upper()) == {running.id}
+    assert await found(words="100%_") == set()
+    assert await world.store.search_jobs(stranger.tenant_id, JobFilter(), after=plain.id, count_max=10) is None
+    older = await world.store.search_jobs(
+        caller.tenant_id, JobFilter(metadata={"team": "a"}), after=gone.id, count_max=1
+    )
+    assert [job.id for job in older or []] == [plain.id]

@@ -35,7 +35,8 @@ def test_a_paused_batch_survives_a_kill_and_goes_on_where_it_was(site: Site) -> 
 
 
 def test_too_many_errors_stop_a_batch_though_its_worker_is_killed(site: Site) -> None:
-    lines = requests(60, lambda number: behaving("400" if number % 2 else "latency=200"))
+    # Over object storage results are committed after seconds, so there must be more to do than that takes.
+    lines = requests(160, lambda number: behaving("400" if number % 2 else "latency=500"))
     worker = site.begin("job_closed=kill")
     batch_id = site.submit(lines, max_errors={"count": 3}, invalid_lines="error_file")
     worker.wait(timeout_s=60)

@@ -42,6 +42,7 @@ ONE_THING = {
     ("POST", "/v1/uploads/{upload_id}/cancel"),
     ("GET", "/v1/batches/{batch_id}"),
     ("POST", "/v1/batches/{batch_id}"),
+    ("DELETE", "/v1/batches/{batch_id}"),
     ("POST", "/v1/batches/{batch_id}/cancel"),
     ("POST", "/v1/batches/{batch_id}/pause"),
     ("POST", "/v1/batches/{batch_id}/resume"),

@@ -58,8 +58,9 @@ def tidegate_command(
 
 for command in (run, serve, api, worker, simulate, verify, explain, usage, doctor, migrate, config):
     app.command()(command)
-for command in (batch_control.pause, batch_control.resume):
-    batches.app.command()(command)
+batches.app.command()(batch_control.pause)
+batches.app.command()(batch_control.resume)
+batches.app.command()(batch_control.delete)
 batches.app.command("set")(batch_control.set_batch)
 app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")

@@ -1,4 +1,4 @@
-"""`tidegate batches pause | resume | set`: what can be done to a batch while it runs, also beside a running server."""
+"""`tidegate batches pause | resume | set | delete`: what can be done to a batch, also beside a running server."""
 
 from typing import Annotated, Any
 
@@ -9,6 +9,8 @@ import uvloop
 from tidegate.cli import batches, options, server_client, terminal
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import Job
+from tidegate.core.problems import batch_not_ended
+from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
 
 
@@ -46,6 +48,40 @@ def resume(
     _show_control(job, f"{batch} goes on. Follow it with: tidegate batches watch {batch}", as_json=as_json)
 
 
+def delete(
+    batch: options.BatchId,
+    org: options.Org = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: options.Data = None,
+    config: options.Config = None,
+) -> None:
+    """Remove a batch that has ended, and its results.
+
+    Its input stays.
+
+    Example: tidegate batches delete batch_0f3kQ2mZ8s1xW7vB4nD9Lc --yes
+    """
+    settings = options.loaded(config, data).settings
+    if not yes:
+        typer.confirm(f"Remove {batch} and its results?", abort=True, err=True)
+    uvloop.run(_delete(settings, org, batch))
+    terminal.say(f"{batch} is gone.")
+
+
+async def _delete(settings: Settings, org: str | None, batch: str) -> None:
+    from tidegate import service
+
+    options.check_batch_id(batch)
+    if (server := server_client.server(settings)) is not None:
+        await server.delete(f"/v1/batches/{batch}", dict[str, msgspec.Raw], tenant=org)
+        return
+    async with service.opened(settings) as parts:
+        job = await batches.job_of(parts, org, batch)
+        if job.state not in JOB_ENDED:
+            raise batch_not_ended()
+        await parts.store.forget_job(job.id)
+
+
 def set_batch(
     batch: options.BatchId,
     priority: Annotated[
@@ -77,7 +113,7 @@ def set_batch(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Change a batch that has not ended: its priority, times and thresholds.
+    """Change a batch: its priority, times and thresholds.
 
     Example: tidegate batches set batch_0f3kQ2mZ8s1xW7vB4nD9Lc --priority 10 --window 36h --max-errors 5%
     """

@@ -13,7 +13,7 @@ import uvloop
 from tidegate.cli import options, progress, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import Job
+from tidegate.core.nouns import FILTER_PAIRS_MAX, Job, JobFilter
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
@@ -27,7 +27,7 @@ PAGE_COUNT_MAX = 100
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at batches and control them: list, show, watch, pause, resume, set, cancel, abandon, output.",
+    help="Look at batches and control them: list, show, watch, pause, resume, set, cancel, delete, abandon, output.",
 )
 
 
@@ -35,18 +35,35 @@ app = typer.Typer(
 def list_batches(
     org: options.Org = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many, newest first.")] = 20,
+    status: Annotated[
+        JobState | None, typer.Option("--status", metavar="STATUS", help="Only batches with this status.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Only batches for this model.")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="Only batches that say so; up to four.")
+    ] = None,
+    error_code: Annotated[
+        str | None, typer.Option("--error-code", metavar="CODE", help="Only batches with such an error.")
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", metavar="TEXT", help="Only batches whose id, model, input or metadata has it."),
+    ] = None,
     data: options.Data = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List batches, newest first.
 
-    Example: tidegate batches list --limit 50
+    Example: tidegate batches list --status failed --metadata team=search
     """
     settings = options.loaded(config, data).settings
-    jobs = uvloop.run(_newest(settings, org, limit))
+    wanted = JobFilter(status, model, _pairs(metadata or []), error_code=error_code, words=search)
+    jobs = uvloop.run(_newest(settings, org, wanted, limit))
     if as_json:
         terminal.show_json([facts(job) for job in jobs])
+    elif not jobs and wanted != JobFilter():
+        terminal.say("No batch matches.")
     elif not jobs:
         terminal.say(
             "There are no batches yet. Begin with: tidegate run requests.jsonl --upstream http://localhost:8000/v1"
@@ -167,14 +184,22 @@ def output(
     raise typer.Exit(uvloop.run(_output(settings, org, batch, output, errors=errors, follow=follow)))
 
 
-async def _newest(settings: Settings, org: str | None, limit: int) -> list[Job]:
+def _pairs(given: list[str]) -> dict[str, str]:
+    """Return the filters by metadata."""
+    pairs = dict(one.split("=", 1) for one in given if "=" in one)
+    if len(pairs) < len(given) or len(pairs) > FILTER_PAIRS_MAX:
+        raise SettingsError(f"--metadata takes KEY=VALUE, each key once and at most {FILTER_PAIRS_MAX} of them.")
+    return pairs
+
+
+async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit: int) -> list[Job]:
     async with server_client.reading(settings) as parts:
         tenant_id = await tenant(parts, org)
         found: list[Job] = []
         while len(found) < limit:
             after = found[-1].id if found else None
-            page = await parts.store.list_jobs(
-                tenant_id, after=after, count_max=min(limit - len(found), PAGE_COUNT_MAX)
+            page = await parts.store.search_jobs(
+                tenant_id, wanted, after=after, count_max=min(limit - len(found), PAGE_COUNT_MAX)
             )
             if not page:
                 break

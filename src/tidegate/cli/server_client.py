@@ -45,6 +45,10 @@ class ServerClient:
         """Ask it to do something; its refusals come out as they would from the store."""
         return await self._ask("POST", path, answer, msgspec.json.encode(body or {}), tenant)
 
+    async def delete(self, path: str, answer: type[T], tenant: str | None = None) -> T:
+        """Ask it to remove something."""
+        return await self._ask("DELETE", path, answer, None, tenant)
+
     async def get(self, path: str, answer: type[T]) -> T:
         """Ask it how things are."""
         return await self._ask("GET", path, answer, None, None)

@@ -16,6 +16,8 @@ from tidegate.core.states import FileState, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
 PREFIX_BYTES = 1024
+# Behind every moment.
+FOREVER_MS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,24 @@ class JobRequest:
     webhook: JobWebhook | None = None
     door: str | None = None
     controls: JobControls = JobControls()
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which of a tenant's jobs are asked for; what is not given leaves them all. `words` may stand anywhere in a job's id, endpoint, model,
+    metadata or the name of its input, in any case. Times are milliseconds, the last one excluded."""
+
+    status: str | None = None
+    model: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    from_ms: int = 0
+    to_ms: int = FOREVER_MS
+    error_code: str | None = None
+    words: str | None = None
+
+
+# One statement has room for so many.
+FILTER_PAIRS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,13 +534,14 @@ class JobFlush:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the store made of one job's part of a flush."""
+    """What the store made of one job's part of a flush. `stopped`: it passed a threshold of its job, which closes."""
 
     job_id: str
     new_count: int
     unused_count: int
     closed: bool
     complete: bool
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,12 @@ def upload_not_pending(status: str) -> ApiProblem:
     )
 
 
+def batch_not_ended() -> ApiProblem:
+    return ApiProblem(
+        409, "batch_not_ended", "This batch has not ended. Wait for its end, or cancel it first.", param="batch_id"
+    )
+
+
 def shown_id(sent: str) -> str:
     """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

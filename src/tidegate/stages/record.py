@@ -74,6 +74,8 @@ class Recorder:
         self._limits = limits
         self._new_blob = new_blob
         self._publish_due = publish_due
+        # What this process sends of a job that it stopped itself should not wait for the next heartbeat.
+        self.job_stopped = asyncio.Event()
         self._part = _FlushPart()
         self._appended: list[_FlushPart] = []
         self._logs: dict[str, ResultLog] = {}
@@ -304,8 +306,11 @@ class Recorder:
         flushes = _flushes(parts, placed)
         finished = [key for part in parts for key in part.finished_slices]
         released = [key for part in parts for key in part.released_slices]
-        if any(recorded.complete for recorded in await self._commit(flushes, finished, released)):
-            self._publish_due.set()
+        for recorded in await self._commit(flushes, finished, released):
+            if recorded.complete:
+                self._publish_due.set()
+            if recorded.stopped:
+                self.job_stopped.set()
         # Also what the store refused as late or twice: no answer to it is needed any more.
         self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])

@@ -8,7 +8,7 @@ import msgspec
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobWebhook, LineError, Quotas
+from tidegate.core.nouns import Caller, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -126,6 +126,34 @@ class Jobs(Table):
             newer = await tx.dicts("job_list_newer", tenant_id=tenant_id, **page)
             return [job_from(row) for row in reversed(newer)]
         return [job_from(row) for row in await tx.dicts("job_list", tenant_id=tenant_id, **page)]
+
+    @reads
+    async def search_jobs(
+        self, tx: Tx, tenant_id: str, wanted: JobFilter, *, after: str | None = None, count_max: int
+    ) -> list[Job] | None:
+        """A page of a tenant's jobs that match, newest first: those older than `after`; None when that names nothing of this tenant's."""
+        start: Row | None = _LIST_START
+        if after:
+            start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
+        if start is None:
+            return None
+        pairs = [f",{_json(key)}:{_json(value)}" for key, value in wanted.metadata.items()]
+        rows = await tx.dicts(
+            "job_search",
+            tenant_id=tenant_id,
+            created_at=start[0],
+            id=start[1],
+            from_ms=wanted.from_ms,
+            to_ms=wanted.to_ms,
+            status=wanted.status,
+            model=wanted.model,
+            error=None if wanted.error_code is None else f'"code":{_json(wanted.error_code)}',
+            **dict(zip(("pair", "pair2", "pair3", "pair4"), [*pairs, None, None, None, None], strict=False)),
+            words=wanted.words,
+            json_words=None if wanted.words is None else _json(wanted.words)[1:-1],
+            count_max=count_max,
+        )
+        return [job_from(row) for row in rows]
 
     @writes
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
@@ -274,6 +302,10 @@ async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook 
     shape = EndpointShape(job_id, webhook.url, webhook.events, webhook.door, webhook.headers)
     await put_endpoint(tx, tenant_id, endpoint_id, shape, webhook.secret, job_id)
     return msgspec.json.encode({"url": webhook.url, "events": webhook.events}).decode()
+
+
+def _json(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _check_input(purpose: str | None, file_id: str) -> None:

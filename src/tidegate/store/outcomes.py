@@ -178,7 +178,7 @@ class _Books:
             is_stopped = bool(is_over) and await stop_job_over(self._tx, recorded.job_id)
             if complete or is_stopped:
                 await self._tx.all("job_models_close", job_id=recorded.job_id)
-            self.recorded.append(replace(recorded, complete=complete))
+            self.recorded.append(replace(recorded, complete=complete, stopped=is_stopped))
         self._sums, self._open = {}, []
 
 

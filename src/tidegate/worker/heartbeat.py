@@ -23,14 +23,16 @@ class Heartbeat:
         leases: LeaseStage,
         leased_work: LeasedWork,
         settler: SliceSettler,
+        beat_due: asyncio.Event,
         heartbeat_ms: int,
         grace_ms: int,
     ) -> None:
-        """`grace_ms` is how long calls of a job that closes may go on."""
+        """`beat_due` asks for a heartbeat at once. `grace_ms` is how long calls of a job that closes may go on."""
         self._me = me
         self._leases = leases
         self._leased_work = leased_work
         self._settler = settler
+        self._beat_due = beat_due
         self._heartbeat_ms = heartbeat_ms
         self._grace_ms = grace_ms
 
@@ -39,12 +41,17 @@ class Heartbeat:
         self._leased_work.extend_lease(self._me.safe_until_ms)
         while not self._me.has_left:
             wait_ms = self._heartbeat_ms
+            self._beat_due.clear()
             try:
                 await self._beat()
             except StoreUnavailable as error:
                 log.warning("heartbeat_failed", error=str(error))
                 wait_ms = min(_RETRY_MS, wait_ms)
-            await asyncio.sleep(wait_ms / 1000)
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._beat_due.wait()
+            except TimeoutError:
+                pass
 
     async def _beat(self) -> None:
         known, pending = self._leased_work.keys(), set(self._leases.pending)

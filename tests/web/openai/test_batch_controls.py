@@ -87,3 +87,43 @@ def test_a_key_needs_the_right_to_write(start_web: object, action: str) -> None:
     with web.client(web.make_key("ours", scopes=("batches:read",))) as reader:
         answer = reader.post(f"/v1/batches/batch_0000000000000000000000{action}", json={"priority": 1})
         assert answer.status_code == 403
+
+
+def test_lists_are_filtered_by_the_query(start_web: object) -> None:
+    web: WebServer = start_web()  # type: ignore[operator]
+    with web.client() as client:
+        file_id = upload(client)
+        wanted = [create(client, file_id, metadata={"team": "a", "x y": "1&2"})["id"] for _ in range(3)]
+        other = create(client, file_id, metadata={"team": "b"})["id"]
+        client.post(f"/v1/batches/{other}/cancel")
+
+        def ids(**query: str) -> list[str]:
+            answer = client.get("/v1/batches", params=query)
+            assert answer.status_code == 200, answer.text
+            return [one["id"] for one in answer.json()["data"]]
+
+        assert sorted(ids(**{"metadata[team]": "a", "metadata[x y]": "1&2"})) == sorted(wanted)
+        assert ids(status="cancelling") == [other]
+        assert ids(q=other[-8:].lower()) == [other]
+        assert ids(created_before="1000") == ids(model="m") == ids(error_code="x") == []
+        assert len(ids(created_after="1000", q="IN.JSONL")) == 4
+        first = client.get("/v1/batches", params={"metadata[team]": "a", "limit": "2"}).json()
+        assert first["has_more"] is True
+        rest = client.get("/v1/batches", params={"metadata[team]": "a", "after": first["last_id"]}).json()
+        assert [one["id"] for one in (*first["data"], *rest["data"])] == ids(**{"metadata[team]": "a"})
+
+
+def test_a_batch_can_be_deleted_once_it_has_ended(web: WebServer, client: httpx2.Client) -> None:
+    file_id = upload(client)
+    batch_id = create(client, file_id)["id"]
+    stages.start(web, batch_id, 1)
+    is_error(client.delete(f"/v1/batches/{batch_id}"), {"status": 409, "code": "batch_not_ended"})
+    stages.finish(web, batch_id, {0: b"{0}\n"})
+    stages.publish(web, batch_id)
+    output_id = client.get(f"/v1/batches/{batch_id}").json()["output_file_id"]
+    gone = client.delete(f"/v1/batches/{batch_id}")
+    assert gone.json() == {"id": batch_id, "object": "batch.deleted", "deleted": True}
+    for path in (f"/v1/batches/{batch_id}", f"/v1/files/{output_id}"):
+        assert client.get(path).status_code == 404
+    assert client.get(f"/v1/files/{file_id}").status_code == 200, "the input is the caller's own"
+    is_error(client.delete(f"/v1/batches/{batch_id}"), {"status": 404, "code": "batch_not_found"})

@@ -50,6 +50,28 @@ where tenant_id = :tenant_id and (created_at > :created_at or (created_at = :cre
 order by created_at, id
 limit :count_max;
 
+-- job_search --
+-- A page of a tenant's jobs that match every filter that is given. Texts are found by what is left of a text without them, which is the
+-- same in every database and heeds the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
+select j.* from jobs j
+left join files f on f.id = j.input_file_id
+where j.tenant_id = :tenant_id and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+    and j.created_at >= :from_ms and j.created_at < :to_ms
+    and (cast(:status as text) is null
+        or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
+    and (cast(:model as text) is null or exists (select 1 from job_models m where m.job_id = j.id and m.model = :model))
+    and (cast(:error as text) is null or replace(j.errors, :error, '') <> j.errors)
+    and (cast(:pair as text) is null or replace(',' || substr(j.metadata, 2), :pair, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair2 as text) is null or replace(',' || substr(j.metadata, 2), :pair2, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair3 as text) is null or replace(',' || substr(j.metadata, 2), :pair3, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:pair4 as text) is null or replace(',' || substr(j.metadata, 2), :pair4, '') <> ',' || substr(j.metadata, 2))
+    and (cast(:words as text) is null
+        or replace(lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, '')), lower(:words), '')
+            <> lower(j.id || ' ' || j.endpoint || ' ' || coalesce(j.model, '') || ' ' || coalesce(f.filename, ''))
+        or replace(lower(j.metadata), lower(:json_words), '') <> lower(j.metadata))
+order by j.created_at desc, j.id desc
+limit :count_max;
+
 -- job_pending --
 -- What is waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
 -- done (an input that was not ingested counts its lines).

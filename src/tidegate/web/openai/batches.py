@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, Job
-from tidegate.core.problems import no_such_batch, no_such_file
+from tidegate.core.problems import batch_not_ended, no_such_batch, no_such_file
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
@@ -15,6 +15,7 @@ from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer, page_of
 from tidegate.web.http.control_requests import BatchChange
 from tidegate.web.http.filename import attachment
+from tidegate.web.http.filter_requests import job_filter
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
@@ -44,6 +45,7 @@ class BatchRoutes:
             Guarded("GET", "/v1/batches", "batches:read", self.list),
             Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
             Guarded("POST", "/v1/batches/{batch_id}", "batches:write", self.change),
+            Guarded("DELETE", "/v1/batches/{batch_id}", "batches:write", self.delete),
             Guarded("POST", "/v1/batches/{batch_id}/cancel", "batches:cancel", self.cancel),
             Guarded("POST", "/v1/batches/{batch_id}/pause", "batches:write", self.pause),
             Guarded("POST", "/v1/batches/{batch_id}/resume", "batches:write", self.resume),
@@ -62,10 +64,13 @@ class BatchRoutes:
 
     async def list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        requests.refuse_unknown(query, ("after", "limit"))
+        wanted = job_filter(query, ("after", "limit"))
         count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)
         after = requests.after(query, "batch")
-        found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
+        if wanted is None:
+            found = await self._store.list_jobs(caller.tenant_id, after=after, count_max=count + 1)
+        else:
+            found = await self._store.search_jobs(caller.tenant_id, wanted, after=after, count_max=count + 1)
         if found is None:
             raise requests.unknown_cursor()
         shown = found[:count]
@@ -85,6 +90,13 @@ class BatchRoutes:
         if is_waited:
             answer.headers.update(APPLIED)
         return answer
+
+    async def delete(self, request: Request, caller: Caller) -> Response:
+        job = await self._job(request, caller)
+        if job.state not in JOB_ENDED:
+            raise batch_not_ended()
+        await self._reception.replayed(lambda: self._store.forget_job(job.id))
+        return json_answer(schemas.BatchDeleted(job.id, "batch.deleted", deleted=True))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         return await self._control(request, caller, self._store.cancel_job)

@@ -52,6 +52,12 @@ class UploadPartObject(msgspec.Struct):
     upload_id: str
 
 
+class BatchDeleted(msgspec.Struct):
+    id: str
+    object: str
+    deleted: bool
+
+
 class BatchError(msgspec.Struct):
     code: str
     message: str
