@@ -38,7 +38,7 @@ def test_too_many_errors_stop_a_batch_though_its_worker_is_killed(site: Site) ->
     # Over object storage results are committed after seconds, so there must be more to do than that takes.
     lines = requests(160, lambda number: behaving("400" if number % 2 else "latency=500"))
     worker = site.begin("job_closed=kill")
-    batch_id = site.submit(lines, max_errors={"count": 3}, invalid_lines="error_file")
+    batch_id = site.submit(lines, max_errors={"count": 3}, prefix_order=False)
     worker.wait(timeout_s=60)
     site.relieve()
     results = site.judge(batch_id, lines, "failed")

@@ -273,39 +273,44 @@ def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = N
             total_tokens=job.usage.input_tokens + job.usage.output_tokens,
         ),
         metadata=job.metadata,
-        tidegate=Extras(
-            ordered=job.ordered,
-            prefix_order=job.prefix_order,
-            invalid_lines=job.invalid_lines,
-            output_bytes=job.output_bytes,
-            error_bytes=job.error_bytes,
-            shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
-            queue=job.queue,
-            begin_by=_seconds(job.begin_by),
-            limits=[
-                BatchLimit(
-                    one.period,
-                    one.requests,
-                    one.tokens,
-                    one.enabled,
-                    None if one.nano is None else units_text(one.nano),
-                )
-                for one in job.limits
-            ],
-            slack_seconds=forecast.slack_seconds,
-            eta=forecast.eta,
-            warnings=list(forecast.warnings),
-            cost=units_text(job.cost_nano),
-            work_units=forecast.work_units,
-            size_class=None if forecast.work_units is None else size_class(forecast.work_units),
-            webhook=BatchWebhook(job.webhook.url, list(job.webhook.events), signing_secret) if job.webhook else None,
-            priority=job.controls.priority,
-            not_before=_seconds(job.controls.not_before or None),
-            paused_at=_seconds(job.paused_at) if not ended and job.closing is None else None,
-            max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
-            max_errors=_max_errors(job.controls.max_errors),
-            stopped_by=job.stopped_by,
-        ),
+        tidegate=_extras(job, forecast, signing_secret),
+    )
+
+
+def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
+    is_open = job.state not in JOB_ENDED and job.closing is None
+    return Extras(
+        ordered=job.ordered,
+        prefix_order=job.prefix_order,
+        invalid_lines=job.invalid_lines,
+        output_bytes=job.output_bytes,
+        error_bytes=job.error_bytes,
+        shared_prefix_share=round(job.shared_prefix_bytes / job.prompt_bytes, 4) if job.prompt_bytes else None,
+        queue=job.queue,
+        begin_by=_seconds(job.begin_by),
+        limits=[
+            BatchLimit(
+                one.period,
+                one.requests,
+                one.tokens,
+                one.enabled,
+                None if one.nano is None else units_text(one.nano),
+            )
+            for one in job.limits
+        ],
+        slack_seconds=forecast.slack_seconds,
+        eta=forecast.eta,
+        warnings=list(forecast.warnings),
+        cost=units_text(job.cost_nano),
+        work_units=forecast.work_units,
+        size_class=None if forecast.work_units is None else size_class(forecast.work_units),
+        webhook=BatchWebhook(job.webhook.url, list(job.webhook.events), signing_secret) if job.webhook else None,
+        priority=job.controls.priority,
+        not_before=_seconds(job.controls.not_before or None),
+        paused_at=_seconds(job.paused_at) if is_open else None,
+        max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
+        max_errors=_max_errors(job.controls.max_errors),
+        stopped_by=job.stopped_by,
     )
 
 
