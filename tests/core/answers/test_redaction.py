@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tidegate.core.answers.redaction import KeyRedactor, StreamRedactor, without_account
+from tidegate.core.answers.redaction import EventRedactor, KeyRedactor, StreamRedactor, without_account
 
 UUID = "1f0c2d3e-1111-2222-3333-444455556666"
 
@@ -58,3 +60,58 @@ def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
 def test_a_placeholder_is_no_secret(key: str) -> None:
     assert not KeyRedactor(key)
     assert KeyRedactor(key).whole(b"EMPTY none not-needed x1") == b"EMPTY none not-needed x1"
+
+
+KEY = "sk-canary-7f3a9c"
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+def passed(body: bytes, size: int, key: str = KEY) -> bytes:
+    """Return what a client gets of these events when they come in pieces of this size."""
+    redactor = EventRedactor(KeyRedactor(key))
+    pieces = [redactor.feed(body[at : at + size]) for at in range(0, len(body), size)]
+    return b"".join(pieces) + redactor.end()
+
+
+def text_of(events: bytes) -> str:
+    lines = [json.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
+    return "".join(line["choices"][0]["delta"]["content"] for line in lines)
+
+
+@pytest.mark.parametrize("size", [1, 11, 1_000])
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["it is ", "sk-", "can", "ary-7", "f3a9c", ", ok"], "it is sk-***, ok"),
+        (list(f"it is {KEY}, or sk-canary-8"), "it is sk-ca***, or sk-canary-8"),
+        (["sk-canary-", KEY[:-1], "c"], "sk-canary-***"),
+        (["sk-canary-", "7f3a9c sk-canary-7", "f3a9c"], "*** ***"),
+        (["so", "me words", " sk-canary-7f3a9"], "some words sk-canary-7f3a9"),
+    ],
+)
+def test_a_key_that_several_events_spell_is_not_passed_on(size: int, texts: list[str], shown: str) -> None:
+    body = b"".join(map(event, texts))
+    found = passed(body, size)
+    assert text_of(found) == shown
+    assert found.count(b"data: ") == len(texts), "every event is passed on, in order"
+
+
+@pytest.mark.parametrize("size", [1, 11, 1_000])
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_an_error_event_does_not_name_the_account(size: int, key: str) -> None:
+    words = b"limit of organization org-AbC123dEf456"
+    chat = b'data: {"error": {"message": "%b"}}\n\n' % words
+    anthropic = b'event: error\ndata: {"type":"error","error":{"type":"x","message":"%b"}}\n\n' % words
+    response = b'data: {"type":"error","code":"x","message":"%b"}\r\n\r\n' % words
+    for one in (chat, anthropic, response):
+        found = passed(event("a") + one, size, key)
+        assert found == event("a") + one.replace(b"AbC123dEf456", b"***")
+
+
+@given(st.lists(st.text(alphabet='sk-can7 \n"é', max_size=6)), st.integers(1, 50))
+def test_other_events_are_passed_on_as_they_are(texts: list[str], size: int) -> None:
+    body = b": ping\n\n" + b"".join(map(event, texts)) + b"data: [DONE]"
+    assert passed(body, size) == body

@@ -94,6 +94,20 @@ async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
     assert len(server.requests) == 1
 
 
+async def test_a_redirect_does_not_quote_our_key() -> None:
+    key = secret().reveal()
+
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.answer(307, b"", Location=f"https://elsewhere.example/{key}/v1")
+
+    async with RawServer(script) as server, line_to(server, api_key=secret()) as (_, line, url):
+        whole = await line.post(url, "k", b"{}", 10)
+        stream = await line.open(url, "k", b"{}", 10)
+        stream.close()
+    for headers in (whole.headers, stream.headers):
+        assert headers["location"] == "https://elsewhere.example/***/v1"
+
+
 async def _half_body(request: Request, peer: Peer) -> None:
     await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + CHAT)
     peer.close()

@@ -133,6 +133,22 @@ def test_our_key_never_comes_back_in_a_stream_wherever_it_is_cut(world: World, s
     assert answer.content == said.replace(KEY.encode(), b"***")
 
 
+def test_our_key_never_comes_back_letter_by_letter_and_no_error_in_a_stream_names_the_account(world: World) -> None:
+    error = b'data: {"error": {"message": "limit of organization org-AbCdEf123456", "code": "x"}}\n\n'
+    world.start(streams(*map(chunk, KEY), error), options=[{"api_key": Secret(KEY)}])
+    answer = world.client().post(CHAT, json={**ASK, "stream": True})
+    assert answer.content.count(b"delta") == len(KEY)
+    assert b"".join(map(chunk, KEY[6:])) not in answer.content
+    assert answer.content.endswith(error.replace(b"AbCdEf123456", b"***"))
+
+
+def test_a_redirect_to_an_address_with_our_key_does_not_show_it(world: World) -> None:
+    world.start(answers(b"", 307, Location=f"https://elsewhere.example/{KEY}/v1"), options=[{"api_key": Secret(KEY)}])
+    answer = world.client().post(CHAT, json=ASK)
+    assert answer.status_code >= 400
+    assert KEY not in f"{dict(answer.headers)} {answer.text}"
+
+
 def test_a_short_word_for_a_key_changes_no_answer(world: World) -> None:
     said = chat_with("the list is EMPTY")
     world.start(answers(said), options=[{"api_key": Secret("EMPTY")}])

@@ -1,7 +1,7 @@
 """What a model server says that is the operator's alone: our key, and the account that pays.
 
-A server may quote our key in an answer, in an error, or in the middle of a stream, and providers name the organization in their errors.
-Both are replaced before anything else reads the answer. Nothing here knows a connection.
+A server may quote our key in an answer, in an error, in the middle of a stream or spelled over several events, and providers name the
+organization in their errors. Both are replaced before an answer is passed on. Nothing here knows a connection.
 """
 
 import re
@@ -23,6 +23,19 @@ _ACCOUNT = re.compile(
 )
 
 
+# An event that tells of an error, in every dialect. Within a text, quotes are escaped.
+_ERROR_EVENT = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"error"')
+# A text that an event adds to an answer, as JSON writes it.
+_EVENT_TEXT = re.compile(
+    rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking)"\s*:\s*"((?:[^"\\]|\\.)*)"'
+)
+# Texts that end with so much of a key are kept until the next event shows whether it goes on.
+BEGUN_CHARS_MIN = 6
+# So many letters of a key are compared one by one.
+LETTERS_MAX = 32
+LINE_BYTES_MAX = 1 << 20
+
+
 def without_account(words: bytes) -> bytes:
     """Return a server's error without the ids of the account that pays."""
     return _ACCOUNT.sub(_shortened, words)
@@ -38,13 +51,14 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 class KeyRedactor:
     """Replaces one key, as it is and as JSON and URLs may write it."""
 
-    __slots__ = ("_forms", "_letters")
+    __slots__ = ("_forms", "_letters", "_text_ends")
 
     def __init__(self, key: str) -> None:
         plain = key.encode()
         forms = {plain, plain.replace(b"/", b"\\/"), quote(key, safe="").encode()} if _is_secret(key) else set()
         self._forms = tuple(sorted(forms, key=len, reverse=True))
         self._letters = frozenset(b"".join(forms))
+        self._text_ends = _text_ends(self._forms)
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -55,6 +69,10 @@ class KeyRedactor:
             if form in body:
                 body = body.replace(form, REPLACEMENT)
         return body
+
+    def may_begin(self, events: bytes) -> bool:
+        """Return whether a text of these events may end with the beginning of a key: most do not, and need no closer look."""
+        return self._text_ends is not None and self._text_ends.search(events) is not None
 
     def begun(self, data: bytes) -> int:
         """Return how many bytes at the end of the data may be the beginning of a key."""
@@ -93,6 +111,105 @@ class StreamRedactor:
         """Return what was kept."""
         kept, self._kept = self._kept, b""
         return kept
+
+
+class EventRedactor:
+    """Redact a stream of events: the account in events that tell of an error, and a key that the texts of several events spell together.
+
+    Lines are passed on whole. Events are kept only while their texts end with at least `BEGUN_CHARS_MIN` letters of a key."""
+
+    __slots__ = ("_begun", "_kept", "_key", "_letters", "_lines")
+
+    def __init__(self, key: KeyRedactor) -> None:
+        self._key = key
+        self._kept = b""
+        # The beginning of a key that the texts so far end with, and how much of it is in the first line that is kept.
+        self._begun = b""
+        self._letters = 0
+        # Kept lines: what stands before, in and after their texts.
+        self._lines: list[tuple[bytes, bytes, bytes]] = []
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the lines that may be passed on."""
+        data = chunk if not self._kept and chunk.endswith(b"\n") else self._whole_lines(chunk)
+        if b'"error"' not in data and not self._lines and self._is_harmless(data):
+            return data
+        return b"".join([self._read(line) for line in data.splitlines(keepends=True)])
+
+    def end(self) -> bytes:
+        """Return what was kept."""
+        kept, self._kept = self._kept, b""
+        return (self._read(kept) if kept else b"") + self._release()
+
+    def _whole_lines(self, chunk: bytes) -> bytes:
+        data = self._kept + chunk
+        end = data.rfind(b"\n") + 1 or (len(data) if len(data) >= LINE_BYTES_MAX else 0)
+        self._kept = data[end:]
+        return data[:end]
+
+    def _is_harmless(self, data: bytes) -> bool:
+        """Return whether the texts of these lines neither end a key nor begin enough of one; notes what they begin."""
+        if not self._begun and not self._key.may_begin(data):
+            return True
+        joined = self._begun
+        for text in _EVENT_TEXT.findall(data):
+            joined += text
+            begun = self._key.begun(joined)
+            if begun >= BEGUN_CHARS_MIN or self._key.whole(joined) != joined:
+                return False
+            joined = joined[len(joined) - begun :]
+        self._begun = joined
+        return True
+
+    def _read(self, line: bytes) -> bytes:
+        if b'"error"' in line and _ERROR_EVENT.search(line):
+            line = without_account(line)
+        found = _EVENT_TEXT.search(line) if self._key else None
+        if found is None:
+            if not self._lines:
+                return line
+            self._lines.append((line, b"", b""))
+            return b""
+        before, text, after = line[: found.start(1)], found[1], line[found.end(1) :]
+        joined = self._begun + text
+        shown = self._key.whole(joined)
+        begun = self._key.begun(shown)
+        goes_on = bool(self._lines) and begun == len(joined)
+        self._begun = shown[len(shown) - begun :]
+        if goes_on:
+            self._lines.append((before, text, after))
+            return b""
+        passed = self._release(is_key=shown != joined)
+        if shown != joined:
+            text = shown
+        if begun < BEGUN_CHARS_MIN:
+            return passed + before + text + after
+        self._lines.append((before, text, after))
+        self._letters = min(begun, len(text))
+        return passed
+
+    def _release(self, *, is_key: bool = False) -> bytes:
+        """Return the lines that were kept, without what they have of a key."""
+        lines, self._lines = self._lines, []
+        if is_key and lines:
+            before, text, after = lines[0]
+            first = (before, text[: len(text) - self._letters], after)
+            lines = [first, *((before, b"", after) for before, _, after in lines[1:])]
+        return b"".join([part for line in lines for part in line])
+
+
+def _text_ends(forms: tuple[bytes, ...]) -> re.Pattern[bytes] | None:
+    """Return a pattern of values in JSON that end with the beginning of one of these."""
+    if not forms:
+        return None
+    ways = []
+    for form in forms:
+        begun = b""
+        for at in reversed(range(min(len(form), LETTERS_MAX))):
+            letter = re.escape(form[at : at + 1])
+            begun = letter + (b"(?:%b)?" % begun if begun else b"")
+        ways += [b'(?:%b)"\\s*[,}\\]]' % begun, re.escape(form[:LETTERS_MAX])]
+    return re.compile(b"|".join(ways))
 
 
 def _is_secret(key: str) -> bool:

@@ -4,6 +4,7 @@ A response is closed once, whatever happens: by its end, by its reader, or becau
 permit given back and its usage settled. It chooses no deployment and knows no client.
 """
 
+from tidegate.core.answers.redaction import EventRedactor
 from tidegate.core.answers.stream_options import UsageChunkFilter
 from tidegate.core.answers.stream_usage import UsageReader
 from tidegate.core.errors import UpstreamError
@@ -23,6 +24,7 @@ class UpstreamResponse:
         "_first",
         "_place",
         "_receipt",
+        "_redactor",
         "_stream",
         "_usage",
         "body",
@@ -51,6 +53,7 @@ class UpstreamResponse:
         self._first = first
         self._usage = UsageReader()
         self._filter = UsageChunkFilter() if hides_usage else None
+        self._redactor = EventRedactor(admission.state.key_redactor)
         self._admissions = admissions
         # None when nothing of the call is under way any more.
         self._admission = admission if body is None else None
@@ -69,15 +72,16 @@ class UpstreamResponse:
         return self._stream.bytes_max
 
     async def read(self) -> bytes:
-        """The next bytes, as the upstream sent them; none at the end. Raises one UpstreamError when it breaks off."""
-        chunk = await self._read()
-        if self._filter is None:
-            return chunk
-        while chunk:
-            if shown := self._filter.feed(chunk):
+        """Return the next lines, as the upstream sent them but for our key and account; none at the end. Raise one UpstreamError when it
+        breaks off."""
+        while chunk := await self._read():
+            if self._filter is not None:
+                chunk = self._filter.feed(chunk)
+            if shown := self._redactor.feed(chunk):
                 return shown
-            chunk = await self._read()
-        return self._filter.end()
+        if self._filter is not None and (rest := self._redactor.feed(self._filter.end())):
+            return rest
+        return self._redactor.end()
 
     async def _read(self) -> bytes:
         if self._first:

@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
+from multidict import CIMultiDict
 from yarl import URL
 
 from tidegate import __version__
@@ -260,7 +261,7 @@ class AiohttpTransport:
                     else:
                         answer = await self._read_body(payload, flight)
                     whole = True
-                    return HttpReply(message.code, message.headers, line.key.whole(answer))
+                    return HttpReply(message.code, _shown(message, line.key), line.key.whole(answer))
                 except (Exception, asyncio.CancelledError) as wrong:
                     # A connection that took longer than its permit is kept: with the next permit it is there at once.
                     whole = isinstance(wrong, PermitExpired)
@@ -336,7 +337,7 @@ class AiohttpTransport:
             end()
 
         source = RedactedPayload(payload, line.key) if line.key else payload
-        return Stream(message.code, message.headers, source, flight, finish, self.limits.response_bytes_max)
+        return Stream(message.code, _shown(message, line.key), source, flight, finish, self.limits.response_bytes_max)
 
     def _idle(self, template: RequestTemplate, idempotency_key: str) -> Connection | None:
         """An idle connection for a request with this key."""
@@ -408,6 +409,16 @@ class AiohttpTransport:
         if was_connected and (repeatable or not flight.sent):
             return None
         return classify.failure(wrong, sent=flight.sent)
+
+
+def _shown(message: RawResponseMessage, key: KeyRedactor) -> Mapping[str, str]:
+    """Return the headers of an answer. A redirect may quote our key in the address that it names, and that address is shown."""
+    where = message.headers.get("Location")
+    if where is None or not key:
+        return message.headers
+    headers = CIMultiDict(message.headers)
+    headers["Location"] = key.whole(where.encode("utf-8", "replace")).decode("utf-8", "replace")
+    return headers
 
 
 def _headers(deployment: Deployment) -> dict[str, str]:

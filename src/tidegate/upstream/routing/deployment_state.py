@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from yarl import URL
 
+from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
@@ -161,6 +162,7 @@ class DeploymentState:
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
         self.priority_hints = PriorityHints(deployment)
+        self.key_redactor = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
         self.is_plain = self._is_plain()
         is_anthropic = deployment.engine is EngineKind.ANTHROPIC
         self.limit_headers = ANTHROPIC_LIMIT_HEADERS if is_anthropic else LIMIT_HEADERS
