@@ -141,6 +141,23 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(world: World) 
     assert "answered the last calls with errors" in seen[-1]["message"]
 
 
+@pytest.mark.parametrize("status", [503, 529])
+@pytest.mark.parametrize("other", [{"order": 2}, {"weight": 0.001}])
+def test_a_call_goes_on_from_a_server_that_is_too_busy(world: World, status: int, other: dict[str, Any]) -> None:
+    world.start(answers(OPENAI_ERROR, status), answers(), options=[{}, other])
+    is_stream = status == 529
+    answer = world.client().post(CHAT, json={**ASK, "stream": is_stream})
+    assert answer.status_code == 200, answer.text
+    assert [len(upstream.posts) for upstream in world.upstreams] == [1, 1]
+
+
+@pytest.mark.parametrize("status", [500, 504])
+def test_a_call_that_may_have_been_done_is_not_sent_elsewhere(world: World, status: int) -> None:
+    world.start(answers(OPENAI_ERROR, status), answers(), options=[{"order": 1}, {"order": 2}])
+    assert world.client().post(CHAT, json=ASK).status_code == status
+    assert [len(upstream.posts) for upstream in world.upstreams] == [1, 0]
+
+
 def test_a_server_that_cannot_be_reached_is_said_to_be_away(world: World) -> None:
     world.start(models={"m": ModelSettings(deployments=(ModelDeployment(url="http://127.0.0.1:1/v1"),))})
     client = world.client()

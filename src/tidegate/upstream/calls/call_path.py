@@ -2,7 +2,8 @@
 
 A deployment is chosen, its slot is taken in the same moment, the call is sent there, and its end is learned from. It goes on to another
 deployment only when the first can neither have done nor billed it, and then under the other's budgets; never after its first byte came. An
-item's call is read whole; an interactive one from its first byte on, or whole where it is not streamed.
+interactive call goes on from a server that is too busy (503, 529), too. An item's call is read whole; an interactive one from its first
+byte on, or whole where it is not streamed.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import overload
 import structlog
 
 from tidegate.core.errors import (
+    Ambiguous,
     ApiProblem,
     HandedBack,
     KeyRejected,
@@ -29,7 +31,7 @@ from tidegate.upstream.calls.choice import choose, shut_beside
 from tidegate.upstream.calls.exchange import Exchange
 from tidegate.upstream.calls.response import UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
-from tidegate.upstream.calls.traffic import Traffic, is_users
+from tidegate.upstream.calls.traffic import Traffic, goes_on, is_users
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.upstream.calls.view import View
 from tidegate.upstream.http.send_permit import PermitExpired, SendPermit
@@ -107,7 +109,9 @@ class CallPath:
                 put_off.append(state)
                 state = await self._budget_wait.next_state(route, put_off, call, traffic, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
-            except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable, ApiProblem) as error:
+            except (Throttled, Unavailable, KeyRejected, Overspent, Untranslatable, ApiProblem, Ambiguous) as error:
+                if isinstance(error, Ambiguous) and not goes_on(error, traffic):
+                    raise
                 # A call that is too expensive there, or cannot be translated for it, may pass at another deployment.
                 tried.append(state)
                 now_ms = self._clock.monotonic_ms()

@@ -1,7 +1,7 @@
 """A call for a name: within what its key may have at once, along the name's own deployments and then its fallbacks.
 
-A call goes on to the next only if those before can neither have done nor billed it. An item goes alone or in a group, by its route. A call
-that a worker which is gone left in a queue is waited for there, and sent to no other.
+A call goes on to the next only if those before can neither have done nor billed it, or, where a user waits for it, were too busy. An item
+goes alone or in a group, by its route. A call that a worker which is gone left in a queue is waited for there, and sent to no other.
 """
 
 from collections.abc import Coroutine
@@ -9,12 +9,12 @@ from typing import Any, overload
 
 import structlog
 
-from tidegate.core.errors import KeyRejected, PoolExhausted, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, KeyRejected, PoolExhausted, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
 from tidegate.upstream.calls.call_path import CallPath
 from tidegate.upstream.calls.response import UpstreamResponse
-from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.traffic import Traffic, goes_on
 from tidegate.upstream.calls.view import View
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.routing.deployment_state import DeploymentState
@@ -94,7 +94,9 @@ class NamedCalls:
                 if traffic is None:
                     return await self._send_by(one, call)
                 return await self._path.open(one, call, traffic)
-            except (Throttled, Unavailable, KeyRejected, PoolExhausted) as error:
+            except (Throttled, Unavailable, KeyRejected, PoolExhausted, Ambiguous) as error:
+                if isinstance(error, Ambiguous) and not goes_on(error, traffic):
+                    raise
                 if not route.fallbacks or error.code in ("deadline_passed", "lease_over"):
                     raise
                 log.info("upstream_fallback", model=call.model, failed=one.model_of(call.model), why=error.code)

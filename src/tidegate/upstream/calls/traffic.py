@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidegate.core.deployments import EngineKind
+from tidegate.core.errors import Ambiguous
 from tidegate.upstream.budgets.call_receipt import OnUsage
 from tidegate.upstream.calls.translation import Shaped
 
@@ -22,6 +23,13 @@ class Traffic(NamedTuple):
     flex_wait_s: float = 0.0
     on_usage: OnUsage | None = None
     owner: str = ""
+
+
+def goes_on(error: Ambiguous, traffic: Traffic | None) -> bool:
+    """Return whether a call goes on to another deployment though this one may have done it: when the server was too busy and a user waits.
+
+    An item does not: its retries are counted, and its next one goes to another deployment."""
+    return traffic is not None and error.code == "upstream_overloaded"
 
 
 def is_users(traffic: Traffic | None) -> bool:
