@@ -16,7 +16,7 @@ import uvloop
 from bench.machinery import median
 from tests.support.postgres import PostgresServer
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, JobRequest
+from tidegate.core.nouns import Caller, JobRequest, NewFile
 from tidegate.core.states import JobState
 from tidegate.live_config import LiveConfig
 from tidegate.service import Parts, opened
@@ -40,13 +40,15 @@ async def _upload(parts: Parts, worker_id: str, caller: Caller, pieces: Iterator
         await writer.write(piece)
     file = await parts.store.create_file(
         caller,
-        ids.make("file", parts.entropy.token_bytes(16)),
-        blob_id,
-        await writer.finish(),
-        purpose="batch",
-        filename="in.jsonl",
-        line_count=line_count,
-        expires_after_ms=None,
+        NewFile(
+            ids.make("file", parts.entropy.token_bytes(16)),
+            blob_id,
+            await writer.finish(),
+            "batch",
+            "in.jsonl",
+            line_count,
+            None,
+        ),
     )
     return file.id
 

@@ -20,7 +20,7 @@ import uvloop
 from bench.inputs import MODEL, chat_lines
 from bench.machinery import cpu_seconds, median, simulated_engine, table
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, JobRequest
+from tidegate.core.nouns import Caller, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.service import Working, working
 from tidegate.settings import Settings, load
@@ -57,16 +57,7 @@ async def submit(at_work: Working, lines: list[bytes], endpoint: str = "/v1/chat
     stamp = await writer.finish()
     caller = Caller(parts.tenant_id)
     file_id = ids.make("file", parts.entropy.token_bytes(16))
-    await parts.store.create_file(
-        caller,
-        file_id,
-        blob_id,
-        stamp,
-        purpose="batch",
-        filename="bench.jsonl",
-        line_count=len(lines),
-        expires_after_ms=None,
-    )
+    await parts.store.create_file(caller, NewFile(file_id, blob_id, stamp, "batch", "bench.jsonl", len(lines), None))
     job_id = ids.make("batch", parts.entropy.token_bytes(16))
     await parts.store.create_job(caller, job_id, JobRequest(endpoint, file_id, 24 * 3600 * 1000, "24h"))
     return job_id

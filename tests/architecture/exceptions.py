@@ -5,8 +5,6 @@ Delete the entry when you fix the code. When you only move it, correct the path.
 
 # Functions with more than 6 parameters.
 WIDE_FUNCTIONS = {
-    "store/files.py StoredFiles.create_file",
-    "store/ingests.py Ingests.start_job",
     "upstream/calls/router.py open_router",
     "upstream/http/transport.py AiohttpClient.open",
     "upstream/http/transport.py AiohttpClient.post",

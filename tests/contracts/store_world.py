@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 
+from tests.support.store_verbs import start_job
 from tidegate.core import ids
 from tidegate.core.nouns import (
     Attempts,
@@ -25,7 +26,9 @@ from tidegate.core.nouns import (
     Job,
     JobFlush,
     JobRequest,
+    JobStart,
     LeasedSlice,
+    NewFile,
     Placed,
     Quotas,
     Recorded,
@@ -147,13 +150,15 @@ class World:
         blob = await self.log("upload")
         return await (store or self.store).create_file(
             caller,
-            self.id("file"),
-            blob.blob_id,
-            Stamp(size_bytes, "ab" * 32),
-            purpose=purpose,
-            filename="in.jsonl",
-            line_count=line_count,
-            expires_after_ms=expires_after_ms,
+            NewFile(
+                self.id("file"),
+                blob.blob_id,
+                Stamp(size_bytes, "ab" * 32),
+                purpose,
+                "in.jsonl",
+                line_count,
+                expires_after_ms,
+            ),
             idempotency=idempotency,
             quotas=quotas,
         )
@@ -181,8 +186,11 @@ class World:
         worker_id, token, work = worker_id or await self.worker(), self.token(), self.id("blob")
         assert await self.store.take_step(job.id, JobState.VALIDATING, worker_id, token)
         await self.store.begin_blob(work, "work", worker_id)
-        await self.store.start_job(
-            job.id, token, plan, work_blob_id=work, output_file_id=self.id("file"), error_file_id=self.id("file")
+        await start_job(
+            self.store,
+            JobStart(
+                job.id, token, plan, work_blob_id=work, output_file_id=self.id("file"), error_file_id=self.id("file")
+            ),
         )
         return await self.look(job)
 

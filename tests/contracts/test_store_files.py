@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.store_world import DAY_MS, START_MS, World
+from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, Placed, Quotas, Stamp
+from tidegate.core.nouns import AbandonedBlob, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
 from tidegate.core.states import FileState
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +22,7 @@ async def test_a_file_shows_a_durable_blob(world: World) -> None:
     assert (file.size_bytes, file.line_count, file.state) == (1 << 40, 7, FileState.READY)
     assert (file.created_at, file.expires_at) == (START_MS, START_MS + 5_000)
     assert await world.store.get_file(caller.tenant_id, file.id) == file
-    assert await world.store.any_file(file.id) == file
+    assert await any_file(world.store, file.id) == file
     [extent] = await world.extents(file.id)
     assert (extent.at, extent.size_bytes, extent.blob_at) == (0, 1 << 40, 0)
     assert await world.store.knows_blob(extent.blob_id)
@@ -29,9 +30,9 @@ async def test_a_file_shows_a_durable_blob(world: World) -> None:
 
 async def test_creating_a_file_may_be_replayed(world: World) -> None:
     caller, blob, file_id = await world.caller(), await world.log("upload"), world.id("file")
-    wishes = {"purpose": "batch", "filename": "a", "line_count": 1, "expires_after_ms": None}
-    first = await world.store.create_file(caller, file_id, blob.blob_id, Stamp(10, "aa"), **wishes)  # type: ignore[arg-type]
-    again = await world.store.create_file(caller, file_id, blob.blob_id, Stamp(10, "aa"), **wishes)  # type: ignore[arg-type]
+    new = NewFile(file_id, blob.blob_id, Stamp(10, "aa"), "batch", "a", 1, None)
+    first = await world.store.create_file(caller, new)
+    again = await world.store.create_file(caller, new)
     assert first == again
     assert len(await world.extents(file_id)) == 1
     await world.store.delete_file(caller.tenant_id, file_id)
@@ -44,9 +45,8 @@ async def test_a_blob_that_was_given_up_cannot_become_a_file(world: World) -> No
         await world.store.give_up_blob(blob.blob_id)
     with pytest.raises(LostRace):
         await world.store.create_file(
-            caller, world.id("file"), blob.blob_id, Stamp(1, "aa"),
-            purpose="batch", filename="a", line_count=1, expires_after_ms=None,
-        )  # fmt: skip
+            caller, NewFile(world.id("file"), blob.blob_id, Stamp(1, "aa"), "batch", "a", 1, None)
+        )
     assert await world.store.list_files(caller.tenant_id, after=None, count_max=10) == []
     assert await world.store.condemned_blobs(-1, -1, 10) == [blob.blob_id]
     for _ in range(2):
@@ -171,7 +171,7 @@ async def test_a_key_whose_file_was_forgotten_is_refused_with_what_to_do(world: 
     await world.store.delete_file(caller.tenant_id, file.id)
     await world.clock.advance(2)
     await world.store.prune_files(1)
-    assert await world.store.any_file(file.id) is None
+    assert await any_file(world.store, file.id) is None
     with pytest.raises(ApiProblem, match="Send a new key"):
         await world.file(caller, idempotency=key)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, line, plan_of
-from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, LineError, Usage
+from tests.support.store_verbs import start_job
+from tidegate.core.nouns import AwakeFlow, Caller, Finished, IngestPlan, Job, JobFlush, JobStart, LineError, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import FlowView, ModelRoom, Why
@@ -53,10 +54,18 @@ async def started(world: World, caller: Caller, *counts: int, weight_milli: int 
     job, worker, token, work = await world.job(caller), await world.worker(), world.token(), world.id("blob")
     assert await world.store.take_step(job.id, job.state, worker, token)
     await world.store.begin_blob(work, "work", worker)
-    await world.store.start_job(
-        job.id, token, plan_of(*counts), work_blob_id=work, output_file_id=world.id("file"),
-        error_file_id=world.id("file"), weight_milli=weight_milli,
-    )  # fmt: skip
+    await start_job(
+        world.store,
+        JobStart(
+            job.id,
+            token,
+            plan_of(*counts),
+            work_blob_id=work,
+            output_file_id=world.id("file"),
+            error_file_id=world.id("file"),
+            weight_milli=weight_milli,
+        ),
+    )
     return await world.look(job)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_of
+from tests.support.store_verbs import any_file, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
-from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, LineError, Quotas
+from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobStart, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 
@@ -245,8 +246,9 @@ async def test_one_process_at_a_time_has_the_step(world: World) -> None:
     assert await world.store.jobs_waiting_ingest(10) == [job.id]
     assert await take(job.id, JobState.VALIDATING, second, "t2")
     with pytest.raises(LostRace):
-        await world.store.start_job(
-            job.id, "t1", plan_of(3), work_blob_id=world.id("blob"), output_file_id="a", error_file_id="b"
+        await start_job(
+            world.store,
+            JobStart(job.id, "t1", plan_of(3), work_blob_id=world.id("blob"), output_file_id="a", error_file_id="b"),
         )
     assert not await world.store.refuse_job(job.id, "t1", [])
     assert await world.store.drop_step(job.id, "t1", 0) == 0
@@ -275,7 +277,9 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None
     plan = IngestPlan(5, None, [*plan_of(2, 2).slices, *plan_of(1, model="other").slices], 500, 400, 100)
     plan.slices[2] = plan_of(4, 1, model="other").slices[1]
     for _ in range(2):
-        await world.store.start_job(job.id, "t", plan, work_blob_id=work, output_file_id=output, error_file_id=errors)
+        await start_job(
+            world.store, JobStart(job.id, "t", plan, work_blob_id=work, output_file_id=output, error_file_id=errors)
+        )
     job = await world.look(job)
     assert (job.state, job.item_count, job.in_progress_at) == (JobState.IN_PROGRESS, 5, START_MS)
     assert (job.work_bytes, job.prompt_bytes, job.shared_prefix_bytes) == (500, 400, 100)
@@ -284,7 +288,7 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: World) -> None
     assert [(view.job_id, view.model) for view in seen.jobs] == [(job.id, "llama"), (job.id, "other")]
     assert await world.store.get_file(caller.tenant_id, output) is None, "a growing file is not seen"
     assert await world.store.delete_file(caller.tenant_id, output) is False
-    hidden = await world.store.any_file(errors)
+    hidden = await any_file(world.store, errors)
     assert hidden is not None
     assert (hidden.state, hidden.job_id) == (FileState.GROWING, job.id)
     listed = await world.store.list_files(caller.tenant_id, after=None, count_max=10)
@@ -300,10 +304,12 @@ async def test_a_work_file_that_was_given_up_starts_nothing(world: World) -> Non
     await world.store.begin_blob(work, "work", worker)
     await world.store.give_up_blob(work)
     with pytest.raises(LostRace):
-        await world.store.start_job(job.id, "t", plan_of(3), work_blob_id=work, output_file_id="a", error_file_id="b")
+        await start_job(
+            world.store, JobStart(job.id, "t", plan_of(3), work_blob_id=work, output_file_id="a", error_file_id="b")
+        )
     assert (await world.look(job)).state is JobState.VALIDATING
     assert await world.store.slice_counts(job.id) == {}
-    assert await world.store.any_file("a") is None
+    assert await any_file(world.store, "a") is None
 
 
 async def test_a_bad_input_fails_with_its_lines(world: World) -> None:
@@ -344,8 +350,9 @@ async def test_a_job_cancelled_before_ingest_ends_when_nobody_ingests_it(world: 
     assert not await world.store.end_unstarted(job.id)
     assert not await world.store.end_unstarted(job.id, "other")
     with pytest.raises(LostRace):
-        await world.store.start_job(
-            job.id, "t", plan_of(1), work_blob_id=world.id("blob"), output_file_id="a", error_file_id="b"
+        await start_job(
+            world.store,
+            JobStart(job.id, "t", plan_of(1), work_blob_id=world.id("blob"), output_file_id="a", error_file_id="b"),
         )
     assert not await world.store.refuse_job(job.id, "t", [])
     assert await world.store.end_unstarted(job.id, "t")

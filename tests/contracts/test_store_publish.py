@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.store_world import World, line
+from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.nouns import Idempotency, Job, LineError, Rest, Rewrite
 from tidegate.core.states import FileState, JobState, Outcome
@@ -60,7 +61,7 @@ async def test_an_answered_job_shows_its_output_and_no_error_file(world: World) 
     assert file is not None
     assert (file.size_bytes, file.line_count, file.purpose) == (ended.output_bytes, 3, "batch_output")
     assert (file.created_at, file.expires_at) == (world.clock.now, world.clock.now + 500)
-    empty = await world.store.any_file(str(job.error_file_id))
+    empty = await any_file(world.store, str(job.error_file_id))
     assert empty is not None
     assert empty.state is FileState.DELETED
     assert await world.store.slice_counts(job.id) == {}
@@ -236,7 +237,7 @@ async def test_a_result_file_may_be_deleted_before_its_job_is_forgotten(world: W
     await world.store.forget_job(job.id)
     assert await world.store.any_job(job.id) is None
     await world.store.prune_files(1)
-    assert await world.store.any_file(str(job.error_file_id)) is None
+    assert await any_file(world.store, str(job.error_file_id)) is None
 
 
 async def test_an_abandoned_job_fails_with_what_was_recorded(world: World) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, World, plan_of
 from tests.support.processes import wait_until_async
+from tests.support.store_verbs import start_job
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import Job, JobFlush, LeasedSlice
+from tidegate.core.nouns import Job, JobFlush, JobStart, LeasedSlice
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom
@@ -365,8 +366,9 @@ async def test_sleeping_and_waking_at_once_leave_no_work_asleep(world: World) ->
         await world.store.begin_blob(work, "work", worker)
         output, errors = world.id("file"), world.id("file")
         calls = [
-            starter.start_job(
-                waiting.id, token, plan_of(1), work_blob_id=work, output_file_id=output, error_file_id=errors
+            start_job(
+                starter,
+                JobStart(waiting.id, token, plan_of(1), work_blob_id=work, output_file_id=output, error_file_id=errors),
             ),
             sweeper.rest_flow(MODEL, share_owner),
         ]

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from tests.contracts.store_world import MODEL, World, plan_of
+from tests.support.store_verbs import start_job
 from tidegate.core.errors import LostRace
+from tidegate.core.nouns import JobStart
 from tidegate.store import routing
 from tidegate.store.routing import RoutingFull
 
@@ -89,8 +91,16 @@ async def test_a_model_is_wanted_while_a_job_has_items_for_it(world: World) -> N
     )
     assert await world.store.take_step(job.id, job.state, worker, token)
     await world.store.begin_blob(work, "work", worker)
-    await world.store.start_job(
-        job.id, token, plan_of(2), work_blob_id=work, output_file_id=world.id("file"), error_file_id=world.id("file")
+    await start_job(
+        world.store,
+        JobStart(
+            job.id,
+            token,
+            plan_of(2),
+            work_blob_id=work,
+            output_file_id=world.id("file"),
+            error_file_id=world.id("file"),
+        ),
     )
     assert await world.store.is_wanted(MODEL)
     assert not await world.store.is_wanted("another")

@@ -22,7 +22,7 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, Job, JobRequest
+from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings, load
 
@@ -75,13 +75,15 @@ async def create(working: service.Working, data: bytes, *, window_ms: int = DAY_
     caller = Caller(parts.tenant_id)
     file = await parts.store.create_file(
         caller,
-        ids.make("file", parts.entropy.token_bytes(16)),
-        blob_id,
-        await writer.finish(),
-        purpose="batch",
-        filename="in.jsonl",
-        line_count=data.count(b"\n"),
-        expires_after_ms=None,
+        NewFile(
+            ids.make("file", parts.entropy.token_bytes(16)),
+            blob_id,
+            await writer.finish(),
+            "batch",
+            "in.jsonl",
+            data.count(b"\n"),
+            None,
+        ),
     )
     request = JobRequest(ENDPOINT, file.id, window_ms, "24h", **asked)
     job = await parts.store.create_job(caller, ids.make("batch", parts.entropy.token_bytes(16)), request)

@@ -16,7 +16,7 @@ from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids
 from tidegate.core.callback_targets import CallbackReply, TargetRules
 from tidegate.core.errors import StoreUnavailable
-from tidegate.core.nouns import Caller, JobRequest, Stamp
+from tidegate.core.nouns import Caller, JobRequest, NewFile, Stamp
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.stages import deliver
@@ -77,14 +77,7 @@ class World:
         blob_id, file_id, job_id = fresh("blob"), fresh("file"), fresh("batch")
         await self.store.begin_blob(blob_id, "upload", self.worker_id)
         await self.store.create_file(
-            caller,
-            file_id,
-            blob_id,
-            Stamp(3, "ab" * 32),
-            purpose="batch",
-            filename="in.jsonl",
-            line_count=1,
-            expires_after_ms=None,
+            caller, NewFile(file_id, blob_id, Stamp(3, "ab" * 32), "batch", "in.jsonl", 1, None)
         )
         await self.store.create_job(caller, job_id, JobRequest("/v1/embeddings", file_id, 86_400_000, "24h"))
         await self.store.cancel_job(caller.tenant_id, job_id)

@@ -15,6 +15,7 @@ from tests.store.pooler import Pooler
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Processes, wait_until_async
 from tests.support.proxy import Proxies
+from tests.support.store_verbs import any_file
 from tidegate.core.errors import StoreRefused, StoreUnavailable
 from tidegate.store.driver import Tx
 from tidegate.store.postgres import PostgresDriver
@@ -365,7 +366,7 @@ async def test_a_migration_beside_a_running_process_is_ridden_out(postgres_url: 
         await connection.execute("alter table jobs add column later text; alter table files add column later text")
         await connection.close()
         assert await asyncio.gather(*(store.get_job("t1", "absent") for _ in range(6))) == [None] * 6
-        assert await store.any_file("absent") is None
+        assert await any_file(store, "absent") is None
 
 
 async def test_a_deadlock_is_tried_again(postgres_url: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.support.store_verbs import start_job
 from tests.web.server import WebServer, fresh_id
-from tidegate.core.nouns import Finished, IngestPlan, JobFlush, Placed, Rest, SlicePlan, Usage
+from tidegate.core.nouns import Finished, IngestPlan, JobFlush, JobStart, Placed, Rest, SlicePlan, Usage
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"
@@ -20,13 +21,16 @@ def start(web: WebServer, job_id: str, item_count: int) -> None:
         plan = IngestPlan(
             item_count, MODEL, [SlicePlan(0, item_count, MODEL, CHAT, 0, work.size_bytes, 1)], work.size_bytes, 200, 50
         )
-        await web.store.start_job(
-            job_id,
-            token,
-            plan,
-            work_blob_id=work.blob_id,
-            output_file_id=fresh_id("file"),
-            error_file_id=fresh_id("file"),
+        await start_job(
+            web.store,
+            JobStart(
+                job_id,
+                token,
+                plan,
+                work_blob_id=work.blob_id,
+                output_file_id=fresh_id("file"),
+                error_file_id=fresh_id("file"),
+            ),
         )
 
     web.run(go())

@@ -12,7 +12,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
-from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest
+from tidegate.core.nouns import Caller, IngestPlan, Job, JobRequest, NewFile
 from tidegate.core.policies import Policies
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import ingest_file
@@ -101,14 +101,7 @@ class World:
         writer = await self.blobs.create(blob_id)
         await writer.write(b"".join(line + b"\n" for line in lines))
         file = await self.store.create_file(
-            caller,
-            self.id("file"),
-            blob_id,
-            await writer.finish(),
-            purpose="batch",
-            filename="in.jsonl",
-            line_count=len(lines),
-            expires_after_ms=None,
+            caller, NewFile(self.id("file"), blob_id, await writer.finish(), "batch", "in.jsonl", len(lines), None)
         )
         request = JobRequest("/v1/chat/completions", file.id, window_ms, "1h", **ask)
         return await self.store.create_job(caller, self.id("batch"), request)

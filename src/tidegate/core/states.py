@@ -135,4 +135,3 @@ UPLOAD_MOVES: dict[UploadState, frozenset[UploadState]] = {
 }
 
 JOB_ENDED = frozenset(state for state, moves in JOB_MOVES.items() if not moves)
-JOB_RECORDS = frozenset({JobState.IN_PROGRESS, JobState.CANCELLING})

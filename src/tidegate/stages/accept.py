@@ -15,7 +15,7 @@ import msgspec
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas, Stamp
+from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, NewFile, Quotas, Stamp
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
@@ -204,13 +204,7 @@ class Upload:
         file = await self._reception.replayed(
             lambda: self._store.create_file(
                 caller,
-                self.file_id,
-                self.blob_id,
-                stamp,
-                purpose=purpose,
-                filename=filename,
-                line_count=self.line_count,
-                expires_after_ms=expires_after_ms,
+                NewFile(self.file_id, self.blob_id, stamp, purpose, filename, self.line_count, expires_after_ms),
                 idempotency=idempotency,
                 quotas=quotas,
             )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, Stamp
+from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas
 from tidegate.store.driver import Row, Tx
 from tidegate.store.rows import file_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
@@ -37,39 +37,26 @@ class StoredFiles(Table):
         self,
         tx: Tx,
         caller: Caller,
-        file_id: str,
-        blob_id: str,
-        stamp: Stamp,
+        new: NewFile,
         *,
-        purpose: str,
-        filename: str,
-        line_count: int,
-        expires_after_ms: int | None,
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
     ) -> File:
         """Show a durable blob as a caller's file. With a known Idempotency-Key, the file that it made before."""
-        if known := await tx.dicts("file_any", id=file_id):
+        if known := await tx.dicts("file_any", id=new.id):
             return file_from(known[0])
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
         if earlier := await idempotent_object(tx, caller.tenant_id, "files", idempotency):
             made = await tx.dicts("file_any", id=earlier)
             return file_from(made[0]) if made else refuse_forgotten()
-        await check_stored_bytes(tx, caller, quotas, stamp.size_bytes)
-        new = NewFile(file_id, blob_id, stamp, purpose, filename, line_count, expires_after_ms)
+        await check_stored_bytes(tx, caller, quotas, new.stamp.size_bytes)
         await show_file(tx, caller.tenant_id, new)
-        await remember_object(tx, caller.tenant_id, "files", idempotency, file_id)
-        return file_from((await tx.dicts("file_any", id=file_id))[0])
+        await remember_object(tx, caller.tenant_id, "files", idempotency, new.id)
+        return file_from((await tx.dicts("file_any", id=new.id))[0])
 
     @reads
     async def get_file(self, tx: Tx, tenant_id: str, file_id: str) -> File | None:
         rows = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
-        return file_from(rows[0]) if rows else None
-
-    @reads
-    async def any_file(self, tx: Tx, file_id: str) -> File | None:
-        """The engine's own look, whatever the file's state and owner."""
-        rows = await tx.dicts("file_any", id=file_id)
         return file_from(rows[0]) if rows else None
 
     @reads

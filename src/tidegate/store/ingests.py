@@ -5,7 +5,7 @@ from typing import Any
 
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import BYTES_MAX, IngestLane, IngestTurn, WaitingInput, WaitingTenant, choose_inputs
-from tidegate.core.nouns import IngestPlan, IngestSource, JobStart
+from tidegate.core.nouns import IngestSource, JobStart
 from tidegate.store.driver import Row, Tx
 from tidegate.store.flows import wake_flows
 from tidegate.store.rows import job_from
@@ -54,22 +54,6 @@ class Ingests(Table):
         """What must be known of these jobs to ingest them; of a job that is gone there is nothing."""
         found = [await _source(tx, job_id) for job_id in job_ids]
         return [source for source in found if source is not None]
-
-    async def start_job(
-        self,
-        job_id: str,
-        token: str,
-        plan: IngestPlan,
-        *,
-        work_blob_id: str,
-        output_file_id: str,
-        error_file_id: str,
-        weight_milli: int | None = None,
-    ) -> None:
-        """Start one job; LostRace when it was closed or taken over meanwhile."""
-        start = JobStart(job_id, token, plan, work_blob_id, output_file_id, error_file_id, weight_milli)
-        if await self.start_jobs([start]):
-            raise LostRace(f"{job_id} was closed or taken over while it was ingested")
 
     @writes
     async def start_jobs(self, tx: Tx, starts: Sequence[JobStart]) -> set[str]:

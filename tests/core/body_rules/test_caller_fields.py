@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 
 from tidegate.core.body_rules import media_hosts
 from tidegate.core.body_rules.body_names import ENGINE_FIELDS, KNOWN_FIELDS, PROVIDER_FIELDS
-from tidegate.core.body_rules.caller_fields import NAMES_MAX, STRICT, FieldRules, fault_in, field_fault
+from tidegate.core.body_rules.caller_fields import NAMES_MAX, STRICT, FieldFault, FieldRules, field_fault
 from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
 from tidegate.core.deployments import EngineKind
 
 URL = "https://images.example.com/cat.png"
 LOOSE = FieldRules(refused=STRICT.refused, allowed=KNOWN_FIELDS, media_hosts=frozenset({"images.example.com"}))
+
+
+def fault_in(body: bytes, rules: FieldRules) -> FieldFault | None:
+    """Return what of a body its caller may not say, as the doors find it; None when it may be sent."""
+    return None if read_plain(body) is not None else field_fault(body, rules)
 
 
 def asks(*parts: Any, **more: Any) -> dict[str, Any]:

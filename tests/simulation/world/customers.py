@@ -13,7 +13,7 @@ from tests.simulation.world.trace import Trace
 from tidegate.core import ids
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, JobRequest, Usage
+from tidegate.core.nouns import Caller, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.store.flow_accounting import real_cost
@@ -182,13 +182,7 @@ class Customers:
         stamp = self._disk.put(blob_id, data)
         await self._store.create_file(
             order.caller,
-            order.file_id,
-            blob_id,
-            stamp,
-            purpose="batch",
-            filename=f"{order.name}.jsonl",
-            line_count=len(order.bodies),
-            expires_after_ms=None,
+            NewFile(order.file_id, blob_id, stamp, "batch", f"{order.name}.jsonl", len(order.bodies), None),
         )
         self.orders.append(order)
 

@@ -31,7 +31,7 @@ from tidegate.core.body_rules.body_names import (
     TENSORS,
     folded,
 )
-from tidegate.core.body_rules.plain_body import HARMLESS, read_plain
+from tidegate.core.body_rules.plain_body import HARMLESS
 from tidegate.core.deployments import EngineKind
 
 PATH_CHARS_MAX = 200
@@ -82,11 +82,6 @@ class _FieldPairs(list[tuple[str, Any]]):
 def rules_for(rules_of: Mapping[str, FieldRules], name: str) -> FieldRules:
     """Return what binds calls to this name."""
     return rules_of.get(name) or rules_of.get(OTHER, STRICT)
-
-
-def fault_in(body: bytes, rules: FieldRules) -> FieldFault | None:
-    """Return what of a body its caller may not say; None when it may be sent."""
-    return None if read_plain(body) is not None else field_fault(body, rules)
 
 
 def field_fault(body: bytes, rules: FieldRules) -> FieldFault | None:
