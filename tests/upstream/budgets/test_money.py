@@ -26,9 +26,9 @@ from tidegate.core.nouns import Answer, Call
 from tidegate.core.usage.prices import NANO, Price
 from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKENS
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity, RoomSignal, SlotDemand, SlotSharing
-from tidegate.upstream.wait_line import WaitLine
 
 pytestmark = pytest.mark.anyio
 

@@ -30,6 +30,7 @@ from tidegate.upstream.calls.view import View
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import AiohttpTransport, Transport
+from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.queue.asynchronous import Office, QueueTransport
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentStatus
@@ -41,7 +42,6 @@ from tidegate.upstream.routing.routes import Routes
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 from tidegate.upstream.tide.tide_loop import TideLoop
 from tidegate.upstream.tide.tides import tide_of
-from tidegate.upstream.wait_line import WaitLine
 
 
 class Router:

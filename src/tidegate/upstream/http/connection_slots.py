@@ -7,7 +7,7 @@ import asyncio
 
 from tidegate.core.deployments import HttpLimits
 from tidegate.core.errors import PoolExhausted
-from tidegate.upstream.wait_line import WaitLine
+from tidegate.upstream.http.wait_line import WaitLine
 
 
 class ConnectionSlots:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from tidegate.core.errors import Withheld
 from tidegate.core.ports import Clock
+from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.slots import SlotDemand, Slots
-from tidegate.upstream.wait_line import WaitLine
 
 # The names of these places lie beside those of deployments and models.
 PREFIX = "parallel:"
