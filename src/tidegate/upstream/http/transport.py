@@ -413,7 +413,7 @@ class AiohttpTransport:
 
 def _shown(message: RawResponseMessage, key: KeyRedactor) -> Mapping[str, str]:
     """Return the headers of an answer. A redirect may quote our key in the address that it names, and that address is shown."""
-    where = message.headers.get("Location")
+    where = message.headers.get("Location") if 300 <= message.code <= 399 else None
     if where is None or not key:
         return message.headers
     headers = CIMultiDict(message.headers)
