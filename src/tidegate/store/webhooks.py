@@ -10,6 +10,7 @@ import msgspec
 
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.errors import ApiProblem
+from tidegate.core.nouns import Idempotency
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import (
     DISABLED_AFTER_MS,
@@ -20,7 +21,7 @@ from tidegate.core.webhooks import (
     secret_text,
 )
 from tidegate.store.driver import Row, Tx
-from tidegate.store.table import Table, reads, writes
+from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 
 ENDPOINTS_MAX = 100
 _ENDPOINTS_START = (1 << 62, "")
@@ -33,12 +34,20 @@ _DELIVERY_COLUMNS = (
 class Webhooks(Table):
     @writes
     async def create_webhook_endpoint(
-        self, tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape, secret: bytes
+        self,
+        tx: Tx,
+        tenant_id: str,
+        endpoint_id: str,
+        shape: EndpointShape,
+        secret: bytes,
+        idempotency: Idempotency | None = None,
     ) -> WebhookEndpoint:
-        """Keep a new endpoint with all parts of its shape; asked again, return the one that was made."""
+        """Keep a new endpoint with all parts of its shape; asked again, or with a known Idempotency-Key, return the one that was made."""
         await tx.one("tenant_lock", tenant_id=tenant_id)
-        if known := await tx.dicts("webhook_endpoint_get", tenant_id=tenant_id, id=endpoint_id):
-            return _endpoint_from(known[0])
+        if known := await _endpoint(tx, tenant_id, endpoint_id):
+            return known
+        if earlier := await idempotent_object(tx, tenant_id, "webhook_endpoints", idempotency):
+            return await _endpoint(tx, tenant_id, earlier) or refuse_forgotten()
         (count,) = await tx.one("webhook_endpoint_count", tenant_id=tenant_id) or (0,)
         if count >= ENDPOINTS_MAX:
             raise ApiProblem(
@@ -47,6 +56,7 @@ class Webhooks(Table):
                 f"You have {count} webhook endpoints, and {ENDPOINTS_MAX} are allowed. Delete some.",
             )
         await put_endpoint(tx, tenant_id, endpoint_id, shape, secret)
+        await remember_object(tx, tenant_id, "webhook_endpoints", idempotency, endpoint_id)
         return _endpoint_from((await tx.dicts("webhook_endpoint_get", tenant_id=tenant_id, id=endpoint_id))[0])
 
     @reads

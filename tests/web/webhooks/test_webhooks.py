@@ -48,6 +48,18 @@ def is_signed(body: bytes, headers: dict[str, str], secret: str) -> bool:
     return wanted in headers["webhook-signature"].split(" ")
 
 
+def test_an_idempotency_key_makes_one_endpoint(client: httpx2.Client) -> None:
+    """A client that missed the answer needs it again, secret and all; the same key with another endpoint is refused."""
+    key = {"Idempotency-Key": "hook-1"}
+    first = client.post("/v1/webhook_endpoints", json=PLAIN, headers=key).json()
+    assert client.post("/v1/webhook_endpoints", json=PLAIN, headers=key).json() == first
+    other = client.post("/v1/webhook_endpoints", json=PLAIN | {"name": "other"}, headers=key)
+    is_error(other, {"status": 422, "code": "idempotency_key_reused"})
+    client.delete(path(first))
+    gone = client.post("/v1/webhook_endpoints", json=PLAIN, headers=key)
+    is_error(gone, {"status": 409, "code": "idempotency_result_deleted"})
+
+
 def test_the_secret_is_shown_when_it_is_made_and_never_again(client: httpx2.Client) -> None:
     endpoint = made(client)
     secret = endpoint["signing_secret"]

@@ -4,6 +4,7 @@ The signing secret is in the answer that makes or rotates it and in no other. Of
 """
 
 from collections import Counter
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller
+from tidegate.core.nouns import Caller, Idempotency
 from tidegate.core.problems import no_such_delivery, no_such_webhook_endpoint
 from tidegate.core.states import DeliveryState
 from tidegate.core.webhooks import (
@@ -141,12 +142,14 @@ class WebhookRoutes:
         ]
 
     async def create(self, request: Request, caller: Caller) -> Response:
+        key = requests.idempotency_key(request)
         body = await requests.json_body(request, EndpointCreate, self._bytes_max)
         shape = self._shape(body.name, body.url, body.event_types)
+        idempotency = Idempotency(key, sha256(msgspec.json.encode(body)).hexdigest()) if key else None
         endpoint_id = ids.make("whk", self._entropy.token_bytes(ids.RANDOM_BYTES))
         secret = self._entropy.token_bytes(SECRET_BYTES)
         made = await self._reception.replayed(
-            lambda: self._store.create_webhook_endpoint(caller.tenant_id, endpoint_id, shape, secret)
+            lambda: self._store.create_webhook_endpoint(caller.tenant_id, endpoint_id, shape, secret, idempotency)
         )
         return json_answer(_endpoint_object(made, shows_secret=True))
 
