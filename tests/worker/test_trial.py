@@ -15,6 +15,7 @@ from tidegate.core.nouns import Answer, Call, Job, Usage
 from tidegate.core.schedule.snapshot import Suspects
 from tidegate.core.states import JobState
 from tidegate.store.slices import ALL_SUSPECTS, KEPT_FOR_CHECKS
+from tidegate.worker import trial as trials
 from tidegate.worker.trial import ALONE_AFTER, Trial
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +85,10 @@ async def suspected(world: World, job: Job, lost_count: int) -> None:
     await world.rows("update slices set lost_count = ? where job_id = ?", lost_count, job.id)
 
 
-async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_before(live: World) -> None:
+async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_before(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "FIRST_REST_S", 0.0)
     script = Script(live, "m")
     company = await live.started(chat_lines(6))
     job = await live.started(chat_lines(1))
@@ -102,6 +106,29 @@ async def test_a_single_suspect_is_the_only_one_in_flight_and_the_store_knows_be
         await until(lambda: _ended(live, job, company), "both jobs")
         assert seen == [(1, [(job.id, 0)])]
         assert await live.rows(_MARK) == []
+
+
+async def test_a_suspect_that_was_never_lost_alone_does_not_stop_a_worker_that_has_just_begun(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a machine that keeps dying would stand still for several calls after each start."""
+    rest_s, call_s = 0.4, 0.02
+    monkeypatch.setattr(trials, "FIRST_REST_S", rest_s)
+    script = Script(live, "m")
+    company = await live.started(chat_lines(400), slice_items=4)
+    job = await live.started(chat_lines(1))
+    await suspected(live, job, ALONE_AFTER)
+    begun_s: dict[str, float] = {}
+
+    async def slow(call: Call) -> Answer:
+        begun_s.setdefault(call.job_id, asyncio.get_running_loop().time())
+        await asyncio.sleep(call_s)
+        return Answer(200, BODY, Usage(), "here")
+
+    script.answers = slow
+    async with working(live, script):
+        await until(lambda: _ended(live, job, company), "both jobs")
+    assert begun_s[job.id] - begun_s[company.id] >= rest_s * 0.9
 
 
 async def lost_alone(live: World) -> Job:

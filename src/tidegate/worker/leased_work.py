@@ -27,7 +27,7 @@ AHEAD_MS = 200
 @dataclass(slots=True, eq=False)
 class LeasedSliceState:
     """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
-    `answered_number` is the last of its items that a model server answered."""
+    `answered_number` is the last of its items that a model server answered. With `rests_ms` nothing of it is sent for so long."""
 
     slice: LeasedSlice
     deadline_ms: float
@@ -42,6 +42,7 @@ class LeasedSliceState:
     answered_number: int = -1
     deferred: int = 0
     deferred_until_ms: float = 0.0
+    rests_ms: float = 0.0
     retry_at_ms: float = math.inf
     reading: bool = False
     dropped: bool = False
@@ -60,6 +61,10 @@ class LeasedSliceState:
     def move_deadline(self, deadline_ms: float) -> None:
         """Let no call of this slice begin after this moment: its job's deadline was changed."""
         self.deadline_ms = deadline_ms
+
+    def rest(self, rests_ms: float) -> None:
+        """Send nothing of this slice for so long; to be said before its items are here."""
+        self.rests_ms = rests_ms
 
     def release_tail(self, item_count: int) -> None:
         """So many items at its end went back to the store."""
@@ -199,8 +204,8 @@ class LeasedWork:
         queue = self._stock(leased.model).queue
         for item in items:
             state.left += 1
-            if item.wait_ms > SHORT_WAIT_MS:
-                self.defer(state, item.wait_ms)
+            if item.wait_ms > SHORT_WAIT_MS or state.rests_ms > 0:
+                self.defer(state, max(item.wait_ms, state.rests_ms))
             elif item.wait_ms > 0:
                 self.put_back(state, item, item.wait_ms)
             else:

@@ -10,6 +10,9 @@ Everything else runs beside them. A group that ends is innocent. A group that is
 each loss halves it. A single item that lost many owners is run alone: nothing else is in flight from its worker, and the store hears of
 it before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone in
 between and survived. So workers that are killed from outside fail no item.
+
+What runs alone stops everything else. So a worker works for a while before it runs an item alone that was never lost alone, and between two
+of these for several times as long as the last one stopped it; the item goes back until then. With nothing else to do it runs at once.
 """
 
 import asyncio
@@ -34,6 +37,8 @@ log = structlog.get_logger()
 
 # A single suspect that lost fewer owners runs beside others: running it alone stops all other calls of its worker.
 ALONE_AFTER = 4
+FIRST_REST_S, REST_S_MAX = 5.0, 60.0
+REST_SHARE = 9
 _POLL_S = 0.02
 _CHECK_WAIT_S = 2.0
 # For so long only an item that is no suspect is looked for: with two culprits, each would be the other's check.
@@ -70,6 +75,8 @@ class Trial:
         self.wants_check = False
         self._takes_suspect = False
         self._alone_wanted = asyncio.Event()
+        self._rests_until_s: float | None = None
+        self._shut_at_s = 0.0
 
     def begin_again(self) -> None:
         """A new incarnation has survived nothing yet."""
@@ -119,9 +126,20 @@ class Trial:
         if self.hides_suspects and len(self._group) == 1 and self._alone is None:
             (only,) = self._group
             if _goes_alone(only):
-                self._alone = only
-                self._leased_work.shut()
-                self._alone_wanted.set()
+                self._stop_others_for(only)
+
+    def _stop_others_for(self, only: LeasedSliceState) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._rests_until_s is None:
+            self._rests_until_s = now_s + FIRST_REST_S
+        rests_s = self._rests_until_s - now_s
+        if rests_s > 0 and not _alone_losses(only) and self._leased_work.slice_count > 1:
+            self._group.discard(only)
+            only.rest(rests_s * 1000)
+            return
+        self._alone, self._shut_at_s = only, now_s
+        self._leased_work.shut()
+        self._alone_wanted.set()
 
     def end_slice(self, state: LeasedSliceState) -> bool:
         """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
@@ -146,6 +164,8 @@ class Trial:
             finally:
                 self._alone = None
                 self._leased_work.reopen()
+                now_s = asyncio.get_running_loop().time()
+                self._rests_until_s = now_s + min(REST_SHARE * (now_s - self._shut_at_s), REST_S_MAX)
 
     async def _run_alone(self, state: LeasedSliceState) -> None:
         await _until(lambda: not self._leased_work.in_flight and not self._leased_work.is_reading)

@@ -5,6 +5,7 @@
     families   plans that bring one sort of trouble to light
     estate     what is served and to whom: models, deployments, tenants, limits, weights, the scheduler's mode
     process    one simulated process: its life, its clock, its randomness, its line to the outside
+    store_time the clock of the store's machine, which is set, and the store's time above it
     driver     the store's seam: latency, failures before a commit, and commits whose answer is lost
     disk       blobs in memory, with what a crash keeps and what it tears
     provider   the model servers: every call they saw, and what they made of it; and the lines to them under the real router

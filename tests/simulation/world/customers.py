@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tests.simulation.world.disk import Disk
-from tests.simulation.world.estate import RACE_SLOTS, UNKNOWN_MODEL, Shape
+from tests.simulation.world.estate import EMBEDDINGS, RACE_SLOTS, UNKNOWN_MODEL, Shape
 from tests.simulation.world.plan import Plan
 from tests.simulation.world.provider import usage_of
 from tests.simulation.world.trace import Trace
@@ -16,16 +16,16 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, JobRequest, NewFile, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
+from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES, EndpointShape
 from tidegate.store.flow_accounting import real_cost
 from tidegate.store.keys import KeyRights
 from tidegate.store.store import Store
 
-ENDPOINT = "/v1/chat/completions"
 LONG_WINDOW_MS = 3_600_000
 POISON_WINDOW_MS = 120_000
 COMPANY_AFTER_S = 25.0
-_USER_COUNT = 2
-_KEY_COUNT = 2
+USER_COUNT = 2
+KEY_COUNT = 2
 _REVOKED_WITHIN_S = 6.0
 
 
@@ -48,6 +48,7 @@ class Order:
     invalid_lines: str
     refused: bool
     cancel_s: float | None
+    endpoint: str
     bodies: list[bytes] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     usages: dict[str, Usage] = field(default_factory=dict)
@@ -76,23 +77,44 @@ class Customers:
         self.poison: set[str] = set()
         self.revocations: dict[str, float] = {}
         self.runnable_count = 0
+        self.tenant_ids: list[str] = []
+        self.secrets: dict[str, bytes] = {}
+        self._urls: dict[str, list[str]] = {}
+        self._endpoints = random.Random(f"endpoints/{plan.seed}")
 
     async def prepare(self) -> None:
         """Upload every input; jobs are created later, at their moments."""
-        tenant_ids = []
+        tenant_ids = self.tenant_ids
         for number in range(len(self._plan.estate.tenants)):
             tenant_ids.append(await self._store.put_tenant(self._id("tenant"), f"tenant-{number}"))
-            for key in range(_KEY_COUNT):
+            for key in range(KEY_COUNT):
                 name = f"key-{number}-{key}"
                 await self._store.put_key(Caller(tenant_ids[number], name), name.encode(), name, KeyRights())
         for number in range(self._plan.job_count):
             tenant = number % len(tenant_ids)
             await self._upload(self._order(f"j{number}", tenant, tenant_ids[tenant]))
+        if self._plan.strength("receiver"):
+            await self._subscribe()
         self._plan_revocations()
         tags = [tag for order in self.orders for tag in order.tags]
         self._dice.shuffle(tags)
         self.poison = set(tags[: int(self._plan.strength("poison"))])
         self._give_company()
+
+    async def _subscribe(self) -> None:
+        """Most tenants want to hear of their jobs' ends, some at two places."""
+        dice = random.Random(f"endpoints of webhooks/{self._plan.seed}")
+        for number, tenant_id in enumerate(self.tenant_ids):
+            for place in range(dice.choice((0, 1, 1, 2))):
+                url, secret = f"https://hooks.example/{number}/{place}", dice.randbytes(SECRET_BYTES)
+                shape = EndpointShape("mine", url, EVENT_TYPES)
+                await self._store.create_webhook_endpoint(tenant_id, f"we_{number}_{place}", shape, secret)
+                self.secrets[url] = secret
+                self._urls.setdefault(tenant_id, []).append(url)
+
+    def awaited_events(self) -> set[tuple[str, str]]:
+        """Which receiver must hear of which job's end."""
+        return {(url, order.job_id) for order in self.orders for url in self._urls.get(str(order.caller.tenant_id), [])}
 
     def _plan_revocations(self) -> None:
         """When which key is revoked, in seconds from the start; its jobs are there by then, or come later."""
@@ -135,7 +157,7 @@ class Customers:
         order = Order(
             name=name,
             caller=Caller(
-                tenant_id, f"key-{tenant}-{dice.randrange(_KEY_COUNT)}", user=f"user-{dice.randrange(_USER_COUNT)}"
+                tenant_id, f"key-{tenant}-{dice.randrange(KEY_COUNT)}", user=f"user-{dice.randrange(USER_COUNT)}"
             ),
             tenant=tenant,
             limits=dice.choice(plan.estate.job_limits),
@@ -149,6 +171,7 @@ class Customers:
             invalid_lines="error_file" if lenient else "fail",
             refused=odd and not lenient,
             cancel_s=begin_s + dice.uniform(0, 10) if cancelled else None,
+            endpoint=self._endpoints.choice(plan.estate.endpoints),
         )
         if plan.shape is Shape.RACE and not self.orders:
             order.begin_s, order.window_ms, order.ordered = 0.0, race_window_ms(plan), False
@@ -166,14 +189,18 @@ class Customers:
         model = UNKNOWN_MODEL if dice.random() < 0.02 else dice.choice(estate.names)
         content = f"{tag} {'x' * dice.choice((0, 0, 20, 120))}"
         max_tokens = dice.choice((2, 8, 40))
-        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
+        body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": content}]}
+        if order.endpoint == EMBEDDINGS:
+            body, max_tokens = {"model": model, "input": content}, 0
+        else:
+            body["max_tokens"] = max_tokens
         order.asked[tag] = model
-        order.units[tag] = work_units(len(msgspec.json.encode(body["messages"])), max_tokens)
+        order.units[tag] = work_units(len(msgspec.json.encode(body.get("messages", content))), max_tokens)
         order.usages[tag] = usage_of(content, max_tokens, estate.usage_factor)
         order.custom_ids.append(f"id-{tag}")
         order.tags.append(tag)
         self.runnable_count += model != UNKNOWN_MODEL
-        order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": ENDPOINT, "body": body}))
+        order.bodies.append(msgspec.json.encode({"custom_id": f"id-{tag}", "url": order.endpoint, "body": body}))
 
     async def _upload(self, order: Order) -> None:
         blob_id = self._id("blob")
@@ -189,7 +216,7 @@ class Customers:
     async def create(self, order: Order) -> None:
         """Twice now and then, as after an answer that was lost."""
         request = JobRequest(
-            ENDPOINT,
+            order.endpoint,
             order.file_id,
             order.window_ms,
             f"{order.window_ms}ms",

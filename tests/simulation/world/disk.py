@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from tests.simulation.world.process import Process
 from tests.simulation.world.weather import Weather
+from tests.simulation.world.witness import MARK
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable, BlobVoid
 from tidegate.core.nouns import Placed, Stamp
 from tidegate.core.ports import LogIds
@@ -31,21 +30,6 @@ class Blob:
         self.spool = spool
 
 
-class _Answer(msgspec.Struct):
-    id: str = ""
-
-
-class _Response(msgspec.Struct):
-    body: _Answer
-
-
-class _Line(msgspec.Struct):
-    response: _Response | None = None
-
-
-_line = msgspec.json.Decoder(_Line)
-
-
 class Disk:
     """The place itself, outside of every process."""
 
@@ -61,9 +45,9 @@ class Disk:
             return
         blob.data += data
         for line in data.splitlines():
-            response = _line.decode(line).response
-            if response is not None:
-                self.durable_at_s.setdefault(response.body.id, self._time_s())
+            found = MARK.search(line)
+            if found is not None:
+                self.durable_at_s.setdefault(found[0].decode(), self._time_s())
 
     def lose_unsynced(self) -> None:
         """The power was cut: of a blob that is still written any part may be left, or nothing."""

@@ -69,6 +69,7 @@ def build_road(process: Process, store: Store, me: Registration, plan: Plan, pro
         limits=dealt or limits,
         worker_id=lambda: me.id,
         discovered=store,
+        fleet=store,
         model_in_flight_max=estate.model_in_flight_max,
         in_flight_max_global=estate.in_flight_max_global,
     )

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Deployment, Estimate, Resource
+from tidegate.core.deployments import Deployment, EngineKind, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
 from tidegate.core.usage.prices import Price
 from tidegate.settings.tenants import TenantPolicy
 
 _NAMES = ("alpha", "beta", "gamma", "delta")
 UNKNOWN_MODEL = "nobody"
+CHAT, EMBEDDINGS, MESSAGES = "/v1/chat/completions", "/v1/embeddings", "/v1/messages"
 # No request of a customer reserves or takes more than this.
 CALL_TOKENS_MAX = 400
 _REDIS_KINDS = ("redis_flush", "redis_fail_over", "redis_away", "redis_lost", "redis_slow")
@@ -39,6 +40,7 @@ class Estate:
     scope_preference: tuple[str, ...]
     uses_redis: bool
     usage_factor: int
+    endpoints: tuple[str, ...] = (CHAT,)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +71,8 @@ def draw_estate(seed: int, kinds: dict[str, float], shape: Shape) -> Estate:
     dice = random.Random(f"estate/{seed}")
     match shape:
         case Shape.ANY:
-            return _priced(random.Random(f"money/{seed}"), _any(dice, kinds))
+            estate = _priced(random.Random(f"money/{seed}"), _any(dice, kinds))
+            return _spoken(random.Random(f"spoken/{seed}"), _shared(random.Random(f"shared/{seed}"), estate, kinds))
         case Shape.CONTENDED:
             return _contended(dice, kinds)
         case Shape.RACE:
@@ -87,6 +90,43 @@ def _priced(dice: random.Random, estate: Estate) -> Estate:
         deployments=tuple(replace(one, price=PRICE) for one in estate.deployments),
         tenants=tuple(replace(one, **{whose: getattr(one, whose) + money}) for one in estate.tenants),
     )
+
+
+def _shared(dice: random.Random, estate: Estate, kinds: dict[str, float]) -> Estate:
+    """Where users come, some deployments are engines of our own, on which batch work stands back, or leave it only a part."""
+    if "users" not in kinds:
+        return estate
+    engine = dice.choice((EngineKind.VLLM, EngineKind.GENERIC))
+    fraction = dice.choice((1.0, 1.0, 0.5))
+    return replace(
+        estate,
+        deployments=tuple(replace(one, engine=engine, batch_fraction=fraction) for one in estate.deployments),
+    )
+
+
+_GROUPED_SHARE, _MESSAGES_SHARE = 0.1, 0.1
+
+
+def _spoken(dice: random.Random, estate: Estate) -> Estate:
+    """In some runs there are jobs of embeddings, of which several may share a call, or of messages. Drawn apart from everything else."""
+    drawn = dice.random()
+    if drawn < _GROUPED_SHARE:
+        inputs_max = dice.choice((2, 4, 16))
+        return replace(
+            estate,
+            endpoints=dice.choice(((EMBEDDINGS,), (CHAT, EMBEDDINGS))),
+            deployments=tuple(replace(one, upstream_max_batch_inputs=inputs_max) for one in estate.deployments),
+        )
+    if drawn < _GROUPED_SHARE + _MESSAGES_SHARE:
+        engines = [one.engine if dice.random() < 0.5 else EngineKind.ANTHROPIC for one in estate.deployments]
+        return replace(
+            estate,
+            endpoints=(CHAT, MESSAGES),
+            deployments=tuple(
+                replace(one, engine=engine) for one, engine in zip(estate.deployments, engines, strict=True)
+            ),
+        )
+    return estate
 
 
 def _contended(dice: random.Random, kinds: dict[str, float]) -> Estate:

@@ -25,7 +25,7 @@ _GIVEN_BACK = ("reclaim_slices", "release_slice", "release_tail", "declare_gone"
 # How long a healthy installation may take beyond a sweep and a poll: latencies, and loops that wait for one another.
 _SLACK_MS = 1_000
 PASSED_OVER_S = 40.0
-_TAG = re.compile(rb'"content":"(j[0-9]+-[0-9]+)')
+_TAG = re.compile(rb'"(?:content|input)":"(j[0-9]+-[0-9]+)')
 
 _FLOWS = """
 select f.model, f.share_owner, f.weight_milli, f.served, exists (

@@ -3,12 +3,12 @@
 A planted bug belongs to a family in which a handful of seeds shows it. The healthy engine keeps every promise in all of them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.simulation.world.estate import CALL_NANO_MAX, CALL_TOKENS_MAX, PRICE, Shape
+from tests.simulation.world.estate import CALL_NANO_MAX, CALL_TOKENS_MAX, CHAT, EMBEDDINGS, MESSAGES, PRICE, Shape
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.deployments import Deployment, Estimate, Resource
+from tidegate.core.deployments import Deployment, EngineKind, Estimate, Resource
 from tidegate.core.schedule import Mode, Policy
 from tidegate.settings.tenants import TenantPolicy
 
@@ -124,6 +124,16 @@ FAMILIES: dict[str, Family] = {
         plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "flush_ms": 5, "call_s_max": 0.3},
         estate=_OPEN,
     ),
+    # The clock of the store's machine is set back and ahead, while there is much to do and little of it allowed.
+    "clock_set": Family(
+        {"machine_clock": 0.2},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "item_count_min": 12, "trouble_s": 25.0, "call_s_max": 0.3},
+        estate={
+            **_OPEN,
+            "deployments": _deployments(1, limits=(Limit(Period.MINUTE, 8),)),
+            "tenants": _tenants(2, limits=(Limit(Period.MINUTE, 6),)),
+        },
+    ),
     # Jobs end before their items do.
     "closings": Family(
         {"expire": 0.8, "cancel": 0.3, "slow": 0.3},
@@ -197,6 +207,45 @@ FAMILIES: dict[str, Family] = {
             **_OPEN, "deployments": _deployments(1, price=PRICE), "usage_factor": 3,
             "tenants": _tenants(2, limits=(Limit(Period.MINUTE, nano=CALL_NANO_MAX // 2),)),
         },
+    ),
+    # Users call beside the jobs, and there is little room.
+    "users": Family(
+        {"users": 4.0, "slow": 0.05},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "trouble_s": 10.0},
+        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=4)},
+    ),
+    # They share an engine with the jobs, which stand back for them.
+    "tide": Family(
+        {"users": 2.0},
+        plan={
+            **_QUICK, "process_count": 2, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0,
+            "trouble_s": 15.0,
+        },
+        estate={**_OPEN, "deployments": _deployments(1, engine=EngineKind.VLLM, max_in_flight=24)},
+    ),
+    # Several items share a call, and answers are no good, or come when time is over.
+    "groups": Family(
+        {"broken": 0.1, "refuse": 0.05, "expire": 0.5, "store_slow": 0.1},
+        plan={
+            **_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "slice_items": 4,
+            "store_verbs": frozenset({"beat"}), "store_slow_leases": 3.0,
+        },
+        estate={**_OPEN, "deployments": _deployments(1, max_in_flight=1, upstream_max_batch_inputs=4), "endpoints": (EMBEDDINGS,)},
+    ),
+    # Jobs of Anthropic's API, over engines of both shapes.
+    "messages": Family(
+        {"slow": 0.05},
+        plan={**_QUICK, "job_count": 3, "item_count_max": 10},
+        estate={
+            **_OPEN, "endpoints": (CHAT, MESSAGES),
+            "deployments": (*_deployments(1), *(replace(one, name="alpha-1", engine=EngineKind.ANTHROPIC) for one in _deployments(1))),
+        },
+    ),
+    # Receivers of webhooks fail, and so do those who send.
+    "webhooks": Family(
+        {"receiver": 0.5, "kill": 0.04, "store_unknown": 0.1, "cancel": 0.6},
+        plan={**_QUICK, "job_count": 6, "item_count_max": 6, "in_flight_max": 1, "call_s_max": 3.0},
+        estate={**_OPEN, "tenants": _tenants(3)},
     ),
     # The power is cut while results are written.
     "power": Family(

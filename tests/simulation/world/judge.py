@@ -10,13 +10,14 @@ import msgspec
 
 from tests.simulation.world.customers import Order
 from tests.simulation.world.disk import Disk
-from tests.simulation.world.estate import UNKNOWN_MODEL
+from tests.simulation.world.estate import EMBEDDINGS, UNKNOWN_MODEL
 from tests.simulation.world.plan import Plan
-from tests.simulation.world.process import EPOCH_MS
-from tests.simulation.world.provider import Witnessed
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.search import Search
+from tests.simulation.world.tide_watch import TideWatch
+from tests.simulation.world.witness import MARK, Witnessed, mark_of
 from tidegate.core.ids import split_item_id
+from tidegate.core.nouns import Usage
 from tidegate.core.retry import ALONE_LOSSES_MAX
 
 _BILLED_FAILURES = ("error", "reset", "hang", "broken", "cut")
@@ -40,6 +41,7 @@ class Judge:
         calls: list[Witnessed],
         poison: set[str],
         search: Search,
+        tides: TideWatch,
         revoked: Collection[str],
         broken: Callable[[str], None],
     ) -> None:
@@ -50,6 +52,7 @@ class Judge:
         self._calls = calls
         self._poison = poison
         self._search = search
+        self._tides = tides
         self._revoked = revoked
         self._broken = broken
         self._asked: dict[str, str] = {}
@@ -172,19 +175,28 @@ class Judge:
                 self._broken(f"P3: the place of item {row['number']} of {job['id']} holds {line[:60]!r}")
 
     def _judge_answers(self, order: Order, job: Line, good: list[Line], calls: list[Witnessed]) -> None:
-        used = set()
-        by_serial = {call.serial: call for call in calls}
+        used: set[tuple[int, str]] = set()
+        by_mark = {(call.serial, call.tag): call for call in calls}
         for line in good:
-            call = by_serial.get(int(line["response"]["body"]["id"].removeprefix("call-")))
+            marks = MARK.findall(msgspec.json.encode(line["response"]["body"]))
+            call = by_mark.get((int(marks[0][0]), marks[0][1].decode())) if len(marks) == 1 else None
             if call is None or call.mood != "ok" or f"id-{call.tag}" != line["custom_id"] or call.heard_s is None:
                 self._broken(f"P3: {order.name} has an answer that nobody gave: {line}")
                 return
-            used.add(call.serial)
-        usages = [by_serial[serial].usage for serial in used]
+            if order.endpoint != EMBEDDINGS and _said_usage(line["response"]["body"]) != call.usage:
+                self._broken(f"usage: {order.name} has an answer that says another usage than its call: {line}")
+            used.add((call.serial, call.tag))
+        usages = [by_mark[mark].usage for mark in used]
         counted = (sum(usage.input_tokens for usage in usages), sum(usage.output_tokens for usage in usages))
-        if (job["input_tokens"], job["output_tokens"]) != counted:
+        # What a call for several items took is divided between them, and one of them may have been answered before.
+        is_divided = order.endpoint == EMBEDDINGS and not all(_is_whole(by_mark[mark], used, calls) for mark in used)
+        if (job["input_tokens"], job["output_tokens"]) != counted and not is_divided:
             self._broken(f"usage: {order.name} counts {job['input_tokens']} input tokens, its answers say otherwise")
-        unused = [call for call in calls if call.mood == "ok" and call.heard_s is not None and call.serial not in used]
+        unused = [
+            call
+            for call in calls
+            if call.mood == "ok" and call.heard_s is not None and (call.serial, call.tag) not in used
+        ]
         # One that left in trouble may have left in a hurry, with answers that it could not store in time.
         sure = sum(1 for call in unused if not call.process.dead and not call.process.told_in_trouble)
         # Lines of a void log are written again to another one; whoever adopts both sees the same answer twice.
@@ -198,7 +210,7 @@ class Judge:
 
     def _judge_kept(self, order: Order, job: Line, unused: list[Witnessed]) -> None:
         """Nothing delayed it: an answer that came well before the job closed must be in the output."""
-        closed_s = (job["finalizing_at"] - EPOCH_MS) / 1000
+        closed_s = self._rules.closed_at_s[job["id"]]
         for call in unused:
             assert call.heard_s is not None
             if call.heard_s < closed_s - _margin_s(self._plan) and not call.process.dead:
@@ -234,17 +246,24 @@ class Judge:
     # ---- repeated calls
 
     def _judge_repeats(self, job: Line, calls: list[Witnessed]) -> None:
-        if len({call.key for call in calls}) > 1:
+        # A call for several items has a key of its own, which names them all.
+        if len({call.key for call in calls if call.item_count == 1}) > 1:
             self._broken(f"P5: item {calls[0].number} of {job['id']} was sent under several idempotency keys")
         deadly = sum(1 for call in calls if call.mood == "poison" and not call.aborted)
         if deadly > DEADLY_MAX and job["state"] == "completed":
             self._broken(f"poison: item {calls[0].number} of {job['id']} killed {deadly} workers")
+        taken_back = [call for call in calls[:-1] if self._tides.was_taken_back(call)]
         for earlier, later in combinations(calls, 2):
             if earlier.mood == "throttle" and earlier.heard_s is not None and self._has_no_other_way(earlier):
                 self._judge_wait(earlier, later)
             if earlier.mood in _UNBILLED or (earlier.mood in _BILLED_FAILURES and earlier.heard_s is not None):
                 continue
+            if earlier.mood == "refuse" and earlier.item_count > 1:
+                # One of them is at fault: each is asked for by itself.
+                continue
             if earlier.aborted and earlier.process.told_in_trouble:
+                continue
+            if earlier in taken_back:
                 continue
             if not any(earlier.sent_s <= lost_s <= later.sent_s for lost_s in earlier.process.lost_at_s):
                 self._broken(
@@ -261,11 +280,10 @@ class Judge:
         """What lay durable in a log before its owner was declared gone is adopted, never asked for again."""
         if self._plan.objects and not self._plan.spool_reachable:
             return
-        durable_s = self._disk.durable_at_s.get(f"call-{earlier.serial}")
-        gone_ms = self._rules.gone_at_ms.get(earlier.incarnation)
-        if durable_s is None or gone_ms is None:
+        durable_s = self._disk.durable_at_s.get(mark_of(earlier.serial, earlier.tag))
+        gone_s = self._rules.gone_at_s.get(earlier.incarnation)
+        if durable_s is None or gone_s is None:
             return
-        gone_s = (gone_ms - EPOCH_MS) / 1000
         if durable_s < gone_s - 0.001 and later.sent_s > gone_s:
             self._broken(
                 f"P5: call {later.serial} repeats call {earlier.serial}, whose answer was durable at {durable_s:.3f}"
@@ -297,6 +315,20 @@ class Judge:
 def _margin_s(plan: Plan) -> float:
     """How long a verdict may wait to be recorded when nothing is wrong."""
     return 3.0 if plan.objects else 1.0
+
+
+def _is_whole(call: Witnessed, used: set[tuple[int, str]], calls: list[Witnessed]) -> bool:
+    """Whether all items that shared a call have their answer from it."""
+    return all((one.serial, one.tag) in used for one in calls if one.serial == call.serial)
+
+
+def _said_usage(body: Line) -> Usage:
+    said = body["usage"]
+    fresh, output = (
+        said.get("prompt_tokens", said.get("input_tokens")),
+        said.get("completion_tokens", said.get("output_tokens")),
+    )
+    return Usage(fresh, 0, output)
 
 
 def _lines(data: bytes) -> list[Line]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from tests.simulation.world.customers import Order
 from tests.simulation.world.estate import Estate
-from tests.simulation.world.provider import Witnessed
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.settings import SPANS
+from tests.simulation.world.witness import Witnessed
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import Deployment, Estimate
 from tidegate.core.usage.prices import cost
 
-_UNDONE = ("throttle", "refuse")
+_UNDONE = ("throttle", "refuse", "away")
 _UNBILLED = ("throttle", "refuse", "error", "away")
 # A deployment rests that refused this share of so many calls; so many more may be on their way to it.
 LAST_CALLS, HEAVY_SHARE, UNSEEN_CALLS_MAX = 100, 0.05, 8
@@ -53,6 +53,7 @@ class Meter:
         self._out: dict[str, list[Witnessed]] = {}
 
     def check(self, call: Witnessed) -> None:
+        """Look at a call, which may be for several items, from the moment it is sent."""
         for name, limit in self._binding(call):
             window = self._windows.setdefault((name, limit), _Window(limit))
             window.add(call)
@@ -68,16 +69,24 @@ class Meter:
         self._check_slots(call)
 
     def _binding(self, call: Witnessed) -> Iterator[tuple[str, Limit]]:
-        order, deployment = self._orders[call.job_id], self._deployments[call.deployment]
-        tenant, caller = self._estate.tenants[order.tenant], order.caller
-        resource = next((one for one in self._estate.resources if one.name == order.asked[call.tag]), None)
+        user, deployment = call.user, self._deployments[call.deployment]
+        order = None if user else self._orders[call.job_id]
+        asks_for = user.asks_for if user else order.asked[call.tag] if order else ""
+        resource = next((one for one in self._estate.resources if one.name == asks_for), None)
         replaced = {limit.period for limit in resource.limits} if resource else set()
         yield from ((f"deployment {call.deployment}", one) for one in deployment.limits if one.period not in replaced)
         yield from ((f"resource {resource.name}", one) for one in resource.limits) if resource else ()
-        yield from ((f"tenant {order.tenant}", one) for one in tenant.limits)
-        yield from ((f"user {order.tenant}/{caller.user}", one) for one in tenant.user_limits)
-        yield from ((f"key {caller.key_id}", one) for one in tenant.key_limits)
-        yield from ((f"job {order.name}", one) for one in order.limits)
+        if user is not None:
+            yield from self._binding_caller(user.tenant, user.name, user.key_id)
+        if order is not None:
+            yield from self._binding_caller(order.tenant, order.caller.user, order.caller.key_id)
+            yield from ((f"job {order.name}", one) for one in order.limits)
+
+    def _binding_caller(self, number: int, user: str | None, key_id: str | None) -> Iterator[tuple[str, Limit]]:
+        tenant = self._estate.tenants[number]
+        yield from ((f"tenant {number}", one) for one in tenant.limits)
+        yield from ((f"user {number}/{user}", one) for one in tenant.user_limits)
+        yield from ((f"key {key_id}", one) for one in tenant.key_limits)
 
     def _check_tokens(self, call: Witnessed, name: str, tokens: int, window: _Window) -> None:
         reserved = sum(_taken(one) for one in window.calls)
@@ -86,19 +95,20 @@ class Meter:
         if reserved > tokens:
             self._broken(f"P15: with call {call.serial} {reserved} of {tokens} tokens of {name} are reserved at once")
         if self._is_bound(window):
-            used = sum(one.usage.input_tokens + one.usage.output_tokens for one in window.calls if one.mood == "ok")
+            used = sum(_tokens(one) for one in window.calls if one.mood == "ok" and not one.left)
             if used > tokens:
                 self._broken(f"P15: {used} of {tokens} tokens of {name} are really used by {call.serial}")
 
     def _check_money(self, call: Witnessed, name: str, nano: int, window: _Window) -> None:
         """Money is hard: what was billed, or may be billed for calls of which nobody knows the end, never exceeds the limit."""
-        spent = sum(self._cost_nano(one) for one in window.calls if one is call or one.mood not in _UNBILLED)
+        known = [one for one in window.calls if one is call or (one.mood not in _UNBILLED and not one.left)]
+        spent = sum(self._cost_nano(one) for one in known)
         if spent > nano:
             self._broken(f"P16: with call {call.serial} {spent} of {nano} nano-units of {name} are spent")
 
     def _cost_nano(self, call: Witnessed) -> int:
         price = self._deployments[call.deployment].price
-        return cost(call.usage, price, batch=True).total_nano if price is not None else 0
+        return cost(call.whole_usage, price, batch=call.user is None).total_nano if price is not None else 0
 
     def _is_bound(self, window: _Window) -> bool:
         """Whether every call reserved as much as it could ever take."""
@@ -108,13 +118,15 @@ class Meter:
         """Calls of those who are dead or were declared gone may still be out while others have their slots."""
         out = [one for one in self._out.get(call.deployment, []) if not one.ended and not one.process.dead] + [call]
         self._out[call.deployment] = out
-        counted = [one for one in out if one.incarnation not in self._rules.gone_at_ms]
+        counted = [one for one in out if one.incarnation not in self._rules.gone_at_s]
         deployment: Deployment = self._deployments[call.deployment]
-        if len(counted) > deployment.background_in_flight_max:
-            self._broken(
-                f"P15: call {call.serial} is one more than the {deployment.background_in_flight_max} that {call.deployment}"
-                f" may have in flight: {[(one.serial, one.process.name) for one in counted]}"
-            )
+        background = [one for one in counted if one.user is None]
+        for calls, most in ((counted, deployment.max_in_flight), (background, deployment.background_in_flight_max)):
+            if len(calls) > most:
+                self._broken(
+                    f"P15: call {call.serial} is one more than the {most} that {call.deployment}"
+                    f" may have in flight: {[(one.serial, one.process.name) for one in calls]}"
+                )
 
 
 class Revocations:
@@ -173,10 +185,17 @@ def _heard_s(call: Witnessed) -> float:
 
 def _taken(call: Witnessed) -> int:
     """What a call counts for at the least: nothing that was not done, and no more than was used once that is known."""
+    if call.left:
+        # Who leaves pays for what came by then.
+        return 0
     if call.heard_s is None:
         return call.reserved
     if call.mood in _UNDONE:
         return 0
     if call.mood == "ok":
-        return min(call.reserved, call.usage.input_tokens + call.usage.output_tokens)
+        return min(call.reserved, _tokens(call))
     return call.reserved
+
+
+def _tokens(call: Witnessed) -> int:
+    return call.whole_usage.input_tokens + call.whole_usage.output_tokens

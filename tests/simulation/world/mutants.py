@@ -12,13 +12,16 @@ from typing import Any
 
 from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
+from tests.simulation.world.mutants_doors import DOORS
 from tests.simulation.world.planting import Mutant, both, patch, sql
 from tidegate.core import retry
+from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.errors import StoreUnavailable, Throttled
+from tidegate.core.store_clock import Steady
 from tidegate.stages import lease, record
 from tidegate.stages.stage_leases import StageLeases
 from tidegate.stages.tend.lost_workers import LostWorkers
-from tidegate.store import slices
+from tidegate.store import slices, sqlite_clock
 from tidegate.worker import leased_work
 from tidegate.worker.call_rules import KeyStates
 from tidegate.worker.leasing import SliceReader
@@ -146,6 +149,21 @@ MUTANTS: dict[str, Mutant] = {
     "waits_forgotten": Mutant(
         "rests", "a deferral does not outlive its worker", patch(lease, "read_items", _read_without_waits)
     ),
+    "clock_steps_taken": Mutant(
+        "clock_set",
+        "a step of the machine's clock is not taken out of the store's time",
+        patch(sqlite_clock, "going_on_from", lambda now_ms, wall_ms: Steady()),
+    ),
+    "windows_left_behind": Mutant(
+        "clock_set",
+        "the store's time jumps, and rate windows do not move along",
+        patch(Ledger, "move", lambda self, jump_ms: None),
+    ),
+    "leases_left_behind": Mutant(
+        "clock_set",
+        "the store's time jumps, and the leases of living workers end by that",
+        sql("clock_move_workers", "alive_until + :jump_ms", "alive_until + 0 * :jump_ms"),
+    ),
     "losses_uncounted": Mutant(
         "poison",
         "a lost owner is not counted",
@@ -217,6 +235,7 @@ MUTANTS: dict[str, Mutant] = {
         "revoked", "a key that was revoked goes on", patch(KeyStates, "denial", lambda self, piece: None)
     ),
     **CAPACITY,
+    **DOORS,
 }
 
 

@@ -47,9 +47,12 @@ KINDS: dict[str, tuple[float, ...]] = {
     "redis_slow": (0.05, 0.2),
     "revoke": (0.3, 1.0),
     "power": (0.02, 0.06),
+    "machine_clock": (0.05, 0.15),
+    "users": (0.4, 2.0),
+    "receiver": (0.2, 0.7),
 }
 # Kinds that came later are drawn apart, so that the seeds still mean what they meant.
-_APART = ("revoke", "power")
+_APART = ("revoke", "power", "machine_clock", "users", "receiver")
 _APART_SHARE = 0.12
 
 # What may go wrong while it is watched how flows share a model: nothing that takes work away from those who hold it.

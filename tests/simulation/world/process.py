@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from tests.simulation.world.loop import OWNER, VirtualLoop
 from tests.simulation.world.weather import Weather
+from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.upstream.calls.router import Router
 from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker
 
@@ -46,6 +48,14 @@ class Process:
         self.on_death: Callable[[], None] = lambda: None
         self.me: Registration | None = None
         self.worker: Worker | None = None
+        self.router: Router | None = None
+        self.book: InteractiveUsageBook | None = None
+
+    @property
+    def takes_users(self) -> bool:
+        """Whether a caller would find this process at its door."""
+        is_open = self.router is not None and not self.ending.is_set()
+        return is_open and not self.dead and not self.stopped and not self.ended
 
     # ---- fate
 

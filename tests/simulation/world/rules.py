@@ -12,7 +12,8 @@ from typing import Any
 import apsw
 
 from tests.simulation.world.process import Process
-from tests.simulation.world.provider import Witnessed
+from tests.simulation.world.store_time import StoreTime
+from tests.simulation.world.witness import Witnessed
 from tidegate.core import states
 
 
@@ -88,12 +89,18 @@ _TRIGGERS: list[tuple[str, str, str, str]] = [
 
 
 class Rules:
-    def __init__(self, connection: apsw.Connection, broken: Callable[[str], None], grace_ms: int) -> None:
+    def __init__(
+        self, connection: apsw.Connection, broken: Callable[[str], None], grace_ms: int, time: StoreTime
+    ) -> None:
         self._connection = connection
         self._broken = broken
+        self._time = time
         self._process: Process | None = None
         self._touched: set[str] = set()
-        self.gone_at_ms: dict[str, int] = {}
+        # When workers went and when jobs began to close and closed, in seconds of the run: the store's own time may jump.
+        self.gone_at_s: dict[str, float] = {}
+        self.closing_at_s: dict[str, float] = {}
+        self.closed_at_s: dict[str, float] = {}
         self.losses: Counter[tuple[str, int]] = Counter()
         self.owner_of: dict[str, Process] = {}
         self._callers: dict[tuple[str, int], str] = {}
@@ -106,7 +113,9 @@ class Rules:
         define("is_acting", self._is_acting, 1)
         define("touch", lambda job_id: self._touched.add(str(job_id)), 1)
         define("enlisted", self._enlisted, 1)
-        define("went", self._went, 2)
+        define("went", self._went, 1)
+        define("closes", lambda job_id: self.closing_at_s.setdefault(str(job_id), time.now_s()), 1)
+        define("closed", lambda job_id: self.closed_at_s.setdefault(str(job_id), time.now_s()), 1)
         define("lost_owner", self._lost_owner, 3)
         self._watch()
 
@@ -128,7 +137,15 @@ class Rules:
         )
         self._connection.execute(
             "create temp trigger goes after update of state on workers when new.state = 'gone'"
-            " begin select went(new.id, now_ms()); end"
+            " begin select went(new.id); end"
+        )
+        self._connection.execute(
+            "create temp trigger closes after update on jobs when old.closing_at is null and new.closing_at is not null"
+            " begin select closes(new.id); end"
+        )
+        self._connection.execute(
+            "create temp trigger closed after update of state on jobs when new.state = 'finalizing'"
+            " begin select closed(new.id); end"
         )
         self._connection.execute(
             "create temp trigger loses after update of state on slices when old.state = 'leased' and new.state = 'ready'"
@@ -153,8 +170,8 @@ class Rules:
             self._process.incarnations.add(worker_id)
             self.owner_of[worker_id] = self._process
 
-    def _went(self, worker_id: Any, at_ms: Any) -> None:
-        self.gone_at_ms[worker_id] = at_ms
+    def _went(self, worker_id: Any) -> None:
+        self.gone_at_s[worker_id] = self._time.now_s()
         if worker_id in self.owner_of:
             owner = self.owner_of[worker_id]
             owner.lost_at_s.append(owner.loop.time())
@@ -211,13 +228,16 @@ class Rules:
 
     def check_call(self, call: Witnessed) -> None:
         """No call without a committed lease that covers it, none after the deadline, none long after a cancel."""
-        job_state, closing_at, expired = self._one(
-            "select state, closing_at, now_ms() >= expires_at from jobs where id = ?", call.job_id
+        job_state, expired = self._one(
+            # Its sender learned of the deadline as a duration: a jump of the store's time may be news to it.
+            "select state, now_ms() - ? >= expires_at from jobs where id = ?",
+            self._time.jumped_ms,
+            call.job_id,
         )
         if expired:
             self._broken(f"P9: call {call.serial} was sent after its job's window")
-        if closing_at is not None:
-            self._check_closing(call, int(closing_at))
+        if call.job_id in self.closing_at_s:
+            self._check_closing(call)
         # Another worker's late answer may end a job under a lease that is in order: its owner hears of it at its next heartbeat.
         if job_state in ("in_progress", "cancelling"):
             self._check_lease(call)
@@ -259,11 +279,9 @@ class Rules:
         if self._connection.execute(deferred, item).fetchall():
             self._broken(f"P17: call {call.serial} was sent although its item is deferred")
 
-    def _check_closing(self, call: Witnessed, closing_at: int) -> None:
+    def _check_closing(self, call: Witnessed) -> None:
         """One heartbeat may cross a lease on its way; whoever has heard of the closing twice must know."""
-        process = call.process
-        (now_ms,) = self._one("select now_ms()")
-        closing_s = process.loop.time() - (now_ms - closing_at) / 1000
-        heard = sum(1 for done_s, heard_s in process.beats if done_s > closing_s)
+        closing_s = self.closing_at_s[call.job_id]
+        heard = sum(1 for done_s, heard_s in call.process.beats if done_s > closing_s)
         if heard > 1:
             self._broken(f"P8: call {call.serial} was sent although {heard} heartbeats had said that its job closes")

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from tests.simulation.world.plan import Plan
-from tests.simulation.world.provider import Witnessed
+from tests.simulation.world.witness import Witnessed
 from tidegate.store.slices import SUSPECT_AFTER
 
 # So many more losses may pass while several slices lost the same number of owners.

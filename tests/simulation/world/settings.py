@@ -6,13 +6,15 @@ from typing import Any
 
 import structlog
 
+from tidegate.core import store_clock, webhooks
 from tidegate.core.budgets import counting
 from tidegate.core.budgets.budget import Period
 from tidegate.core.budgets.counting import Span
+from tidegate.core.tide import controller, prefill
 from tidegate.stages import lease
 from tidegate.stages.tend import compact_extents
 from tidegate.upstream.routing import slots
-from tidegate.worker import leased_work, leasing, runners, upkeep
+from tidegate.worker import leased_work, leasing, runners, trial, upkeep
 
 PIECES_MAX = 4
 # A minute and an hour of this world.
@@ -25,6 +27,12 @@ _TINY = (
     (counting, "_SPANS", SPANS),
     (upkeep, "_UPKEEP_EVERY", 3),
     (slots, "PERIOD_S", 0.8),
+    (store_clock, "FOLLOW_AFTER_MS", 4_000),
+    (controller, "HAND_BACK_TOKENS_MIN", 20),
+    (prefill, "MARGIN", 20.0),
+    (trial, "FIRST_REST_S", 2.0),
+    (trial, "REST_S_MAX", 5.0),
+    (webhooks, "_WAITS_S", (0.2, 0.5, 1, 1, 2, 2, 2, 2, 2)),
     (compact_extents, "PIECES_MAX", PIECES_MAX),
 )
 

@@ -22,17 +22,26 @@ from tests.simulation.world.judge import Judge
 from tests.simulation.world.loop import Stuck, VirtualLoop
 from tests.simulation.world.meter import Meter, Rests, Revocations
 from tests.simulation.world.plan import Plan
-from tests.simulation.world.process import EPOCH_MS, Process, outside
-from tests.simulation.world.provider import Provider, Witnessed
+from tests.simulation.world.process import Process, outside
+from tests.simulation.world.provider import Provider
+from tests.simulation.world.receiver import Receiver
 from tests.simulation.world.redis_server import RedisServer
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.search import Search
 from tests.simulation.world.settings import PIECES_MAX, overheard, tiny_settings
+from tests.simulation.world.store_time import StoreTime
+from tests.simulation.world.tide_watch import TideWatch
 from tests.simulation.world.trace import Trace
+from tests.simulation.world.users import Users
 from tests.simulation.world.weather import Weather
+from tests.simulation.world.witness import Witnessed
+from tests.simulation.world.work_files import WorkFiles
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.schedule.mode_override import ModeOverride
 from tidegate.core.states import JOB_ENDED
+from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.stages.deliver import WebhookDeliveries
+from tidegate.stages.tend import clock
 from tidegate.store.sqlite import SqliteDriver
 from tidegate.store.store import Store
 from tidegate.worker.registration import Registration
@@ -41,6 +50,7 @@ CHAOS_S = 0.3
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.
 SETTLED_S = 15.0
 LEAVE_S = 60.0
+CLOCK_STEPS_MS = (-3_600_000, -20_000, -1_500, 900, 1_500, 20_000, 3_600_000)
 JANITOR_S = 90.0
 
 
@@ -75,16 +85,20 @@ class World:
         self.leaving = False
         self.broken: str | None = None
         self._scratch = scratch
-        self._database_behind_ms = 0
+        self.time = StoreTime(self.loop, self.breaks)
         self.redis = RedisServer(self.loop, self.weather, self.breaks)
-        self._inner = SqliteDriver(None, self._now_ms)
+        self._inner = SqliteDriver(None, self.time.clock)
         self._store = Store(self._inner)
         now(self._store.migrate())
         self.connection = self._inner._writer
-        self.rules = Rules(self.connection, self.breaks, plan.grace_ms)
+        self.rules = Rules(self.connection, self.breaks, plan.grace_ms, self.time)
         self.rules.on_ended = self._job_ended
-        self.provider = Provider(self.loop, self.weather, self.trace, self._check_call)
+        self.work_files = WorkFiles(self.connection, self.disk)
+        self.provider = Provider(self.loop, self.weather, self.trace, self._check_call, self.work_files.number_of)
         self.customers = Customers(plan, self._store, self.disk, self.trace)
+        self.users = Users(plan, self.customers, self.provider, self.trace, self.breaks)
+        self.tides = TideWatch(plan, self.provider.user_calls, self.breaks)
+        self.receiver = Receiver(plan, self.customers, self.trace, self.breaks)
         self.judge: Judge | None = None
         self.meter: Meter | None = None
         self.fairness: Fairness | None = None
@@ -93,10 +107,6 @@ class World:
         self.revocations = Revocations(self.breaks)
         self._visits: list[asyncio.Task[None]] = []
         self._published: dict[str, str] = {}
-
-    def _now_ms(self) -> int:
-        """The database's clock: it may be set back, and then goes on from there."""
-        return EPOCH_MS + int(self.loop.time() * 1000) - self._database_behind_ms
 
     def breaks(self, what: str) -> None:
         """Note the first broken promise and end the run."""
@@ -119,6 +129,7 @@ class World:
             calls,
             poison,
             self.search,
+            self.tides,
             self.customers.revocations,
             self.breaks,
         )
@@ -133,31 +144,45 @@ class World:
             self._visits.append(self.loop.create_task(self._override(self.plan.estate.override_mode)))
         for _ in range(self.plan.process_count):
             self._spawn()
+        coming = self.loop.create_task(self.users.come(lambda: self.processes)) if self.plan.strength("users") else None
         while self.loop.time() < self.plan.trouble_s:
             await asyncio.sleep(CHAOS_S)
             self._chaos()
             if self._all_done():
                 break
+        if coming is not None:
+            coming.cancel()
         self._heal()
         await self._until_all_ended()
         await asyncio.sleep(self.plan.lease_ms / 1000)
+        await self._until_all_told()
+        self.tides.check_end(self.processes)
         await self._all_leave()
         await self._sweep()
         for order in self.customers.orders:
             self._check_published(order.job_id)
         self.judge.judge(self.customers.orders)
+        self.receiver.judge(self.connection)
+        self.users.judge(self.connection)
 
     def _after_commit(self, verb: str) -> None:
         assert self.fairness is not None
         assert self.search is not None
+        self.time.check()
         self.fairness.after_commit(verb)
         self.search.after_commit()
 
-    def _check_call(self, call: Witnessed) -> None:
+    def _check_call(self, seen: list[Witnessed]) -> None:
         assert self.meter is not None
-        self.rules.check_call(call)
+        call = seen[0]
         self.meter.check(call)
-        self.revocations.check(call, self.customers.key_of(call.job_id))
+        if call.user is not None:
+            self.users.check(call)
+        else:
+            for one in seen:
+                self.rules.check_call(one)
+            self.tides.check(call)
+            self.revocations.check(call, self.customers.key_of(call.job_id))
         if not self.plan.strength("connect_slow"):
             # A connection that is being made does not hear what another one is told.
             self.rests.check(call)
@@ -208,7 +233,9 @@ class World:
             weather.disk_full = True
             outside(self.loop, dice.uniform(0.5, 5), self._disk_free)
         if weather.strikes("database_clock"):
-            self._database_behind_ms += dice.choice((3, 200, 1_500))
+            self.time.fall_behind(dice.choice((3, 200, 1_500)))
+        if weather.strikes("machine_clock"):
+            self.time.set_machine(dice.choice(CLOCK_STEPS_MS))
         if self.plan.estate.uses_redis:
             self._redis_chaos()
 
@@ -261,6 +288,13 @@ class World:
         rows = self.connection.execute("select id, state, closing from jobs").fetchall()
         missing = len(self.customers.orders) - len(rows)
         return [row for row in rows if row[1] not in JOB_ENDED] + ["not created yet"] * missing
+
+    async def _until_all_told(self) -> None:
+        """Users have their answers, and receivers of webhooks what they wait for."""
+        deadline_s = self.loop.time() + LEAVE_S
+        await self._until(
+            lambda: (not self.users.waiting and self.receiver.is_done(self.connection)) or self.loop.time() > deadline_s
+        )
 
     async def _all_leave(self) -> None:
         deadline_s = self.loop.time() + LEAVE_S
@@ -338,8 +372,16 @@ class World:
             )
             await me.begin()
             road = build_road(process, store, me, plan, self.provider)
+            process.router, process.book = road.router, InteractiveUsageBook(store, process)
+            callbacks = self.receiver.line_of(process)
+            deliveries = WebhookDeliveries(store, callbacks, process, process, lambda: me.id)
             worker = process.worker = build_worker(process, store, me, plan, self._scratch, self.disk, road.router)
+            beside = [asyncio.create_task(clock.watch(store)), asyncio.create_task(deliveries.run())]
             await worker.run(process.ending)
+            await process.book.close()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await road.close()
         except StoreUnavailable:
             self.trace.note(process.name, "could not begin")

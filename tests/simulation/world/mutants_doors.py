@@ -1,0 +1,100 @@
+"""Planted bugs of interactive calls, the tide, groups, messages and webhooks."""
+
+from typing import Any
+
+import msgspec
+
+from tests.simulation.world.planting import Mutant, both, patch, sql
+from tidegate.core.callback_targets import CallbackReply
+from tidegate.core.grouping import embeddings
+from tidegate.core.translate import answers, usage
+from tidegate.interactive_usage import InteractiveUsageBook
+from tidegate.upstream.calls import exchange
+from tidegate.upstream.grouping import groups
+from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.upstream.tide import tides
+
+_begin_interactive = DeploymentState.begin_interactive
+_end_interactive = DeploymentState.end_interactive
+_add = InteractiveUsageBook.add
+_joined = groups._joined
+_usage_to_anthropic = usage.usage_to_anthropic
+
+
+def _begin_uncounted(self: DeploymentState, owner: str, now_ms: float) -> None:
+    _begin_interactive(self, owner, now_ms)
+    self.slots.end()
+
+
+def _end_uncounted(self: DeploymentState, owner: str) -> None:
+    self.slots.begin()
+    _end_interactive(self, owner)
+
+
+def _add_twice(self: InteractiveUsageBook, *arguments: Any) -> None:
+    _add(self, *arguments)
+    _add(self, *arguments)
+
+
+def _joined_for_ever(*arguments: Any) -> Any:
+    return msgspec.structs.replace(_joined(*arguments), deadline_ms=1e12, begin_by_ms=1e12)
+
+
+def _twice_the_usage(reported: Any) -> Any:
+    found = _usage_to_anthropic(reported)
+    return {**found, "input_tokens": 2 * found["input_tokens"] + 1}
+
+
+DOORS: dict[str, Mutant] = {
+    "users_uncounted": Mutant(
+        "users",
+        "calls of users take no slots",
+        both(
+            patch(DeploymentState, "begin_interactive", _begin_uncounted),
+            patch(DeploymentState, "end_interactive", _end_uncounted),
+        ),
+    ),
+    "users_booked_twice": Mutant(
+        "users", "what a user's call took is counted twice", patch(InteractiveUsageBook, "add", _add_twice)
+    ),
+    "tide_ignored": Mutant(
+        "tide",
+        "background work does not stand back",
+        patch(tides.DeploymentTide, "interactive_is", lambda self, in_flight, awaiting: None),
+    ),
+    "users_never_leave": Mutant(
+        "tide", "a user who is gone still counts", patch(DeploymentState, "end_interactive", lambda self, owner: None)
+    ),
+    "taken_back_again": Mutant(
+        "tide", "the tide takes a call back as often as it likes", patch(tides, "HAND_BACKS_MAX", 99)
+    ),
+    "answers_as_they_come": Mutant(
+        "groups",
+        "the answers of a group are handed out as they come",
+        patch(embeddings, "_by_index", lambda rows: rows),
+    ),
+    "groups_outlive_members": Mutant(
+        "groups", "a group begins when the time of a member is over", patch(groups, "_joined", _joined_for_ever)
+    ),
+    "messages_untranslated": Mutant(
+        "messages",
+        "an engine hears an item in a shape that it does not know",
+        patch(exchange, "is_translated", lambda endpoint, engine: False),
+    ),
+    "messages_overcounted": Mutant(
+        "messages", "a translated answer counts too much", patch(answers, "usage_to_anthropic", _twice_the_usage)
+    ),
+    "delivery_unproven": Mutant(
+        "webhooks", "whatever a receiver says, the event counts as delivered", patch(CallbackReply, "is_success", True)
+    ),
+    "events_of_others": Mutant(
+        "webhooks",
+        "an endpoint hears of every tenant's jobs",
+        sql("webhook_events_put", "e.tenant_id = j.tenant_id", "1 = 1"),
+    ),
+    "ends_unsaid": Mutant(
+        "webhooks",
+        "only jobs that complete are told of",
+        sql("webhook_events_put", "'completed', 'failed', 'expired', 'cancelled'", "'completed'"),
+    ),
+}

@@ -1,0 +1,86 @@
+"""What must hold of the tide, at the witness: background work stands back while a user waits for a first token, and comes back after.
+
+Only what happens at deployments that share an engine is watched. In the process that sends the user's call background work stands back at
+once; the others hear of it through the store. A call that the tide took back may be sent again, twice at most.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from tests.simulation.world.plan import Plan
+from tests.simulation.world.process import Process
+from tests.simulation.world.witness import Witnessed
+from tidegate.upstream.tide.tides import HAND_BACKS_MAX, shares_engine
+
+# An answer that is not streamed is taken to have its first token by then.
+_UNSEEN_S = 1.0
+# How long another process may not know: a report each half second, and the look at it.
+_TOLD_S = 1.6
+# A call may wait for a budget or a connection after it was let in.
+_LET_IN_S = 2.5
+_HOLDS_UP = frozenset({"pause", "kill", "border_kill", "stop", "power", "poison", "clock"})
+
+
+class TideWatch:
+    def __init__(self, plan: Plan, users: list[Witnessed], broken: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._users = users
+        self._broken = broken
+        self._shared = {one.name: one for one in plan.estate.deployments if shares_engine(one)}
+        store_troubles = any(kind.startswith(("store_", "redis_", "connect_")) for kind in plan.kinds)
+        self._others_know = not store_troubles and not _HOLDS_UP & set(plan.kinds)
+        self._is_held_up = bool(plan.strength("connect_slow")) or _is_budgeted(plan)
+        self._taken_back: Counter[tuple[str, int]] = Counter()
+
+    def check(self, call: Witnessed) -> None:
+        """Background work begins no prompt in the way of a user."""
+        if call.deployment not in self._shared:
+            return
+        now_s, slack_s = call.sent_s, _LET_IN_S if self._is_held_up else 0.0
+        for user in self._users:
+            if user.deployment != call.deployment or not _awaits_at(user, now_s):
+                continue
+            is_own = user.process is call.process and user.incarnation == call.incarnation
+            known_s = user.sent_s + slack_s + (0.0 if is_own else _TOLD_S)
+            if now_s > known_s and (is_own or self._others_know):
+                self._broken(
+                    f"tide: call {call.serial} went to {call.deployment} although call {user.serial} of a user"
+                    f" waits for its first token there since {user.sent_s:.2f}"
+                )
+
+    def was_taken_back(self, call: Witnessed) -> bool:
+        """Whether a user's need explains that this call was ended; counted, for it may happen to an item twice at most."""
+        if not call.aborted or call.deployment not in self._shared:
+            return False
+        since_s = call.ended_s - _TOLD_S
+        if not any(one.deployment == call.deployment and since_s <= one.ended_s for one in self._users):
+            return False
+        item = (call.job_id, call.number)
+        self._taken_back[item] += 1
+        if self._taken_back[item] > HAND_BACKS_MAX:
+            self._broken(f"P5: item {call.number} of {call.job_id} was taken back {self._taken_back[item]} times")
+        return True
+
+    def check_end(self, processes: list[Process]) -> None:
+        """Nothing of a call is left when all have ended: no slot, and no user who is not there."""
+        for process in processes:
+            if process.dead or process.ended or process.router is None:
+                continue
+            for one in process.router.status():
+                left = (one.in_flight, *process.router.interactive(one.name))
+                if any(left):
+                    self._broken(f"slots: {process.name} still counts calls at {one.name}: {left}")
+
+
+def _awaits_at(user: Witnessed, at_s: float) -> bool:
+    assert user.user is not None
+    if user.ended or user.first_s is not None or user.sent_s >= at_s:
+        return False
+    return user.user.is_stream or at_s - user.sent_s < _UNSEEN_S
+
+
+def _is_budgeted(plan: Plan) -> bool:
+    estate = plan.estate
+    bound = [*(one.limits for one in estate.deployments), *(one.limits for one in estate.resources), *estate.job_limits]
+    bound += [limits for one in estate.tenants for limits in (one.limits, one.user_limits, one.key_limits)]
+    return any(bound) or any(one.tokens_in_flight_max for one in estate.deployments)
