@@ -1,5 +1,6 @@
 """perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
 
+import math
 import traceback
 from functools import lru_cache
 from hashlib import blake2b
@@ -209,13 +210,13 @@ class Performer:
         """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
         if why.retryable:
             metrics.policy_waits.of(why.code).inc()
-            left_ms = max(0, int(held.deadline_ms - self._clock.monotonic_ms()))
+            left_ms = max(0, math.ceil(held.deadline_ms - self._clock.monotonic_ms()))
             return Again(min(why.wait_ms, left_ms), item.attempt_count, why.code, item.hand_backs)
         metrics.policy_refusals.of(why.code).inc()
         return _failed(held.slice, item, why.code, why.message, paid)
 
     def _after_failure(self, error: UpstreamError, held: HeldSlice, item: Item) -> _ItemEnd | Again:
-        leased, deadline_ms = held.slice, int(held.deadline_ms)
+        leased, deadline_ms = held.slice, math.ceil(held.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())
         policy, chance = self._rules.retry(leased), self._entropy.uniform(0.0, 1.0)
         verdict = retry.decide(error, item.attempt_count, now_ms, deadline_ms, policy, chance)

@@ -8,7 +8,11 @@
     store_time the clock of the store's machine, which is set, and the store's time above it
     driver     the store's seam: latency, failures before a commit, and commits whose answer is lost
     disk       blobs in memory, with what a crash keeps and what it tears
-    provider   the model servers: every call they saw, and what they made of it; and the lines to them under the real router
+    provider   the model servers, and the lines to them under the real router; `answers` what they say, `witness` what they write down
+    users      interactive calls beside the jobs, and what must come of each
+    tide_watch what must hold of background work that stands back for users
+    receiver   the receivers of webhooks, and what must hold of the outbox
+    work_files which item of a job a tag names
     redis_server  a Redis that forgets, fails over and loses answers, under the real client
     redis_scripts  the real Lua scripts, and the commands that they call
     rules      what must hold at every step, as triggers in the database itself
@@ -21,6 +25,7 @@
     world      one run
     report     a broken run in words
     mutants    planted bugs that the simulation must catch; `mutants_capacity` those of limits and shares, `planting` how
+    mutants_doors  those of users, the tide, groups, messages and webhooks
 
 Nothing on the road of a real job imports it. `python -m tests.simulation.world SEED` replays one run.
 """

@@ -71,7 +71,9 @@ class ProcessDriver:
         return result
 
     async def look_at_clock(self) -> None:
+        before = self._rules.leases_left_ms()
         await self._inner.look_at_clock()
+        self._rules.check_leases_go_on(before)
 
     async def schema_stamps(self, *, is_settled: bool = False) -> Mapping[str, str]:
         return await self._inner.schema_stamps(is_settled=is_settled)

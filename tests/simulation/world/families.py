@@ -80,7 +80,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # So do results and slices that are given back.
     "late_returns": _late(
-        ("record_outcomes", "release_slice"), 4.0, {"store_slow": 0.6, "kill": 0.06, "pause": 0.06, "throttle": 0.1},
+        ("record_outcomes", "release_slice"), 4.0, {"store_slow": 0.8, "kill": 0.1, "pause": 0.15, "throttle": 0.15},
         job_count=4, item_count_max=10, slice_items=2,
     ),
     # Results arrive after their job was closed.
@@ -126,13 +126,9 @@ FAMILIES: dict[str, Family] = {
     ),
     # The clock of the store's machine is set back and ahead, while there is much to do and little of it allowed.
     "clock_set": Family(
-        {"machine_clock": 0.2},
-        plan={**_QUICK, "job_count": 6, "item_count_max": 20, "item_count_min": 12, "trouble_s": 25.0, "call_s_max": 0.3},
-        estate={
-            **_OPEN,
-            "deployments": _deployments(1, limits=(Limit(Period.MINUTE, 8),)),
-            "tenants": _tenants(2, limits=(Limit(Period.MINUTE, 6),)),
-        },
+        {"machine_clock": 0.1},
+        plan={**_QUICK, "job_count": 4, "item_count_max": 12, "item_count_min": 12, "call_s_max": 0.3},
+        estate={**_OPEN, "tenants": _tenants(2, limits=(Limit(Period.MINUTE, 4),), user_limits=(Limit(Period.MINUTE, 3),))},
     ),
     # Jobs end before their items do.
     "closings": Family(
@@ -211,15 +207,15 @@ FAMILIES: dict[str, Family] = {
     # Users call beside the jobs, and there is little room.
     "users": Family(
         {"users": 4.0, "slow": 0.05},
-        plan={**_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "trouble_s": 10.0},
+        plan={**_QUICK, "job_count": 3, "item_count_max": 12, "item_count_min": 12, "call_s_max": 1.0, "trouble_s": 6.0},
         estate={**_OPEN, "deployments": _deployments(1, max_in_flight=4)},
     ),
     # They share an engine with the jobs, which stand back for them.
     "tide": Family(
-        {"users": 2.0},
+        {"users": 3.0},
         plan={
-            **_QUICK, "process_count": 2, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0,
-            "trouble_s": 15.0,
+            **_QUICK, "process_count": 2, "job_count": 3, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0,
+            "trouble_s": 12.0,
         },
         estate={**_OPEN, "deployments": _deployments(1, engine=EngineKind.VLLM, max_in_flight=24)},
     ),

@@ -16,6 +16,7 @@ from tests.simulation.world.rules import Rules
 from tests.simulation.world.search import Search
 from tests.simulation.world.tide_watch import TideWatch
 from tests.simulation.world.witness import MARK, Witnessed, mark_of
+from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import split_item_id
 from tidegate.core.nouns import Usage
 from tidegate.core.retry import ALONE_LOSSES_MAX
@@ -70,7 +71,10 @@ class Judge:
         for extent in self._rows("select * from extents where file_id = ? order by at", file_id):
             if extent["at"] != len(data):
                 self._broken(f"P3: {file_id} has a gap or an overlap at {extent['at']}")
-            data += self._disk.read(extent["blob_id"], extent["blob_at"], extent["size_bytes"])
+            try:
+                data += self._disk.read(extent["blob_id"], extent["blob_at"], extent["size_bytes"])
+            except BlobMissing as missing:
+                self._broken(f"P1: a part of {file_id} is gone: {missing}")
         return data
 
     def judge(self, orders: list[Order]) -> None:

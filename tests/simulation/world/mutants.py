@@ -14,6 +14,7 @@ from tests.simulation.world.disk import Disk
 from tests.simulation.world.mutants_capacity import CAPACITY
 from tests.simulation.world.mutants_doors import DOORS
 from tests.simulation.world.planting import Mutant, both, patch, sql
+from tests.simulation.world.witness import MARK
 from tidegate.core import retry
 from tidegate.core.budgets.ledger import Ledger
 from tidegate.core.errors import StoreUnavailable, Throttled
@@ -60,7 +61,8 @@ async def _reclaim_first(self: LostWorkers, spool_wait_ms: int) -> int:
 
 def _lose_tails(self: Disk) -> None:
     for blob in self.blobs.values():
-        del blob.data[blob.data.rstrip(b"\n").rfind(b"\n") + 1 :]
+        if MARK.search(blob.data):
+            del blob.data[blob.data.rstrip(b"\n").rfind(b"\n") + 1 :]
 
 
 _extend_lease = leased_work.LeasedWork.extend_lease

@@ -269,6 +269,20 @@ class Rules:
             if out:
                 self._broken(f"poison: call {call.serial} runs alone beside {[one.serial for one in out]}")
 
+    def leases_left_ms(self) -> dict[str, int]:
+        """How long the leases of living workers still last."""
+        alive = "select id, alive_until - now_ms() from workers where state = 'alive'"
+        rows: list[Any] = self._connection.execute(alive).fetchall()
+        return {str(worker_id): int(left_ms) for worker_id, left_ms in rows}
+
+    def check_leases_go_on(self, before: dict[str, int]) -> None:
+        """No time has passed since `before`; the store's own may have jumped."""
+        for worker_id, left_ms in self.leases_left_ms().items():
+            if left_ms < before[worker_id] - 2:
+                self._broken(
+                    f"P29: the lease of {worker_id} lasts {left_ms} ms by a step of the clock, and not {before[worker_id]}"
+                )
+
     def _check_deferral(self, call: Witnessed) -> None:
         """Whoever takes an item over waits as long as the store says; its first owner counted from its own verdict, a little earlier."""
         item = (call.job_id, call.number)

@@ -27,7 +27,7 @@ _TINY = (
     (counting, "_SPANS", SPANS),
     (upkeep, "_UPKEEP_EVERY", 3),
     (slots, "PERIOD_S", 0.8),
-    (store_clock, "FOLLOW_AFTER_MS", 4_000),
+    (store_clock, "FOLLOW_AFTER_MS", 2_000),
     (controller, "HAND_BACK_TOKENS_MIN", 20),
     (prefill, "MARGIN", 20.0),
     (trial, "FIRST_REST_S", 2.0),

@@ -50,7 +50,7 @@ CHAOS_S = 0.3
 # After this nobody waits for a worker that was lost any more, nor for a store that was slow.
 SETTLED_S = 15.0
 LEAVE_S = 60.0
-CLOCK_STEPS_MS = (-3_600_000, -20_000, -1_500, 900, 1_500, 20_000, 3_600_000)
+CLOCK_STEPS_MS = (-600_000, -60_000, -1_500, 900, 1_500, 5_000, 60_000, 600_000, 600_000)
 JANITOR_S = 90.0
 
 
