@@ -9,8 +9,9 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.shims import Shims, preload_env
-from tests.support.tidegate import IN_FLIGHT, Site, behaving, requests
+from tests.support.tidegate import ASK_S, END_S, IN_FLIGHT, Site, behaving, requests
 
 HOUR_S = 3_600
 MONTH_S = 30 * 24 * HOUR_S
@@ -49,13 +50,15 @@ def test_the_clock_of_the_store_jumps(site: Site, shims: Shims, steps: list[int]
     clock = shims.clock()
     worker = site.begin(more=preload_env(clock, base={}) if site.embedded else None)
     jump: Callable[[int], None] = clock.jump_to if site.embedded else lambda by_s: set_database(site, by_s)
-    lines = requests(48, lambda number: behaving("latency=100"))
+    lines = requests(48, lambda number: behaving(f"latency={100 * len(steps)}"))
     waiting = site.submit(lines)
     by_s = 0
     for step_s in steps:
-        called = len(site.calls())
+        called, noticed = len(site.calls()), steps_noticed(site)
         by_s += step_s
         jump(by_s)
+        # A step that is taken back before anyone looked was none.
+        until_noticed(site, noticed + 1)
         site.until_called(min(len(lines), called + IN_FLIGHT + 1))
     later = site.submit(lines[:4])
     for batch_id, count in ((waiting, 48), (later, 4)):
@@ -65,9 +68,15 @@ def test_the_clock_of_the_store_jumps(site: Site, shims: Shims, steps: list[int]
         assert batch["created_at"] <= batch["in_progress_at"] <= batch["completed_at"]
         assert len(site.calls_of(batch_id)) == count, "no lease ended by a step"
     assert worker.running
-    said = [one.logs() for one in site.processes.started]
-    assert any("store_clock_stepped" in log for log in said)
-    assert not any("worker_lost" in log for log in said)
+    assert not any("worker_lost" in one.logs() for one in site.processes.started)
+
+
+def until_noticed(site: Site, count: int) -> None:
+    wait_until(lambda: steps_noticed(site) >= count, END_S, f"{count} steps to be noticed", poll_s=ASK_S)
+
+
+def steps_noticed(site: Site) -> int:
+    return sum((one.stdout() + one.stderr()).count("store_clock_stepped") for one in site.processes.started)
 
 
 def set_database(site: Site, by_s: int) -> None:

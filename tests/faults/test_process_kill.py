@@ -33,7 +33,9 @@ def _killed_at(site: Site, border: str, repeats_max: int) -> None:
     batch_id = site.submit(lines)
     assert victim.wait() == -9
     loss = site.loss()
-    assert bool(loss.durable) == border.startswith(("record_", "publish_"))
+    # At a later pass, answers of earlier calls may be durable too.
+    if "*" not in border:
+        assert bool(loss.durable) == border.startswith(("record_", "publish_"))
     site.relieve()
     site.judge(batch_id, lines, repeats_max=repeats_max, loss=loss)
 

@@ -44,7 +44,7 @@ def use_memory_for_files() -> None:
     Servers and products sync as they always do. What survives a power cut is proven from a journal of the syncs (`support/power.py`), and
     what survives a killed process lies in the kernel's hands on any file system.
     """
-    if "TMPDIR" in os.environ or not MEMORY.is_dir():
+    if os.environ.get("TMPDIR") or not MEMORY.is_dir():
         return
     found = os.statvfs(MEMORY)
     # Containers often forbid to run programs from there, and the copied servers and the shims must run.

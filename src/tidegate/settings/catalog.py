@@ -26,9 +26,15 @@ class Setting:
 
 
 @cache
+def declaration() -> inspect.Type:
+    """The type of all settings; to read it takes longer than to check a file against it."""
+    return inspect.type_info(Settings)
+
+
+@cache
 def settings() -> tuple[Setting, ...]:
     """Every setting in the order of its declaration."""
-    return tuple(_walk(inspect.type_info(Settings), ""))
+    return tuple(_walk(declaration(), ""))
 
 
 @cache

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import inspect
-
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import catalog, rules, secrets, yaml_file
@@ -152,7 +150,7 @@ def load(
 
 def _checked(layers: _Layers) -> Settings:
     try:
-        settings = Checker(layers, layers.resolve_secret).take(inspect.type_info(Settings), layers.tree, ())
+        settings = Checker(layers, layers.resolve_secret).take(catalog.declaration(), layers.tree, ())
     except RefusedSettings:
         raise _refusal(layers.problems) from None
     assert isinstance(settings, Settings)
