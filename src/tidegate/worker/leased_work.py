@@ -413,7 +413,7 @@ class LeasedWork:
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
     def move_deadlines(self, holdings: list[Holding], asked_ms: float) -> None:
-        """Take over the deadlines of slices that are held, as the store said them when it was asked at this moment."""
+        """Take over the deadlines of slices that are held, as the store reported them when it was asked at this moment."""
         for holding in holdings:
             state = self._states.get((holding.job_id, holding.first, holding.token))
             if state is not None:
