@@ -219,12 +219,11 @@ FAMILIES: dict[str, Family] = {
         },
         estate={**_OPEN, "deployments": _deployments(1, engine=EngineKind.VLLM, max_in_flight=24)},
     ),
-    # Several items share a call, and answers are no good, or come when time is over.
+    # Several items share a call, connections take their time, answers are no good, and windows end meanwhile.
     "groups": Family(
-        {"broken": 0.1, "refuse": 0.05, "expire": 0.5, "store_slow": 0.1},
+        {"broken": 0.1, "refuse": 0.05, "expire": 1.0, "connect_slow": 0.3},
         plan={
             **_QUICK, "job_count": 4, "item_count_max": 20, "item_count_min": 20, "call_s_max": 1.0, "slice_items": 4,
-            "store_verbs": frozenset({"beat"}), "store_slow_leases": 3.0,
         },
         estate={**_OPEN, "deployments": _deployments(1, max_in_flight=1, upstream_max_batch_inputs=4), "endpoints": (EMBEDDINGS,)},
     ),
