@@ -150,6 +150,7 @@ def every_route() -> list[tuple[str, str, str]]:
         b"",
         nothing,
         nothing,
+        DOCS,
         control_token=None,
     )
     guarded: list[Guarded] = []

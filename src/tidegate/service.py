@@ -473,5 +473,6 @@ def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Call
         pepper=pepper_of(parts.settings),
         router=router,
         callbacks=callbacks,
+        scratch=parts.scratch,
         control_token=token,
     )

@@ -116,6 +116,8 @@ class WebServer:
         self.store = Store(driver)
         await self.store.migrate()
         self.blobs = LocalBlobs(self._directory / "blobs")
+        self.scratch = self._directory / "scratch"
+        self.scratch.mkdir(exist_ok=True)
         self.worker_id = fresh_id("worker")
         await self.store.enlist_worker(self.worker_id, "here", "test", 3_600_000)
         self.router = open_router(
@@ -140,6 +142,7 @@ class WebServer:
             pepper=PEPPER,
             router=self.router,
             callbacks=self.callbacks,
+            scratch=self.scratch,
             readiness=lambda: self.problems,
             control_token=Secret(CONTROL_TOKEN),
             book=self.book,

@@ -83,6 +83,7 @@ INTERACTIVE = {
     )
 }
 NOBODYS = {
+    ("GET", "/v1/limits"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
     ("GET", "/v1/webhook_event_types"),

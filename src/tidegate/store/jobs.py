@@ -1,6 +1,7 @@
 """Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.nouns import Caller, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
+from tidegate.core.nouns import Caller, File, Idempotency, Job, JobFilter, JobRequest, JobWebhook, LineError, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
@@ -19,7 +20,7 @@ from tidegate.store.driver import Row, Tx
 from tidegate.store.files import release_extents
 from tidegate.store.job_controls import check_not_before
 from tidegate.store.job_events import begin_events
-from tidegate.store.rows import controls_columns, errors_text, job_from
+from tidegate.store.rows import controls_columns, errors_text, file_from, job_from
 from tidegate.store.table import Table, idempotent_object, reads, refuse_forgotten, remember_object, writes
 from tidegate.store.webhooks import put_endpoint, put_events
 
@@ -83,6 +84,28 @@ class Jobs(Table):
             await begin_events(tx, job_id)
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
+
+    @reads
+    async def batch_input(self, tx: Tx, tenant_id: str, file_id: str) -> File:
+        """The file that a job is to be made of; refused as `create_job` refuses it."""
+        files = await tx.dicts("file_get", tenant_id=tenant_id, id=file_id)
+        _check_input(files[0]["purpose"] if files else None, file_id)
+        return file_from(files[0])
+
+    @reads
+    async def creation_problem(
+        self, tx: Tx, caller: Caller, request: JobRequest, quotas: Quotas, share_owner: str
+    ) -> ApiProblem | None:
+        """Why a job could not be created now, apart from limits on how many are created in a period; None when it could."""
+        files = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=request.input_file_id)
+        _check_input(files[0]["purpose"] if files else None, request.input_file_id)
+        try:
+            if request.controls.not_before:
+                await _check_not_before(tx, request)
+            await _check_quotas(tx, caller, replace(quotas, creation=()), share_owner, files[0])
+        except ApiProblem as problem:
+            return problem
+        return None
 
     @reads
     async def get_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
@@ -23,7 +24,7 @@ def nothing_to_report() -> Mapping[str, str | None]:
 class WebContext:
     """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
 
-    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks.
+    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks, `scratch` a directory for passing files.
     `readiness` says for each further part of the process (the worker, say) what is wrong with
     it, or None. `control_token` is what commands on this machine show instead of a key. `live_config` follows what is added at run time,
     `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
@@ -39,6 +40,7 @@ class WebContext:
     pepper: bytes
     router: Router
     callbacks: Callbacks
+    scratch: Path
     readiness: Callable[[], Mapping[str, str | None]] = nothing_to_report
     control_token: Secret | None = None
     live_config: LiveConfig | None = None

@@ -1,6 +1,7 @@
 """What the operator decides, as the settings and the live configuration say it now."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.input.lines import LineRules
@@ -14,6 +15,7 @@ from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings
 from tidegate.settings.policy import call_rules, schedule_policy, switched
 from tidegate.settings.tenants import Tenants
+from tidegate.stages.ingest.input_rules import line_rules
 from tidegate.upstream.calls.translation import MESSAGES
 
 
@@ -38,19 +40,10 @@ class OperatorPolicies(Policies):
         return switched(self._schedule_policy, override)
 
     def line_rules(self, job: Job) -> LineRules:
-        settings, limits = self._settings, self._settings.limits
-        return LineRules(
-            endpoint=job.endpoint,
-            single_model=settings.ingest.single_model,
-            invalid_lines=job.invalid_lines,
-            prefix_order=job.prefix_order,
-            line_bytes_max=limits.line_bytes_max,
-            item_count_max=limits.message_batch_items_max if job.endpoint == MESSAGES else limits.items_max,
-            depth_max=limits.json_depth_max,
-            slice_count_max=settings.ingest.slice_count_max,
-            slice_bytes_max=settings.ingest.slice_bytes_max,
-            slice_units_max=settings.ingest.slice_units_max,
-        )
+        rules = line_rules(self._settings, job.endpoint, job.invalid_lines, prefix_order=job.prefix_order)
+        if job.endpoint == MESSAGES:
+            return replace(rules, item_count_max=self._settings.limits.message_batch_items_max)
+        return rules
 
     def weight(self, tenant: str) -> float:
         return self._tenants.of(tenant).weight

@@ -197,6 +197,10 @@ class Router:
         """What tokens cost at a deployment; None where they cost nothing."""
         return self._states.prices.get(name)
 
+    def prices(self, model: str) -> list[Price | None]:
+        """What tokens cost at each deployment that serves this name; None where they cost nothing."""
+        return [state.deployment.price for state in self._routes.of(model).states]
+
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""
         return await ask_models(self._states[name], self._clock, timeout_s)

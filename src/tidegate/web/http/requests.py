@@ -62,6 +62,7 @@ _ALLOWED = {
     "metadata": "an object whose values are all strings",
     "ordered": "true or false",
     "prefix_order": "true or false",
+    "validate_only": "true or false",
     "webhook": "an object with `url` and, if you like, `events`",
     "limits": f"a list of at most {LIMITS_MAX} objects",
     **CONTROLS_ALLOWED,
@@ -74,7 +75,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches; the last twelve are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches; the last thirteen are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
 
     input_file_id: str
     endpoint: str
@@ -92,6 +93,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True):
     not_before: NotBefore | None = None
     max_cost: str | float | None = None
     max_errors: MaxErrorsAsk | None = None
+    validate_only: bool = False
     custom_llm_provider: object = None
 
 

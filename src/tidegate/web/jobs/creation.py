@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobRequest, Quotas
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.settings import Tenants
@@ -28,6 +29,16 @@ class JobCreation:
         )
         self._wake.notify()
         return job, warnings
+
+    async def refusals(self, caller: Caller, wanted: JobRequest) -> list[ApiProblem]:
+        """Why a job that is not created would be refused as a whole."""
+        share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
+        found = [await self._store.creation_problem(caller, wanted, await self._quotas(caller), share_owner)]
+        try:
+            await self._forecaster.admit(caller, wanted, share_owner, None)
+        except ApiProblem as problem:
+            found.append(problem)
+        return [problem for problem in found if problem is not None]
 
     async def _quotas(self, caller: Caller) -> Quotas:
         """What every tenant is held to, and what this one is."""

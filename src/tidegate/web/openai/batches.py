@@ -20,6 +20,8 @@ from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.jobs.forecast_shapes import Forecast
+from tidegate.web.jobs.limit_rooms import LimitRooms
+from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.openai import schemas
 from tidegate.web.openai.job_wait import APPLIED, JobWait, preferred_wait_s
 
@@ -38,11 +40,14 @@ class BatchRoutes:
         self._creation = creation
         self._wait = wait
         self._forecaster = Forecaster(context)
+        self._validation = JobValidation(context, creation)
+        self._rooms = LimitRooms(context)
 
     def routes(self) -> list[Guarded]:
         return [
             Guarded("POST", "/v1/batches", "batches:write", self.create),
             Guarded("GET", "/v1/batches", "batches:read", self.list),
+            Guarded("GET", "/v1/limits", "batches:read", self.limits),
             Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),
             Guarded("POST", "/v1/batches/{batch_id}", "batches:write", self.change),
             Guarded("DELETE", "/v1/batches/{batch_id}", "batches:write", self.delete),
@@ -57,6 +62,8 @@ class BatchRoutes:
         key = requests.idempotency_key(request)
         body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
         wanted = requests.job_request(body, self._settings)
+        if body.validate_only:
+            return json_answer(schemas.validation(await self._validation.validate(caller, wanted)))
         job, warnings = await self._creation.create(caller, wanted, key)
         endpoint = await self._store.webhook_endpoint_of_job(caller.tenant_id, job.id) if job.webhook else None
         secret = endpoint.secret.reveal() if endpoint else None
@@ -76,6 +83,10 @@ class BatchRoutes:
         shown = found[:count]
         page = page_of([schemas.batch(job) for job in shown], [job.id for job in shown], has_more=len(found) > count)
         return json_answer(page)
+
+    async def limits(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, ())
+        return json_answer(schemas.LimitList("list", await self._rooms.of_caller(caller)))
 
     async def retrieve(self, request: Request, caller: Caller) -> Response:
         job = await self._job(request, caller)

@@ -9,6 +9,8 @@ from tidegate.core.schedule.size import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
+from tidegate.web.jobs.limit_rooms import CallerLimit
+from tidegate.web.jobs.validation import BindingLimit, CostShown, EtaSeconds, JobEstimate, Refusal, Tokens
 
 T = TypeVar("T")
 
@@ -177,6 +179,28 @@ class Batch(msgspec.Struct):
     tidegate: Extras
 
 
+class LimitList(msgspec.Struct):
+    """What the limits of a key have left now."""
+
+    object: str
+    data: list[CallerLimit]
+
+
+class Validation(msgspec.Struct):
+    """The answer to create with `validate_only`."""
+
+    object: str
+    valid: bool
+    errors: BatchErrors
+    request_counts: RequestCounts
+    tokens: Tokens
+    cost: CostShown
+    eta_seconds: EtaSeconds | None
+    shared_prefix_share: float | None
+    limits: list[BindingLimit]
+    refused: list[Refusal]
+
+
 class ModelObject(msgspec.Struct, omit_defaults=True):
     """A model. `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it; left out where unknown."""
 
@@ -311,6 +335,23 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
         max_cost=None if job.controls.max_cost_nano is None else units_text(job.controls.max_cost_nano),
         max_errors=_max_errors(job.controls.max_errors),
         stopped_by=job.stopped_by,
+    )
+
+
+def validation(estimate: JobEstimate) -> Validation:
+    """Return what is known of a batch that was not created."""
+    bad = estimate.bad_count
+    return Validation(
+        object="batch.validation",
+        valid=not estimate.errors and not any(one.count is None for one in estimate.refused),
+        errors=BatchErrors("list", [BatchError(one.code, one.message, one.param, one.line) for one in estimate.errors]),
+        request_counts=RequestCounts(estimate.item_count, 0, bad, 0, estimate.item_count - bad),
+        tokens=estimate.tokens,
+        cost=estimate.cost,
+        eta_seconds=estimate.eta,
+        shared_prefix_share=estimate.shared_prefix_share,
+        limits=estimate.limits,
+        refused=estimate.refused,
     )
 
 

@@ -1,0 +1,76 @@
+"""What the limits of a caller have left now, limit by limit. Nothing is taken, and nothing waits for it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from tidegate.core.budgets.budget import Budget, BudgetKind, BudgetRequest, Limit, LimitBound, with_limits
+from tidegate.core.nouns import Caller
+from tidegate.core.usage.prices import units_text
+from tidegate.settings.tenants import Tenants
+from tidegate.store.store import Store
+from tidegate.web.context import WebContext
+
+# More than any limit allows.
+_MANY = 1 << 50
+
+
+class LimitSides(msgspec.Struct):
+    """An amount of each side of a limit; null for a side that it leaves open."""
+
+    requests: int | None
+    tokens: int | None
+    cost: str | None
+
+
+class CallerLimit(msgspec.Struct):
+    """One limit and what it has left. `bound` is what it binds."""
+
+    bound: str
+    period: str
+    limit: LimitSides
+    remaining: LimitSides
+
+
+class LimitRooms:
+    def __init__(self, context: WebContext) -> None:
+        self._store: Store = context.store
+        self._tenants = Tenants(context.settings)
+
+    async def of_caller(self, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> list[CallerLimit]:
+        """Return what the limits of the caller's tenant, team, user and key have left, and those that a new job brings."""
+        tenant = await self._store.tenant_name(caller.tenant_id) or ""
+        policy = self._tenants.of(tenant)
+        own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, "new", job_limits, caller.team)
+        if caller.key_id:
+            own = with_limits(own, LimitBound.KEY, caller.key_id, caller.limits)
+        return await self._rooms(own)
+
+    async def _rooms(self, budgets: Iterable[Budget]) -> list[CallerLimit]:
+        single = [(budget, limit) for budget in budgets for limit in budget.limits if limit.enabled]
+        asks = [_ask(budget, limit, side) for budget, limit in single for side in ("requests", "tokens")]
+        grants = iter(await self._store.look_at_budgets(asks))
+        found: dict[tuple[str, str], CallerLimit] = {}
+        for budget, limit in single:
+            requests, tokens = next(grants), next(grants)
+            room = found.setdefault(
+                (budget.bound, limit.period),
+                CallerLimit(budget.bound, limit.period, LimitSides(None, None, None), LimitSides(None, None, None)),
+            )
+            if budget.kind is BudgetKind.MONEY and limit.nano is not None:
+                left = min(limit.nano, requests.left_nano)
+                room.limit.cost, room.remaining.cost = units_text(limit.nano), units_text(left)
+            if limit.requests is not None:
+                room.limit.requests, room.remaining.requests = limit.requests, requests.requests
+            if limit.tokens is not None:
+                room.limit.tokens, room.remaining.tokens = limit.tokens, tokens.requests
+        return list(found.values())
+
+
+def _ask(budget: Budget, limit: Limit, side: str) -> BudgetRequest:
+    """Ask one side of one limit for more than it has: what is granted is what there is."""
+    if budget.kind is BudgetKind.MONEY:
+        return BudgetRequest((replace(budget, limits=(limit,)),), 1, 0, nano=_MANY)
+    alone = replace(limit, tokens=None) if side == "requests" else replace(limit, requests=None)
+    return BudgetRequest((replace(budget, limits=(alone,)),), _MANY, _MANY if side == "tokens" else 0)

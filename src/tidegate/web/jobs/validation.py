@@ -1,0 +1,215 @@
+"""`validate_only`: everything that is known of a batch before it is created. Nothing is sent, and nothing is kept.
+
+The input goes through the pass of ingest, in a scratch directory. Forecasts are made from what was measured lately.
+"""
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLane
+from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
+from tidegate.core.policy.policy_rules import names_allowed
+from tidegate.core.schedule import eta
+from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
+from tidegate.core.schedule.outlooks import ModelOutlook
+from tidegate.core.schedule.share_owner import share_owner_of
+from tidegate.core.usage.estimate import prompt_tokens
+from tidegate.core.usage.prices import nano_of, units_text
+from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.stages.ingest.input_rules import line_rules
+from tidegate.web.context import WebContext
+from tidegate.web.http import content
+from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.forecast import position_of
+from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
+
+# Passes of this process at once: each may take a core.
+_PASSES_MAX = 2
+
+
+class TokenRange(msgspec.Struct):
+    p5: int
+    p50: int
+    p95: int
+
+
+class CostShown(msgspec.Struct):
+    p5: str
+    p50: str
+    p95: str
+
+
+class Tokens(msgspec.Struct):
+    input: int
+    output: TokenRange
+
+
+class EtaSeconds(msgspec.Struct):
+    p50: int
+    p95: int
+
+
+class Refusal(msgspec.Struct):
+    """What would be refused: the whole batch where `count` is null, or so many of its requests."""
+
+    code: str
+    message: str
+    count: int | None
+
+
+class BindingLimit(msgspec.Struct):
+    bound: str
+    period: str
+    remaining: LimitSides
+    binds: bool
+
+
+class JobEstimate(msgspec.Struct):
+    """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices, and `eta` null where nothing
+    was measured."""
+
+    errors: Sequence[LineError]
+    item_count: int
+    bad_count: int
+    tokens: Tokens
+    cost: CostShown
+    eta: EtaSeconds | None
+    shared_prefix_share: float | None
+    limits: list[BindingLimit]
+    refused: list[Refusal]
+
+
+class JobValidation:
+    def __init__(self, context: WebContext, creation: JobCreation) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._settings = context.settings
+        self._router = context.router
+        self._model_of = context.model_of()
+        self._scratch = context.scratch
+        self._creation = creation
+        self._rooms = LimitRooms(context)
+        self._passes = InputPasses()
+        self._turns = asyncio.Semaphore(_PASSES_MAX)
+
+    async def validate(self, caller: Caller, wanted: JobRequest) -> JobEstimate:
+        """Read the input through and say what would become of a batch that is made of it."""
+        file = await self._store.batch_input(caller.tenant_id, wanted.input_file_id)
+        async with self._turns:
+            plan = await self._plan(caller, wanted, file)
+        if plan.errors:
+            return self._unusable(plan, file)
+        loads, bad_count = _loads(plan)
+        share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
+        shared_share = plan.shared_prefix_bytes / plan.prompt_bytes if plan.prompt_bytes else 0.0
+        output, cost = EstimateRange(), EstimateRange()
+        outlooks: list[ModelOutlook] = []
+        for load in loads:
+            units = load.input_tokens + load.output_tokens_max
+            outlook = await self._store.forecast(load.model, share_owner, units)
+            answers = output_tokens(load, outlook.minutes)
+            output += answers
+            cost += cost_nano(load, answers, self._router.prices(load.model), shared_share)
+            outlooks.append(outlook)
+        rooms = await self._rooms.of_caller(caller, wanted.limits)
+        needs = (plan.item_count - bad_count, prompt_tokens(plan.prompt_bytes) + output.p50, cost.p50)
+        return JobEstimate(
+            (),
+            plan.item_count,
+            bad_count,
+            Tokens(prompt_tokens(plan.prompt_bytes), TokenRange(output.p5, output.p50, output.p95)),
+            CostShown(units_text(cost.p5), units_text(cost.p50), units_text(cost.p95)),
+            _eta(outlooks),
+            round(shared_share, 4) if plan.prompt_bytes else None,
+            [_binding(room, *needs) for room in rooms],
+            await self._refused(caller, wanted, loads),
+        )
+
+    def _unusable(self, plan: IngestPlan, file: File) -> JobEstimate:
+        nothing = Tokens(0, TokenRange(0, 0, 0))
+        return JobEstimate(plan.errors, file.line_count, 0, nothing, CostShown("0", "0", "0"), None, None, [], [])
+
+    async def _plan(self, caller: Caller, wanted: JobRequest, file: File) -> IngestPlan:
+        lane = IngestLane.SMALL if file.size_bytes <= self._settings.ingest.small_bytes_max else IngestLane.LARGE
+        with _passing(self._scratch) as (input_path, work_path):
+            with input_path.open("xb") as copy:
+                async for chunk in content.chunks(self._store, self._blobs, file.id, 0, file.size_bytes):
+                    await asyncio.to_thread(copy.write, chunk)
+            return await self._passes(input_path, work_path, self._rules(caller, wanted), lane)
+
+    def _rules(self, caller: Caller, wanted: JobRequest) -> LineRules:
+        rules = line_rules(self._settings, wanted.endpoint, wanted.invalid_lines, prefix_order=wanted.prefix_order)
+        if caller.key_id is None:
+            return rules
+        return dataclasses.replace(rules, models=names_allowed(caller.models, caller.resources, self._model_of))
+
+    async def _refused(self, caller: Caller, wanted: JobRequest, loads: Sequence[ModelLoad]) -> list[Refusal]:
+        found = [
+            Refusal("model_not_found", f"No deployment here serves the model {load.model}.", load.items)
+            for load in loads
+            if not self._router.knows(load.model)
+        ]
+        for problem in await self._creation.refusals(caller, wanted):
+            found.append(Refusal(problem.code, problem.message, None))
+        return found
+
+
+@contextmanager
+def _passing(scratch: Path) -> Iterator[tuple[Path, Path]]:
+    """Two paths for one pass, which are gone afterwards."""
+    name = scratch / f"validation-{secrets.token_hex(8)}"
+    paths = (name.with_suffix(".input"), name.with_suffix(".work"))
+    try:
+        yield paths
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
+    """What a plan asks of each model, and how many of its lines are item errors. Prompts are
+    counted by model only where there is one model; otherwise each has its part by work units."""
+    items: dict[str, int] = {}
+    units: dict[str, int] = {}
+    for one in plan.slices:
+        items[one.model] = items.get(one.model, 0) + one.count
+        units[one.model] = units.get(one.model, 0) + one.work_units
+    bad_count = items.pop("", 0)
+    units.pop("", None)
+    total = sum(units.values())
+    prompts = min(prompt_tokens(plan.prompt_bytes), total)
+    loads = []
+    for model, count in items.items():
+        input_tokens = prompts * units[model] // max(1, total)
+        loads.append(ModelLoad(model, count, input_tokens, units[model] - input_tokens))
+    return loads, bad_count
+
+
+def _eta(outlooks: Sequence[ModelOutlook]) -> EtaSeconds | None:
+    """When the last model is done; None where one of them was not measured."""
+    ends = [
+        eta.eta(position_of(one), eta.busy_rates(one.minutes), rate_now=eta.recent_rate(one.minutes))
+        for one in outlooks
+    ]
+    known = [end for end in ends if end is not None]
+    if not known or len(known) < len(ends):
+        return None
+    return EtaSeconds(max(end.p50_ms for end in known) // 1000, max(end.p95_ms for end in known) // 1000)
+
+
+def _binding(room: CallerLimit, requests: int, tokens: int, nano: int) -> BindingLimit:
+    """Return a limit with whether it has too little left for all of the batch."""
+    left = room.remaining
+    binds = (
+        (left.requests is not None and requests > left.requests)
+        or (left.tokens is not None and tokens > left.tokens)
+        or (left.cost is not None and nano > nano_of(left.cost))
+    )
+    return BindingLimit(room.bound, room.period, left, binds)

@@ -1,0 +1,128 @@
+"""`validate_only` and `GET /v1/limits`: all that can be said of a batch and of a key's room, with nothing sent and nothing kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web.calls import create, is_error, kept, upload
+from tests.web.server import WebServer
+from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
+from tidegate.core.schedule.outlooks import Minute
+from tidegate.core.usage.prices import Price
+
+CHAT = "/v1/chat/completions"
+FIELDS = {
+    "object", "valid", "errors", "request_counts", "tokens", "cost", "eta_seconds", "shared_prefix_share", "limits", "refused",
+}  # fmt: skip
+
+
+def line(number: int, **body: Any) -> bytes:
+    asked = {"model": "m", "messages": [{"role": "user", "content": f"Say {number}."}], "max_tokens": 10, **body}
+    return json.dumps({"custom_id": f"c{number}", "url": CHAT, "body": asked}).encode() + b"\n"
+
+
+def validated(client: httpx2.Client, data: bytes, **more: Any) -> dict[str, Any]:
+    answer = client.post(
+        "/v1/batches",
+        json={"input_file_id": upload(client, data), "endpoint": CHAT, "validate_only": True, **more},
+    )
+    assert answer.status_code == 200, answer.text
+    said = dict(answer.json())
+    assert set(said) == FIELDS
+    assert said["object"] == "batch.validation"
+    return said
+
+
+@pytest.mark.parametrize("count", [3, 2_000], ids=["read by a thread", "read by a process"])
+def test_a_good_input_is_told_in_full_and_nothing_is_kept(web: WebServer, client: httpx2.Client, count: int) -> None:
+    data = b"".join(line(number) for number in range(count))
+    file_id = upload(client, data)
+    before, jobs = kept(web), web.statement("select count(*) from jobs")
+    said = client.post("/v1/batches", json={"input_file_id": file_id, "endpoint": CHAT, "validate_only": True}).json()
+    assert (said["valid"], said["errors"]) == (True, {"object": "list", "data": []})
+    assert said["request_counts"]["total"] == count
+    assert said["tokens"]["output"]["p95"] == 10 * count
+    assert said["tokens"]["output"]["p5"] <= said["tokens"]["output"]["p50"] <= 10 * count
+    assert count <= said["tokens"]["input"] <= 40 * count
+    assert said["cost"] == {"p5": "0", "p50": "0", "p95": "0"}
+    assert said["eta_seconds"] is None
+    assert 0 < said["shared_prefix_share"] < 1
+    assert (kept(web), web.statement("select count(*) from jobs")) == (before, jobs)
+    assert list(web.context.scratch.iterdir()) == []
+
+
+def test_every_line_error_is_told_as_the_batch_would_have_it(client: httpx2.Client) -> None:
+    said = validated(client, line(1) + b"{\n" + line(1) + line(2, stream=True))
+    assert said["valid"] is False
+    assert [(error["line"], error["code"]) for error in said["errors"]["data"]][:2] == [
+        (2, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+    ]
+    lenient = validated(client, line(1) + b"{\n", invalid_lines="error_file")
+    assert lenient["valid"] is True
+    counts = lenient["request_counts"]
+    assert (counts["total"], counts["failed"], counts["in_progress"]) == (2, 1, 1)
+
+
+def test_what_cannot_be_an_input_is_refused_as_by_create(client: httpx2.Client) -> None:
+    body = {"endpoint": CHAT, "validate_only": True}
+    absent = client.post("/v1/batches", json=body | {"input_file_id": "file-0000000000000000000000"})
+    is_error(absent, {"status": 404, "code": "file_not_found"})
+    other = upload(client, purpose="vision")
+    is_error(
+        client.post("/v1/batches", json=body | {"input_file_id": other}),
+        {"status": 400, "code": "invalid_file_purpose"},
+    )
+
+
+def test_a_model_that_nobody_serves_and_a_full_quota_are_refusals(start_web: Any) -> None:
+    web: WebServer = start_web(limits={"pending_jobs_max": 1})
+    with web.client() as client:
+        create(client, upload(client))
+        said = validated(client, line(1, model="nowhere") + line(2, model="nowhere"))
+        refused = {one["code"]: one["count"] for one in said["refused"]}
+        assert refused["quota_exceeded"] is None
+        assert said["valid"] is False
+
+
+def test_the_limits_of_a_key_say_what_they_have_left_and_which_bind(start_web: Any) -> None:
+    web: WebServer = start_web()
+    limits = (Limit(Period.DAY, requests=2, tokens=1_000), Limit(Period.MONTH, nano=5_000_000_000))
+    with web.client(web.make_key("ours", limits=limits)) as client:
+        said = validated(client, line(1) + line(2) + line(3))
+        rooms = {(one["bound"], one["period"]): one for one in said["limits"]}
+        assert rooms["key", "day"]["remaining"] == {"requests": 2, "tokens": 1_000, "cost": None}
+        assert rooms["key", "day"]["binds"] is True
+        assert (rooms["key", "month"]["remaining"]["cost"], rooms["key", "month"]["binds"]) == ("5", False)
+        listed = client.get("/v1/limits").json()
+        assert listed["object"] == "list"
+        assert {(one["bound"], one["period"], one["remaining"]["requests"]) for one in listed["data"]} == {
+            ("key", "day", 2),
+            ("key", "month", None),
+        }
+        is_error(client.get("/v1/limits?x=1"), {"status": 400, "code": "unknown_parameter"})
+
+
+def test_what_was_measured_narrows_the_range() -> None:
+    load = ModelLoad("m", 100, 1_000, 10_000)
+    blind = output_tokens(load, ())
+    assert (blind.p5, blind.p95) == (100, 10_000)
+    # Every unit was charged with 0.45 tokens: 4,950 in all, of which 1,000 are the prompts.
+    minutes = [Minute(n, 1_000, 450 + n, 10) for n in range(5)]
+    known = output_tokens(load, minutes)
+    assert 1_600 < known.p5 < known.p50 < known.p95 < 2_400
+    assert abs(known.p50 - 1_985) < 30
+    assert output_tokens(ModelLoad("m", 5, 100, 0), minutes) == EstimateRange()
+
+
+def test_costs_go_from_the_cheapest_with_a_cache_to_the_dearest_without() -> None:
+    load, output = ModelLoad("m", 1, 1_000_000, 1_000_000), EstimateRange(0, 500_000, 1_000_000)
+    cheap, dear = Price.of("1", "0.1", "2"), Price.of("2", None, "4")
+    found = cost_nano(load, output, [cheap, dear], 0.5)
+    assert (found.p5, found.p50, found.p95) == (550_000_000, 3_000_000_000, 6_000_000_000)
+    assert cost_nano(load, output, [], 0.5) == EstimateRange()
