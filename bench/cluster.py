@@ -94,7 +94,7 @@ class Cluster:
             async with working(settings_for(url, Path(data), **self._settings(kind))) as at_work:
                 job_id = await submit(at_work, lines)
                 own, s3, began = self._own_cpu_s(), self._s3_cpu_s(), time.perf_counter()
-                at_work.parts.wake.notify()
+                at_work.parts.wakes.inputs.notify()
                 await until_ended(at_work, job_id)
                 seconds = time.perf_counter() - began
                 own, s3 = self._own_cpu_s() - own, self._s3_cpu_s() - s3

@@ -52,7 +52,7 @@ async def _road(url: str, lines: list[bytes], inputs: int) -> Took:
         async with working(settings) as at_work:
             job_id = await submit(at_work, lines, ENDPOINT)
             began = time.perf_counter()
-            at_work.parts.wake.notify()
+            at_work.parts.wakes.inputs.notify()
             await until_ended(at_work, job_id)
             seconds = time.perf_counter() - began
             parts = at_work.parts

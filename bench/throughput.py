@@ -90,7 +90,7 @@ async def whole_road(url: str, lines: list[bytes], *, stated: bool = True) -> tu
         async with working(settings_for(url, Path(data), stated=stated)) as at_work:
             job_id = await submit(at_work, lines)
             began, cpu_began = time.perf_counter(), cpu_seconds()
-            at_work.parts.wake.notify()
+            at_work.parts.wakes.inputs.notify()
             await until_ended(at_work, job_id)
             seconds = time.perf_counter() - began
         return seconds, cpu_seconds() - cpu_began

@@ -19,6 +19,7 @@ from tidegate import metrics as measured
 from tidegate.backends.system import LocalWake
 from tidegate.cli.app import app as commands
 from tidegate.core import states
+from tidegate.core.ports import Wakes
 from tidegate.settings import catalog
 from tidegate.settings.groups import Settings
 from tidegate.web import app as web
@@ -145,7 +146,7 @@ def every_route() -> list[tuple[str, str, str]]:
         Settings(),
         cast(Any, _Still()),
         nothing,
-        LocalWake(),
+        Wakes(LocalWake(), LocalWake(), LocalWake()),
         lambda: "",
         b"",
         nothing,

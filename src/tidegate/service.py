@@ -17,6 +17,7 @@ from tidegate.backends.blobs_s3_client import MISSING_AFTER_MS, Objects, S3Setti
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.backends.disk import make_directories
 from tidegate.backends.limits_redis import RedisLimits
+from tidegate.backends.noticed_wake import NoticedWake
 from tidegate.backends.queue_redis import RedisQueue
 from tidegate.backends.scratch import scratch_directory
 from tidegate.backends.shared_redis import RedisShared
@@ -26,7 +27,7 @@ from tidegate.core import ids
 from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError, StoreError
 from tidegate.core.input.turns import IngestLimits
-from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Limits, Notices, Wake
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Limits, Notices, Wakes
 from tidegate.core.queues import QueueAway, QueueState
 from tidegate.core.states import WorkerState
 from tidegate.interactive_usage import InteractiveUsageBook
@@ -90,11 +91,12 @@ class Parts:
     blobs: Blobs
     clock: Clock
     entropy: Entropy
-    wake: Wake
+    wakes: Wakes
     tenant_id: str
     scratch: Path
     shared: RedisShared | None = None
     installation: str = ""
+    notices: Notices | None = None
 
 
 @asynccontextmanager
@@ -121,13 +123,15 @@ async def opened(settings: Settings, *, read_only: bool = False) -> AsyncIterato
         scratch = settings.data_dir / "scratch"
         if not read_only:
             scratch = stack.enter_context(scratch_directory(scratch))
-        parts = Parts(settings, store, blobs, clock, entropy, LocalWake(), tenant or "", scratch)
+        parts = Parts(
+            settings, store, blobs, clock, entropy, Wakes(LocalWake(), LocalWake(), LocalWake()), tenant or "", scratch
+        )
         if settings.redis.location and not read_only:
             name = f"{settings.redis.name}:{await store.store_name(entropy.token_bytes(16).hex())}"
             shared = RedisShared(settings.redis.location, name, clock, entropy)
             shared.start()
             stack.push_async_callback(shared.close)
-            parts = replace(parts, wake=shared, shared=shared, installation=name)
+            parts = replace(parts, wakes=replace(parts.wakes, inputs=shared), shared=shared, installation=name)
         yield parts
 
 
@@ -203,7 +207,7 @@ async def run(settings: Settings, roles: Roles, stop: asyncio.Event, on_ready: C
     """Run one process of Tidegate until `stop` is set. `on_ready` gets the address, or the worker's id where there is none."""
     failpoints.arm(settings.failpoints)
     metrics.pin(models=settings.models, deployments=[one.name for one in deployments(settings)])
-    async with opened(settings) as parts, AsyncExitStack() as stack:
+    async with opened(settings) as alone, _noticed(alone) as parts, AsyncExitStack() as stack:
         if roles.api:
             await require_loopback(parts.store, settings.server.host)
             await agreed_pepper(settings, parts.store)
@@ -279,7 +283,7 @@ class Working:
 async def working(settings: Settings) -> AsyncIterator[Working]:
     """A worker beside the caller's own code in this process, without a server: what `tidegate run` stands on."""
     failpoints.arm(settings.failpoints)
-    async with opened(settings) as parts:
+    async with opened(settings) as alone, _noticed(alone) as parts:
         await _bury_predecessors(parts)
         me = _incarnation(parts)
         await me.begin()
@@ -373,7 +377,7 @@ async def _router(parts: Parts, me: Registration, roles: Roles) -> AsyncIterator
             discovered=parts.store,
             rests=parts.shared,
             fleet=parts.store,
-            notices=await stack.enter_async_context(_notices(parts)),
+            notices=parts.notices,
             model_in_flight_max=model_caps(settings),
             in_flight_max_global=settings.worker.in_flight_max_global,
             in_flight_max=settings.worker.in_flight_max,
@@ -413,6 +417,27 @@ async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
         await notices.close()
 
 
+@asynccontextmanager
+async def _noticed(parts: Parts) -> AsyncIterator[Parts]:
+    """The same parts, whose wake-ups also reach the other processes, where there can be any."""
+    async with _notices(parts) as notices:
+        if notices is None:
+            yield parts
+            return
+        me = parts.entropy.token_bytes(8).hex()
+        noticed = {name: NoticedWake(notices, parts.clock, name, me) for name in ("inputs", "slices", "jobs")}
+        if parts.shared is not None:
+            # Redis has a channel for these already.
+            del noticed["inputs"]
+        for one in noticed.values():
+            one.start()
+        try:
+            yield replace(parts, notices=notices, wakes=replace(parts.wakes, **noticed))
+        finally:
+            for one in noticed.values():
+                await one.close()
+
+
 async def _ended(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -432,7 +457,7 @@ def deployment_policy(settings: Settings) -> DeploymentPolicy:
 def build_worker(parts: Parts, me: Registration, router: Router, live_config: LiveConfig) -> Worker:
     """A worker over these parts."""
     return Worker(
-        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wake),
+        WorkerPorts(parts.store, parts.blobs, router, parts.clock, parts.entropy, parts.wakes),
         me,
         worker_options(parts.settings, parts.scratch),
         OperatorPolicies(parts.settings, live_config, router.price_of),
@@ -468,7 +493,7 @@ def _web_context(parts: Parts, me: Registration, router: Router, callbacks: Call
         settings=parts.settings,
         clock=parts.clock,
         entropy=parts.entropy,
-        wake=parts.wake,
+        wakes=parts.wakes,
         worker_id=lambda: me.id,
         pepper=pepper_of(parts.settings),
         router=router,

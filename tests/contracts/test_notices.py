@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from tests.upstream.raw_server import eventually
+from tidegate.backends.noticed_wake import NoticedWake
 from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import SystemClock, SystemEntropy
 from tidegate.store.postgres_notices import PostgresNotices
@@ -91,3 +92,50 @@ async def test_a_database_that_is_away_at_the_start_is_found_later() -> None:
     await one.notices.send_notice("lost")
     await one.notices.close()
     assert one.heard == []
+
+
+async def test_a_wake_up_reaches_a_process_that_waits_and_costs_nothing_without_one(another: Another) -> None:
+    """A wait that would last a minute ends at once; before anyone waits, and for other names, nothing is sent."""
+    here, there = await another("wakes"), await another("wakes")
+    await here.says("hello", there)
+    ours, theirs = (NoticedWake(one.notices, SystemClock(), "jobs", name) for one, name in ((here, "a"), (there, "b")))
+    other = NoticedWake(here.notices, SystemClock(), "inputs", "a")
+    wakes = (ours, theirs, other)
+    for wake in wakes:
+        wake.start()
+    try:
+        for _ in range(20):
+            ours.notify()
+        await asyncio.sleep(0.1)
+        assert [text for text in there.heard if "ring" in text] == []
+        waiting = asyncio.create_task(theirs.listen().wait(60))
+        await eventually(lambda: any("want" in text for text in here.heard), "a want")
+        other.notify()
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        ours.notify()
+        async with asyncio.timeout(20):
+            await waiting
+        # Its own wake-ups need no notice.
+        alone = asyncio.create_task(ours.listen().wait(60))
+        await asyncio.sleep(0)
+        ours.notify()
+        async with asyncio.timeout(20):
+            await alone
+    finally:
+        for wake in wakes:
+            await wake.close()
+
+
+async def test_a_long_wait_is_announced_again_and_again(another: Another, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.backends.noticed_wake.WANT_EVERY_S", 0.05)
+    here, there = await another("again"), await another("again")
+    await here.says("hello", there)
+    wake = NoticedWake(there.notices, SystemClock(), "jobs", "b")
+    wake.start()
+    waiting = asyncio.create_task(wake.listen().wait(60))
+    try:
+        await eventually(lambda: sum("want" in text for text in here.heard) > 3, "several wants")
+    finally:
+        waiting.cancel()
+        await wake.close()

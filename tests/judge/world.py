@@ -87,7 +87,7 @@ async def create(working: service.Working, data: bytes, *, window_ms: int = DAY_
     )
     request = JobRequest(ENDPOINT, file.id, window_ms, "24h", **asked)
     job = await parts.store.create_job(caller, ids.make("batch", parts.entropy.token_bytes(16)), request)
-    parts.wake.notify()
+    parts.wakes.inputs.notify()
     return job
 
 

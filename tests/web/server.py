@@ -18,6 +18,7 @@ from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core import ids, keys
 from tidegate.core.deployments import Secret
 from tidegate.core.nouns import Caller, Job
+from tidegate.core.ports import Wakes
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings import deployments, resources
 from tidegate.settings.groups import Group, Settings
@@ -137,7 +138,7 @@ class WebServer:
             settings=self.settings,
             clock=self.clock,
             entropy=Entropy(),
-            wake=self.bell,
+            wakes=Wakes(self.bell, self.bell, self.bell),
             worker_id=lambda: self.worker_id,
             pepper=PEPPER,
             router=self.router,

@@ -111,14 +111,6 @@ def test_a_key_with_another_expiry_is_another_request(client: httpx2.Client) -> 
     is_error(post("3601"), {"status": 422, "code": "idempotency_key_reused"})
 
 
-@pytest.mark.parametrize("value", [True, 1, "true", {}])
-def test_a_background_response_is_refused(world: World, value: object) -> None:
-    world.start(answers())
-    answer = world.client().post("/v1/responses", json={"model": "m", "input": "x", "background": value})
-    is_error(answer, {"status": 400, "code": "unsupported_parameter", "param": "background"})
-    assert not world.upstreams[0].posts
-
-
 @pytest.mark.parametrize("value", [False, None])
 def test_a_response_that_is_not_in_the_background_is_passed_on(world: World, value: object) -> None:
     world.start(answers(b'{"id":"resp_1","output":[]}'))

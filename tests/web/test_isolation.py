@@ -22,6 +22,7 @@ ABSENT = {"file_id": "file-0000000000000000000000", "batch_id": "batch_000000000
 ABSENT["message_batch_id"] = "msg" + ABSENT["batch_id"]
 ABSENT["completion_batch_id"] = ABSENT["batch_id"]
 ABSENT["webhook_endpoint_id"] = "whk_0000000000000000000000"
+ABSENT["response_id"] = "resp_0000000000000000000000"
 ABSENT["delivery_id"] = "evt_0000000000000000000000.whk_0000000000000000000000"
 ABSENT["upload_id"] = "upload_0000000000000000000000"
 # What stands in a path beside the id that a test is about: a caller's own workspace, where that is looked for.
@@ -31,6 +32,7 @@ BESIDE = {
     "{item_id}": "batch_req_0000000000000000000000",
 }
 COMPLETION_BATCHES = "/v1/completion-batch/{workspace_id}/{environment_id}"
+ANSWERED = b'{"id":"x","custom_id":"response","response":{"status_code":200,"body":{}},"error":null}\n'
 NO_SHAPE = ("x", "file-abc", "batch_", "%ff", "A" * 300)
 # What every route of the app is about; a route that is not here fails the test below.
 ONE_THING = {
@@ -57,6 +59,9 @@ ONE_THING = {
     ("POST", COMPLETION_BATCHES + "/{completion_batch_id}/cancel"),
     ("GET", COMPLETION_BATCHES + "/{completion_batch_id}/events"),
     ("GET", COMPLETION_BATCHES + "/{completion_batch_id}/{item_id}"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
     ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
     ("DELETE", "/v1/webhook_endpoints/{webhook_endpoint_id}"),
@@ -139,6 +144,9 @@ class Two:
         items = [{"resourceId": "m", "request": {"messages": [{"role": "user", "content": "ours alone"}]}}]
         made = self.ours.post("/v1/completion-batch/ours/prod", json={"type": "ASYNC", "items": items})
         self.completion_id = made.json()["batchId"]
+        ask = {"model": "m", "input": "ours alone", "background": True}
+        self.response_ids = [self.ours.post("/v1/responses", json=ask).json()["id"] for _ in range(2)]
+        stages.finish(web, self.response_ids[1].replace("resp_", "batch_"), {0: ANSWERED})
         self.delivery_id = self.ours.get("/v1/webhook_deliveries").json()["data"][0]["id"]
         done = self.ours.get(f"/v1/batches/{self.done_id}").json()
         running = web.job(self.running_id)
@@ -154,6 +162,7 @@ class Two:
             "batch_id": [self.running_id, self.done_id, ended_id, *NO_SHAPE],
             "completion_batch_id": [self.completion_id, self.running_id, *NO_SHAPE],
             "message_batch_id": [*self.message_ids, f"msg{self.running_id}", *NO_SHAPE],
+            "response_id": [*self.response_ids, self.done_id.replace("batch_", "resp_"), *NO_SHAPE],
             "webhook_endpoint_id": [self.endpoint_id, *NO_SHAPE],
             "upload_id": [self.upload_id, *NO_SHAPE],
             "delivery_id": [self.delivery_id, *NO_SHAPE],
@@ -167,6 +176,7 @@ class Two:
             "file": self.file_id,
             "batch": self.done_id,
             "message batch": self.message_ids[1],
+            "response": self.response_ids[0],
             "webhook endpoint": self.endpoint_id,
             "upload": self.upload_id,
             "webhook delivery": self.delivery_id,
@@ -323,6 +333,7 @@ def test_nothing_of_it_happened(two: Two) -> None:
     assert two.ours.get(f"/v1/batches/{two.running_id}").json()["status"] == "in_progress"
     assert two.ours.get(f"/v1/batches/{two.running_id}/output").content == b"growing\n"
     assert two.ours.get(f"/v1/webhook_endpoints/{two.endpoint_id}").json()["name"] == "ours alone"
+    assert two.ours.get(f"/v1/responses/{two.response_ids[0]}").json()["status"] == "queued"
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(LISTS))

@@ -13,6 +13,7 @@ import pytest
 from tests.worker.workshop import Script
 from tests.worker.world import World, chat_lines
 from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid
 from tidegate.core.ids import item_id
@@ -41,7 +42,7 @@ async def recording(world: World, blobs: Any) -> AsyncIterator[Recorder]:
         return blob_id
 
     limits = FlushLimits(5, 1, 1 << 20, 64 << 20)
-    recorder = Recorder(world.store, blobs, Script(world), limits, new_blob, asyncio.Event())
+    recorder = Recorder(world.store, blobs, Script(world), limits, new_blob, asyncio.Event(), LocalWake())
     running = asyncio.create_task(recorder.run())
     yield recorder
     running.cancel()

@@ -16,6 +16,7 @@ from tidegate.core.errors import Unavailable
 from tidegate.core.hooks import PolicyRule
 from tidegate.core.nouns import Answer, Call, LeasedSlice, Usage
 from tidegate.core.policies import Policies
+from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy, Reason
 from tidegate.core.schedule.mode_override import ModeOverride
@@ -155,7 +156,14 @@ async def working(world: World, script: Script, blobs: Any = None, **changes: An
     await me.begin()
 
     policies = Decisions(**{name: changes.pop(name) for name in DECIDED & changes.keys()})
-    ports = WorkerPorts(world.store, blobs or world.blobs, script, world.clock, world.entropy, LocalWake())
+    ports = WorkerPorts(
+        world.store,
+        blobs or world.blobs,
+        script,
+        world.clock,
+        world.entropy,
+        Wakes(LocalWake(), LocalWake(), LocalWake()),
+    )
     worker = Worker(ports, me, options(world, **changes), policies, here)
     bench = Bench(worker, me)
     bench.running = asyncio.create_task(worker.run(bench.stop))

@@ -259,7 +259,7 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
         # The processes that will call it look up its key: this one need not have it.
         clerk = RoutingEditor(parts.store, settings, looks_up=False)
         done: RoutingDone = await {"add": clerk.add, "change": clerk.change, "remove": clerk.remove}[verb](kind, wish)
-        parts.wake.notify()
+        parts.wakes.inputs.notify()
         return done
 
 

@@ -147,7 +147,7 @@ async def _begin(errand: Errand, working: "Working") -> Job:
     )
     job = await reception.replayed(lambda: parts.store.create_job(caller, job_id, request))
     await hit("create_committed")
-    parts.wake.notify()
+    parts.wakes.inputs.notify()
     return job
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.budgets.budget import Budget, Limit
-from tidegate.core.states import FileState, JobState, Outcome, UploadState
+from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
 # So much of a request's beginning says which others an engine should meet it with, where no neighbour of its batch shares it.
 PREFIX_BYTES = 1024
@@ -214,6 +214,7 @@ class JobRequest:
     webhook: JobWebhook | None = None
     door: str | None = None
     controls: JobControls = JobControls()
+    kind: JobKind = JobKind.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +294,7 @@ class Job:
     webhook: JobWebhook | None = None
     door: str | None = None
     controls: JobControls = JobControls()
+    kind: JobKind = JobKind.BATCH
     paused_at: int | None = None
     begun_at: int | None = None
     stopped_by: str | None = None
@@ -554,7 +556,8 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the key."""
+    """What one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the key.
+    A background response counts against `pending_responses_max` alone."""
 
     pending_jobs_max: int = 0
     queued_items_max: int = 0
@@ -564,6 +567,26 @@ class Quotas:
     queued_units_max: int = 0
     creation: tuple[Budget, ...] = ()
     pending_jobs_per_key_max: int = 0
+    pending_responses_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseInput:
+    """The request of a background response, durable as the first bytes of its job's work file: the file that shows it, and its hash."""
+
+    file_id: str
+    sha256: str
+    idempotency: Idempotency | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTerms:
+    """What holds for a background response besides what its request says. `keep_ms` is how long its request is kept."""
+
+    endpoint: str
+    keep_ms: int
+    share_owner: str
+    quotas: Quotas
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,3 +296,12 @@ class Wake(Protocol):
 
     def listen(self) -> Listener:
         """An ear for one loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wakes:
+    """The wake-ups of one process: an input waits to be ingested, slices wait to be leased, a job has come further."""
+
+    inputs: Wake
+    slices: Wake
+    jobs: Wake

@@ -70,6 +70,15 @@ def batch_not_ended() -> ApiProblem:
     )
 
 
+def no_such_response(response_id: str) -> ApiProblem:
+    return ApiProblem(
+        404,
+        "response_not_found",
+        f"Response with id '{shown_id(response_id)}' not found. Only responses with `background: true` are kept, as long as files are.",
+        param="response_id",
+    )
+
+
 def shown_id(sent: str) -> str:
     """Return what the caller sent as an id, bounded and without anything that is not plain ASCII."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in sent[:ID_CHARS_MAX])

@@ -19,6 +19,14 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class JobKind(StrEnum):
+    """What a job was made for: a batch; one background response; or a response whose caller deleted it, which is forgotten at its end."""
+
+    BATCH = "batch"
+    RESPONSE = "response"
+    DELETED = "deleted"
+
+
 class SliceState(StrEnum):
     READY = "ready"
     LEASED = "leased"

@@ -17,8 +17,10 @@ from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.deployments import Secret
 from tidegate.core.states import JOB_ENDED, DeliveryState
 
-EVENT_TYPES = tuple(f"batch.{state}" for state in ("completed", "failed", "expired", "cancelled"))
-assert {f"batch.{state}" for state in JOB_ENDED} == set(EVENT_TYPES)
+BATCH_EVENT_TYPES = tuple(f"batch.{state}" for state in ("completed", "failed", "expired", "cancelled"))
+assert {f"batch.{state}" for state in JOB_ENDED} == set(BATCH_EVENT_TYPES)
+RESPONSE_EVENT_TYPES = tuple(f"response.{status}" for status in ("completed", "failed", "cancelled"))
+EVENT_TYPES = (*BATCH_EVENT_TYPES, *RESPONSE_EVENT_TYPES)
 SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"
 OLD_SECRET_MS = 24 * 3600 * 1000
@@ -116,13 +118,14 @@ def secret_text(random_bytes: bytes) -> Secret:
 
 
 def event_body(event_id: str, event_type: str, created_at_ms: int, job_id: str) -> bytes:
-    """Return the event as OpenAI writes it."""
+    """Return the event as OpenAI writes it. The job of a response is known to its owner by the response's id."""
+    shown_id = job_id.replace("batch_", "resp_", 1) if event_type in RESPONSE_EVENT_TYPES else job_id
     event = {
         "id": event_id,
         "object": "event",
         "created_at": created_at_ms // 1000,
         "type": event_type,
-        "data": {"id": job_id},
+        "data": {"id": shown_id},
     }
     return msgspec.json.encode(event)
 

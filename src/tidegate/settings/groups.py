@@ -284,6 +284,9 @@ class LimitsSettings(Group, frozen=True):
     pending_jobs_per_key_max: Annotated[
         int, _int(0, 1_000_000, "Most batches that one key may have unfinished; 0 lifts the limit.")
     ] = 0
+    pending_responses_max: Annotated[
+        int, _int(0, 10_000_000, "Most background responses that a tenant may have unfinished; 0 lifts the limit.")
+    ] = 100_000
     queued_items_max: Annotated[
         int, _int(0, 1_000_000_000, "Most items that a tenant may have unfinished; 0 lifts the limit.")
     ] = 5_000_000
@@ -309,6 +312,7 @@ class LimitsSettings(Group, frozen=True):
         return Quotas(
             pending_jobs_max=self.pending_jobs_max,
             pending_jobs_per_key_max=self.pending_jobs_per_key_max,
+            pending_responses_max=self.pending_responses_max,
             queued_items_max=self.queued_items_max,
             stored_bytes_max=self.stored_bytes_max,
             jobs_per_hour_max=self.jobs_per_hour_max,

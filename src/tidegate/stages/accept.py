@@ -13,10 +13,24 @@ from typing import TypeVar
 
 import msgspec
 
-from tidegate.core import ids
+from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, NewFile, Quotas, Stamp
+from tidegate.core.nouns import (
+    Caller,
+    File,
+    Idempotency,
+    IngestPlan,
+    Job,
+    JobRequest,
+    JobStart,
+    NewFile,
+    Quotas,
+    ResponseInput,
+    ResponseTerms,
+    Stamp,
+)
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
+from tidegate.core.states import JobKind
 from tidegate.core.webhooks import SECRET_BYTES
 from tidegate.failpoints import hit
 from tidegate.store.store import Store
@@ -27,6 +41,8 @@ REPLAY_MS = 5_000
 _PAUSE_FIRST_S = 0.05
 _PAUSE_S_MAX = 1.0
 _UNWANTED_COUNT_MAX = 1_000
+# The trailer of a work file whose one item is the first line of its input.
+_FIRST_LINE = (1).to_bytes(4, "little")
 
 
 class Reception:
@@ -74,6 +90,48 @@ class Reception:
                 caller, job_id, request, idempotency=idempotency, quotas=quotas, share_owner=share_owner
             )
         )
+        await hit("create_committed")
+        return job
+
+    async def create_response(
+        self, caller: Caller, line: bytes, plan: IngestPlan, terms: ResponseTerms, idempotency_key: str | None
+    ) -> Job:
+        """A job of one item that has started: `line` is its input and its work file at once, and `plan` what ingest would find in it."""
+        await self._give_up_leftovers()
+        digest = sha256(line).hexdigest()
+        blob_id, file_id = self.new_id("blob"), self.new_id("file")
+        token = self._entropy.token_bytes(16).hex()
+        start = JobStart(
+            self.new_id("batch"),
+            token,
+            plan,
+            blob_id,
+            output_file_id=self.new_id("file"),
+            error_file_id=self.new_id("file"),
+        )
+        request = JobRequest(
+            terms.endpoint, file_id, window.DAY_MS, window.DEFAULT_TEXT, prefix_order=False, kind=JobKind.RESPONSE
+        )
+        asked = ResponseInput(file_id, digest, Idempotency(idempotency_key, digest) if idempotency_key else None)
+        try:
+            await self.replayed(lambda: self._store.begin_blob(blob_id, "work", self._worker_id()))
+            writer = await self._blobs.create(blob_id)
+            try:
+                await writer.write(line + _FIRST_LINE)
+                await writer.finish()
+            except BaseException:
+                await writer.abort()
+                raise
+            await hit("upload_blob_durable")
+            job = await self.replayed(
+                lambda: self._store.create_response(caller, request, start, asked, terms, self._worker_id())
+            )
+        except BaseException:
+            # Where the commit is unknown, the store keeps a blob that is in use.
+            await asyncio.shield(self.give_up(blob_id))
+            raise
+        if job.id != start.job_id:
+            await self.give_up(blob_id)
         await hit("create_committed")
         return job
 

@@ -15,7 +15,7 @@ import structlog
 
 from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
 from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Placed, Recorded
-from tidegate.core.ports import Blobs, ResultLog, Upstream
+from tidegate.core.ports import Blobs, ResultLog, Upstream, Wake
 from tidegate.core.states import Outcome
 from tidegate.failpoints import hit
 from tidegate.store.store import Store
@@ -66,14 +66,17 @@ class Recorder:
         limits: FlushLimits,
         new_blob: Callable[[str], Coroutine[Any, Any, str]],
         publish_due: asyncio.Event,
+        news: Wake,
     ) -> None:
-        """`new_blob` begins a blob of this kind for a log. `publish_due` is set when a job has its last outcome."""
+        """`new_blob` begins a blob of this kind for a log. `publish_due` is set when a job has its last outcome, `news` tells of every
+        commit."""
         self._store = store
         self._blobs = blobs
         self._upstream = upstream
         self._limits = limits
         self._new_blob = new_blob
         self._publish_due = publish_due
+        self._committed = news
         # What this process sends of a job that it stopped itself should not wait for the next heartbeat.
         self.job_stopped = asyncio.Event()
         self._part = _FlushPart()
@@ -311,6 +314,7 @@ class Recorder:
                 self._publish_due.set()
             if recorded.stopped:
                 self.job_stopped.set()
+        self._committed.notify()
         # Also what the store refused as late or twice: no answer to it is needed any more.
         self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])

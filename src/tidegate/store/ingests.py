@@ -60,21 +60,26 @@ class Ingests(Table):
         """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
 
         Returns the jobs that were closed or taken over meanwhile. LostRace: a work file was collected, and none of them started."""
-        by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
-        rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
-        places = {row[0]: row[1:] for row in rows}
-        lost = {
-            job_id
-            for job_id, start in by_id.items()
-            if job_id not in places and not await _was_started(tx, job_id, start.work_blob_id)
-        }
-        await _keep_work_files(tx, [by_id[job_id] for job_id in places])
-        await _put_result_files(tx, [(by_id[job_id], place[0]) for job_id, place in places.items()])
-        flows = await _put_slices(tx, [(by_id[job_id], place) for job_id, place in places.items()])
-        # In one order everywhere, so that two transactions never wait for each other.
-        for model, share_owner in sorted(flows):
-            await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
-        return lost
+        return await start_ingested(tx, starts)
+
+
+async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
+    """Start jobs whose work files are durable; return those that were closed or taken over meanwhile."""
+    by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
+    rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
+    places = {row[0]: row[1:] for row in rows}
+    lost = {
+        job_id
+        for job_id, start in by_id.items()
+        if job_id not in places and not await _was_started(tx, job_id, start.work_blob_id)
+    }
+    await _keep_work_files(tx, [by_id[job_id] for job_id in places])
+    await _put_result_files(tx, [(by_id[job_id], *place[:2]) for job_id, place in places.items()])
+    flows = await _put_slices(tx, [(by_id[job_id], (place[0], *place[2:])) for job_id, place in places.items()])
+    # In one order everywhere, so that two transactions never wait for each other.
+    for model, share_owner in sorted(flows):
+        await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
+    return lost
 
 
 async def _waiting_tenants(
@@ -144,11 +149,11 @@ async def _keep_work_files(tx: Tx, starts: Sequence[JobStart]) -> None:
         raise LostRace("a work file was collected while its job was ingested")
 
 
-async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str]]) -> None:
-    """The two files of every job, hidden until it ends."""
+async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str, str]]) -> None:
+    """The two files of every job, hidden until it ends. Each job comes with its tenant and its kind."""
     rows = [
-        (file_id, tenant_id, start.job_id, "batch_output", f"{start.job_id}_{name}.jsonl", "growing", 0, 0, "", None)
-        for start, tenant_id in owned
+        (file_id, tenant_id, start.job_id, f"{kind}_output", f"{start.job_id}_{name}.jsonl", "growing", 0, 0, "", None)
+        for start, tenant_id, kind in owned
         for file_id, name in ((start.output_file_id, "output"), (start.error_file_id, "error"))
     ]
     await tx.many("file_put", rows)

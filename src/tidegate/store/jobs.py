@@ -13,7 +13,7 @@ from tidegate.core.nouns import Caller, File, Idempotency, Job, JobFilter, JobRe
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner
-from tidegate.core.states import JOB_ENDED, JobState
+from tidegate.core.states import JOB_ENDED, JobKind, JobState
 from tidegate.core.webhooks import EndpointShape
 from tidegate.store.creation_quota import count_creation
 from tidegate.store.driver import Row, Tx
@@ -56,32 +56,8 @@ class Jobs(Table):
         if request.controls.not_before:
             await _check_not_before(tx, request)
         await _check_quotas(tx, caller, quotas, share, files[0])
-        await tx.all(
-            "job_put",
-            id=job_id,
-            tenant_id=caller.tenant_id,
-            key_id=caller.key_id,
-            user_name=caller.user,
-            endpoint=request.endpoint,
-            input_file_id=request.input_file_id,
-            window_text=request.window_text,
-            window_ms=request.window_ms,
-            begin_within_ms=request.begin_within_ms,
-            metadata=None if request.metadata is None else msgspec.json.encode(request.metadata).decode(),
-            output_expires_after_s=request.output_expires_after_s,
-            ordered=int(request.ordered),
-            prefix_order=int(request.prefix_order),
-            invalid_lines=request.invalid_lines,
-            share_owner=share,
-            queue=request.queue,
-            limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
-            ingest_bytes=ingest_bytes(files[0]["size_bytes"], files[0]["line_count"]),
-            webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
-            door=request.door,
-            **controls_columns(request.controls),
-        )
-        if request.door is not None:
-            await begin_events(tx, job_id)
+        size = ingest_bytes(files[0]["size_bytes"], files[0]["line_count"])
+        await put_job(tx, caller, job_id, request, share, size)
         await remember_object(tx, caller.tenant_id, "batches", idempotency, job_id)
         return job_from((await tx.dicts("job_any", id=job_id))[0])
 
@@ -182,10 +158,7 @@ class Jobs(Table):
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
         """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
         await tx.one("job_halt", id=job_id)
-        if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
-            await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
-        else:
-            await tx.all("job_models_close", job_id=job_id)
+        await cancel_open(tx, tenant_id, job_id)
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
             return None
@@ -274,11 +247,12 @@ class Jobs(Table):
 
     @writes
     async def forget_job(self, tx: Tx, job_id: str) -> None:
-        """Remove a job's records and let go of its result files."""
+        """Remove a job's records and let go of its result files, and of the input that was made for a response."""
         rows = await tx.dicts("job_any", id=job_id)
         if not rows or JobState(rows[0]["state"]) not in JOB_ENDED:
             return
-        for file_id in (rows[0]["output_file_id"], rows[0]["error_file_id"]):
+        own_input = rows[0]["input_file_id"] if JobKind(rows[0]["kind"]) is not JobKind.BATCH else None
+        for file_id in (own_input, rows[0]["output_file_id"], rows[0]["error_file_id"]):
             if file_id and await tx.one("file_delete", tenant_id=rows[0]["tenant_id"], id=file_id):
                 await release_extents(tx, file_id)
         for name in (
@@ -315,6 +289,47 @@ class Jobs(Table):
     @reads
     async def state_counts(self, tx: Tx) -> dict[str, int]:
         return {row[0]: row[1] for row in await tx.all("jobs_state_counts")}
+
+
+async def put_job(
+    tx: Tx, caller: Caller, job_id: str, request: JobRequest, share_owner: str, ingest_bytes: int
+) -> None:
+    """Write the row of a new job, and its webhook's. `ingest_bytes` is what its ingest will count."""
+    await tx.all(
+        "job_put",
+        id=job_id,
+        tenant_id=caller.tenant_id,
+        kind=request.kind,
+        key_id=caller.key_id,
+        user_name=caller.user,
+        endpoint=request.endpoint,
+        input_file_id=request.input_file_id,
+        window_text=request.window_text,
+        window_ms=request.window_ms,
+        begin_within_ms=request.begin_within_ms,
+        metadata=None if request.metadata is None else msgspec.json.encode(request.metadata).decode(),
+        output_expires_after_s=request.output_expires_after_s,
+        ordered=int(request.ordered),
+        prefix_order=int(request.prefix_order),
+        invalid_lines=request.invalid_lines,
+        share_owner=share_owner,
+        queue=request.queue,
+        limits=msgspec.json.encode(request.limits).decode() if request.limits else None,
+        ingest_bytes=ingest_bytes,
+        webhook=await _put_webhook(tx, caller.tenant_id, job_id, request.webhook),
+        door=request.door,
+        **controls_columns(request.controls),
+    )
+    if request.door is not None:
+        await begin_events(tx, job_id)
+
+
+async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> None:
+    """Have a job close that is open and does not close yet. Its row is held by the caller."""
+    if await tx.one("job_cancel_running", tenant_id=tenant_id, id=job_id) is None:
+        await tx.one("job_cancel_waiting", tenant_id=tenant_id, id=job_id)
+    else:
+        await tx.all("job_models_close", job_id=job_id)
 
 
 async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook | None) -> str | None:
@@ -356,21 +371,23 @@ async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: st
     pending = await tx.one("job_pending", tenant_id=caller.tenant_id, share_owner=share, key_id=caller.key_id or "")
     jobs, key_jobs, items = map(int, pending or (0, 0, 0))
     if quotas.pending_jobs_max and jobs >= quotas.pending_jobs_max:
-        raise _over(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)
+        raise over_quota(f"You have {jobs} batches waiting or running, and {quotas.pending_jobs_max} are allowed.", 60)
     if quotas.pending_jobs_per_key_max and caller.key_id and key_jobs >= quotas.pending_jobs_per_key_max:
-        raise _over(
+        raise over_quota(
             f"Your key has {key_jobs} batches waiting or running, and {quotas.pending_jobs_per_key_max} are allowed.",
             60,
         )
     if quotas.queued_items_max and items + line_count > quotas.queued_items_max:
-        raise _over(
+        raise over_quota(
             f"You have {items:,} requests queued and this file has {line_count:,}; {quotas.queued_items_max:,} are allowed.",
             60,
         )
     if quotas.queued_units_max:
         (units,) = await tx.one("tenant_units", tenant_id=caller.tenant_id) or (0,)
         if units >= quotas.queued_units_max:
-            raise _over(f"You have {units:,} tokens of work queued, and {quotas.queued_units_max:,} are allowed.", 60)
+            raise over_quota(
+                f"You have {units:,} tokens of work queued, and {quotas.queued_units_max:,} are allowed.", 60
+            )
     for period_ms, jobs_max, bytes_max in (
         (_HOUR_MS, quotas.jobs_per_hour_max, 0),
         (24 * _HOUR_MS, 0, quotas.bytes_per_day_max),
@@ -381,9 +398,11 @@ async def _check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: st
             await tx.one("job_created_since", tenant_id=caller.tenant_id, period_ms=period_ms, user_name=caller.user)
         )
         if jobs_max and jobs >= jobs_max:
-            raise _over(f"You created {jobs} batches in the last hour, and {jobs_max} are allowed.", 600)
+            raise over_quota(f"You created {jobs} batches in the last hour, and {jobs_max} are allowed.", 600)
         if bytes_max and created_bytes + size_bytes > bytes_max:
-            raise _over(f"You submitted {created_bytes:,} bytes in the last day, and {bytes_max:,} are allowed.", 3600)
+            raise over_quota(
+                f"You submitted {created_bytes:,} bytes in the last day, and {bytes_max:,} are allowed.", 3600
+            )
     if quotas.creation:
         await count_creation(tx, quotas.creation, size_bytes)
 
@@ -392,7 +411,7 @@ def _ints(row: Row | None) -> tuple[int, int]:
     return (int(row[0]), int(row[1])) if row else (0, 0)
 
 
-def _over(message: str, retry_after_s: int) -> ApiProblem:
+def over_quota(message: str, retry_after_s: int) -> ApiProblem:
     return ApiProblem(
         429, "quota_exceeded", f"{message} Wait until some of them end, or cancel some.", retry_after_s=retry_after_s
     )

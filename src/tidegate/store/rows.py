@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.nouns import File, Job, JobControls, JobWebhook, LineError, MaxErrors, Usage
-from tidegate.core.states import FileState, JobState
+from tidegate.core.states import FileState, JobKind, JobState
 
 _PLAIN_JOB_COLUMNS = (
     "id", "tenant_id", "key_id", "endpoint", "input_file_id", "window_text", "created_at", "expires_at", "in_progress_at",
@@ -26,6 +26,7 @@ _LIMITS = msgspec.json.Decoder(list[Limit])
 def job_from(row: dict[str, Any]) -> Job:
     return Job(
         state=JobState(row["state"]),
+        kind=JobKind(row["kind"]),
         closing=JobState(row["closing"]) if row["closing"] else None,
         metadata=_METADATA.decode(row["metadata"]) if row["metadata"] is not None else None,
         ordered=bool(row["ordered"]),

@@ -124,6 +124,7 @@ create table files (
     deleted_at bigint
 );
 create index files_by_tenant on files (tenant_id, created_at, id);
+create index files_listed on files (tenant_id, created_at, id) where purpose not in ('response', 'response_output');
 create index files_expiring on files (expires_at) where state = 'ready';
 
 -- A file is the list of its extents in order of `at`.
@@ -166,9 +167,11 @@ create table upload_parts (
 create index upload_parts_by_upload on upload_parts (upload_id);
 
 -- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
+-- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
 create table jobs (
     id text primary key,
     tenant_id text not null,
+    kind text not null check (kind in ('batch', 'response', 'deleted')),
     key_id text,
     user_name text,
     endpoint text not null,
@@ -236,6 +239,10 @@ create table jobs (
     stopped_by text check (stopped_by in ('max_cost', 'max_errors'))
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
+create index jobs_listed on jobs (tenant_id, created_at, id) where kind = 'batch';
+create index jobs_responding on jobs (tenant_id)
+    where kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+create index jobs_deleted on jobs (id) where kind = 'deleted';
 create index jobs_open on jobs (created_at, id) where state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 create index jobs_by_input on jobs (input_file_id) where state = 'validating';
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';

@@ -18,6 +18,7 @@ from tidegate.store.jobs import Jobs
 from tidegate.store.keys import Keys
 from tidegate.store.mode_overrides import ModeOverrides
 from tidegate.store.outcomes import Outcomes
+from tidegate.store.responses import BackgroundResponses
 from tidegate.store.routing import StoredRouting
 from tidegate.store.schema import StoreSchema, current_schema, version_of
 from tidegate.store.slices import Slices
@@ -39,6 +40,7 @@ class Store(
     JobEvents,
     Keys,
     Outcomes,
+    BackgroundResponses,
     FleetReports,
     Forecasts,
     StoredRouting,

@@ -12,6 +12,7 @@ from tidegate.web.admin.deployments import DeploymentRoutes
 from tidegate.web.admin.operator import Operator
 from tidegate.web.admin.scheduler import SchedulerRoutes
 from tidegate.web.admin.usage import UsageRoutes
+from tidegate.web.background.routes import BackgroundRoutes
 from tidegate.web.completion_batch import routes as completion_batch
 from tidegate.web.completion_batch.shapes import error_body
 from tidegate.web.context import WebContext
@@ -24,12 +25,12 @@ from tidegate.web.http.door import RequestDoor
 from tidegate.web.http.routes import guarded_routes
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
+from tidegate.web.jobs.job_wait import JobWait
 from tidegate.web.jobs.job_watch import JobWatch
 from tidegate.web.message_batches.routes import MessageBatchRoutes
 from tidegate.web.openai.batches import BatchRoutes
 from tidegate.web.openai.events.routes import EventRoutes
 from tidegate.web.openai.files import FileRoutes
-from tidegate.web.openai.job_wait import JobWait
 from tidegate.web.openai.models import ModelRoutes
 from tidegate.web.openai.uploads import UploadRoutes
 from tidegate.web.webhooks.webhooks import WebhookRoutes
@@ -62,12 +63,15 @@ def build_app(context: WebContext) -> Api:
     limits = context.settings.limits
     creation, watch = JobCreation(context, reception), JobWatch(context)
     uploads, streams = upload_slots(limits.uploads_max), stream_slots(limits.event_streams_max)
+    wait = JobWait(watch, streams)
+    background = BackgroundRoutes(context, reception, wait)
     entries = [
         # Routes are tried in order, and these are the ones that someone waits for.
-        *GatewayRoutes(context).routes(),
+        *GatewayRoutes(context, background).routes(),
+        *background.routes(),
         *FileRoutes(context, reception, uploads).routes(),
         *UploadRoutes(context, reception, uploads).routes(),
-        *BatchRoutes(context, reception, creation, JobWait(watch, streams)).routes(),
+        *BatchRoutes(context, reception, creation, wait).routes(),
         *EventRoutes(context, watch, streams).routes(),
         *MessageBatchRoutes(context, reception, creation, uploads).routes(),
         *completion_batch.CompletionBatchRoutes(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.deployments import Secret, reached_names
-from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Wake
+from tidegate.core.ports import Blobs, Callbacks, Clock, Entropy, Wakes
 from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, deployments, resources
@@ -35,7 +35,7 @@ class WebContext:
     settings: Settings
     clock: Clock
     entropy: Entropy
-    wake: Wake
+    wakes: Wakes
     worker_id: Callable[[], str]
     pepper: bytes
     router: Router

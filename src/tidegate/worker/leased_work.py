@@ -132,6 +132,11 @@ class LeasedWork:
         return self._supervisor.is_working and not self._recorder.full
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight and nothing waits here for a slot."""
+        return not self.in_flight and not any(stock.queue for stock in self._stocks.values())
+
+    @property
     def is_reading(self) -> bool:
         """Whether a slice is on its way into this worker's hands."""
         return any(state.reading for state in self._states.values())

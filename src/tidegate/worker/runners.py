@@ -88,6 +88,9 @@ class Runner:
             self._settler.settle(state)
         if self._leased_work.is_low(state.slice.model):
             self._lease_wake.notify()
+        if self._leased_work.is_idle:
+            # No other answer comes soon that this one could share a flush with.
+            self._recorder.hurry()
 
     def _try_again(self, state: LeasedSliceState, item: Item, again: Again) -> None:
         """Keep an item that waits for a moment; one that waits for long goes back with its slice."""

@@ -31,19 +31,18 @@ class Closing:
 class Publishing:
     """Publishes closed jobs."""
 
-    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, wake: Wake, poll_ms: int) -> None:
-        """`wake` is nudged when jobs ended: requests may wait for them."""
+    def __init__(self, ship: Ship, me: Registration, publish_due: asyncio.Event, news: Wake, poll_ms: int) -> None:
         self._ship = ship
-        self._wake = wake
         self._me = me
         self._publish_due = publish_due
+        self._news = news
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
         while True:
             self._publish_due.clear()
             if await self._ship.publish_all(self._me.id):
-                self._wake.notify()
+                self._news.notify()
             try:
                 async with asyncio.timeout(self._poll_ms / 1000):
                     await self._publish_due.wait()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tidegate import metrics
 from tidegate.core.errors import WorkerBroken
 from tidegate.core.policies import Policies
-from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wake
+from tidegate.core.ports import Blobs, Clock, Entropy, Upstream, Wakes
 from tidegate.guards.guard import Guards
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.lease import LeaseStage
@@ -49,7 +49,7 @@ class WorkerPorts:
     upstream: Upstream
     clock: Clock
     entropy: Entropy
-    wake: Wake
+    wakes: Wakes
 
 
 class Worker:
@@ -58,13 +58,13 @@ class Worker:
     ) -> None:
         store, blobs, upstream, clock, entropy = ports.store, ports.blobs, ports.upstream, ports.clock, ports.entropy
         poll_ms, grace_ms = options.poll_ms, options.grace_ms
-        lease_wake, publish_due = ports.wake.listen(), asyncio.Event()
+        lease_wake, publish_due = ports.wakes.slices.listen(), asyncio.Event()
         self._me = me
         self._supervisor = Supervisor()
         self._guards = Guards(policies.rules, policies.reached_by)
 
         # What the services share.
-        self._recorder = Recorder(store, blobs, upstream, options.flush, me.begin_blob, publish_due)
+        self._recorder = Recorder(store, blobs, upstream, options.flush, me.begin_blob, publish_due, ports.wakes.jobs)
         self._leased_work = LeasedWork(upstream, clock, self._recorder, self._supervisor)
         self._trial = Trial(store, self._leased_work, self._recorder, me, lease_wake)
         self._keys = KeyStates(store, clock, policies.model_of)
@@ -90,12 +90,12 @@ class Worker:
 
         # Ingest, ship, tend.
         ingest = IngestStage(store, blobs, entropy, options.scratch, policies, run_pass, options.ingest)
-        self._small_ingest = Ingesting(ingest.next_small, me, ports.wake, self._supervisor, poll_ms)
-        self._large_ingest = Ingesting(ingest.next_large, me, ports.wake, self._supervisor, poll_ms)
+        self._small_ingest = Ingesting(ingest.next_small, me, ports.wakes, self._supervisor, poll_ms)
+        self._large_ingest = Ingesting(ingest.next_large, me, ports.wakes, self._supervisor, poll_ms)
         self._large_ingests = options.ingest.passes_max
         ship = Ship(store, blobs, entropy, options.scratch, options.result_expires_after_ms)
         self._closing = Closing(store, ship, publish_due, grace_ms + 2 * options.heartbeat_ms, poll_ms)
-        self._publishing = Publishing(ship, me, publish_due, ports.wake, poll_ms)
+        self._publishing = Publishing(ship, me, publish_due, ports.wakes.jobs, poll_ms)
         self._sweeping = Sweeping(lost_workers, flows, lease_wake, options.sweep_ms)
         garbage = Garbage(store, blobs, clock, options.garbage_safety_ms)
         self._upkeep = Upkeep(store, blobs, entropy, me, garbage, flows, options)

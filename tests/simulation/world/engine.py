@@ -16,6 +16,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import IngestPlan, Job, LeasedSlice
 from tidegate.core.policies import Policies
+from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.schedule import Policy
 from tidegate.core.schedule.mode_override import ModeOverride
@@ -90,7 +91,7 @@ def build_worker(
         return ingest_file(input_path, work_path, rules)
 
     blobs = ProcessBlobs(process, disk)
-    ports = WorkerPorts(store, blobs, router, process, process, LocalWake())
+    ports = WorkerPorts(store, blobs, router, process, process, Wakes(LocalWake(), LocalWake(), LocalWake()))
     return Worker(ports, me, _options(plan, scratch), PlannedPolicies(plan), run_pass)
 
 

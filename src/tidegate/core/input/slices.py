@@ -9,9 +9,9 @@ from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
 
-from tidegate.core.input.lines import LineRules
+from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.input.scan import Scan
-from tidegate.core.nouns import SlicePlan
+from tidegate.core.nouns import IngestPlan, SlicePlan
 from tidegate.core.usage import estimate
 
 
@@ -78,6 +78,21 @@ def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> in
             break
         count += 1
     return count
+
+
+def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
+    """The plan of an input that is one good line, with its newline; LineFault says why it is not good."""
+    checked = check_line(line[:-1], rules)
+    prompt_bytes = checked.prompt_size + len(checked.fixed)
+    units = estimate.work_units(prompt_bytes, checked.output_tokens)
+    return IngestPlan(
+        1,
+        checked.model,
+        [SlicePlan(0, 1, checked.model, rules.endpoint, 0, len(line), units)],
+        len(line),
+        prompt_bytes,
+        0,
+    )
 
 
 def add_bad(slices: list[SlicePlan], number: int, at: int, size: int, rules: LineRules) -> None:

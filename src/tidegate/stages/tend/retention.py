@@ -24,7 +24,7 @@ async def tend(store: Store, job_keep_ms: int) -> int:
             continue
     for tenant_id, upload_id in await store.overdue_uploads(_PASS_MAX):
         gone += await store.expire_upload(tenant_id, upload_id)
-    for job_id in await store.ended_jobs(job_keep_ms, _PASS_MAX):
+    for job_id in (*await store.deleted_responses(_PASS_MAX), *await store.ended_jobs(job_keep_ms, _PASS_MAX)):
         await store.forget_job(job_id)
         gone += 1
     await store.prune_files(job_keep_ms)

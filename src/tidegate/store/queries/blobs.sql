@@ -13,6 +13,10 @@ update blobs set state = 'kept', size_bytes = :size_bytes, uses = uses + :uses
 where id = :id and state = 'writing'
 returning id;
 
+-- blob_share --
+-- One more thing needs these bytes, in the transaction that kept them.
+update blobs set uses = uses + 1 where id = :id and state = 'kept';
+
 -- blob_extend --
 -- Record takes a log's bytes into use. No row: the log was condemned, and record must refuse its extents.
 update blobs

@@ -62,6 +62,13 @@ where state in ('completed', 'failed', 'expired', 'cancelled') and created_at < 
 order by created_at
 limit :count_max;
 
+-- jobs_deleted --
+-- Responses that their callers deleted, and that have ended since.
+select id, tenant_id from jobs
+where kind = 'deleted' and state in ('completed', 'failed', 'expired', 'cancelled')
+    and not exists (select 1 from webhook_deliveries d where d.job_id = jobs.id and d.state = 'pending')
+limit :count_max;
+
 -- job_models_forget --
 delete from job_models where job_id = :job_id;
 

@@ -17,9 +17,10 @@ select * from files where id = :id;
 select created_at, id from files where tenant_id = :tenant_id and id = :id and state <> 'growing';
 
 -- file_list_desc --
+-- What a response was asked and answered is in no list.
 select * from files
 where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
-    and (cast(:purpose as text) is null or purpose = :purpose)
+    and purpose not in ('response', 'response_output') and (cast(:purpose as text) is null or purpose = :purpose)
     and (created_at < :created_at or (created_at = :created_at and id < :id))
 order by created_at desc, id desc
 limit :count_max;
@@ -27,7 +28,7 @@ limit :count_max;
 -- file_list_asc --
 select * from files
 where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
-    and (cast(:purpose as text) is null or purpose = :purpose)
+    and purpose not in ('response', 'response_output') and (cast(:purpose as text) is null or purpose = :purpose)
     and (created_at > :created_at or (created_at = :created_at and id > :id))
 order by created_at asc, id asc
 limit :count_max;

@@ -2,14 +2,14 @@
 
 -- job_put --
 insert into jobs (
-    id, tenant_id, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
+    id, tenant_id, kind, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
     cancelled_count, unused_count, input_tokens, cached_tokens, output_tokens, reasoning_tokens, output_bytes, error_bytes, work_bytes,
     prompt_bytes, shared_prefix_bytes, step_not_before, step_failures, share_owner, queue, limits, ingest_bytes, webhook, door,
     priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after
 )
 values (
-    :id, :tenant_id, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
+    :id, :tenant_id, :kind, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
     now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door,
     :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after
@@ -36,8 +36,9 @@ join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28);
 select created_at, id from jobs where tenant_id = :tenant_id and id = :id;
 
 -- job_list --
+-- A page of batches: responses are in no list.
 select * from jobs
-where tenant_id = :tenant_id and (created_at < :created_at or (created_at = :created_at and id < :id))
+where tenant_id = :tenant_id and kind = 'batch' and (created_at < :created_at or (created_at = :created_at and id < :id))
     and (cast(:endpoint as text) is null or endpoint = :endpoint)
 order by created_at desc, id desc
 limit :count_max;
@@ -45,7 +46,7 @@ limit :count_max;
 -- job_list_newer --
 -- The page before one, from its nearest job on.
 select * from jobs
-where tenant_id = :tenant_id and (created_at > :created_at or (created_at = :created_at and id > :id))
+where tenant_id = :tenant_id and kind = 'batch' and (created_at > :created_at or (created_at = :created_at and id > :id))
     and (cast(:endpoint as text) is null or endpoint = :endpoint)
 order by created_at, id
 limit :count_max;
@@ -55,7 +56,7 @@ limit :count_max;
 -- same in every database and heeds the case: metadata and errors are JSON of one spelling, in which no text holds a bare quote.
 select j.* from jobs j
 left join files f on f.id = j.input_file_id
-where j.tenant_id = :tenant_id and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
+where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
     and j.created_at >= :from_ms and j.created_at < :to_ms
     and (cast(:status as text) is null
         or case when j.state = 'validating' and j.closing = 'cancelled' then 'cancelling' else j.state end = :status)
@@ -73,7 +74,7 @@ order by j.created_at desc, j.id desc
 limit :count_max;
 
 -- job_pending --
--- What is waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
+-- The batches that are waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
 -- done (an input that was not ingested counts its lines).
 select coalesce(sum(case when j.share_owner = :share_owner then 1 else 0 end), 0) as jobs,
     coalesce(sum(case when j.key_id = :key_id then 1 else 0 end), 0) as key_jobs,
@@ -81,7 +82,12 @@ select coalesce(sum(case when j.share_owner = :share_owner then 1 else 0 end), 0
         else j.item_count - j.answered_count - j.failed_count - j.expired_count - j.cancelled_count end), 0) as items
 from jobs j
 left join files f on f.id = j.input_file_id
-where j.tenant_id = :tenant_id and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+where j.tenant_id = :tenant_id and j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing');
+
+-- responses_pending --
+-- How many background responses of a tenant are waiting or running, for their limit.
+select count(*) from jobs
+where tenant_id = :tenant_id and kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 
 -- tenant_units --
 -- The work units of a tenant that are not done, for its limit; what was not ingested yet has none.
@@ -95,7 +101,7 @@ where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state <> 'close
 select count(*) as jobs, coalesce(sum(f.size_bytes), 0) as bytes
 from jobs j
 left join files f on f.id = j.input_file_id
-where j.tenant_id = :tenant_id and j.created_at > now_ms() - :period_ms
+where j.tenant_id = :tenant_id and j.kind = 'batch' and j.created_at > now_ms() - :period_ms
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
 -- job_halt --
@@ -114,6 +120,10 @@ returning id;
 update jobs set closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'validating' and closing is null
 returning id;
+
+-- job_delete_response --
+-- The caller of a response wants nothing more of it; it is forgotten when its job has ended.
+update jobs set kind = 'deleted' where tenant_id = :tenant_id and id = :id and kind = 'response' returning id;
 
 -- job_fail_open --
 -- Stop a job and keep its results: unfinished items become `batch_failed`.
@@ -178,7 +188,7 @@ update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model
     prompt_bytes = :prompt_bytes, shared_prefix_bytes = :shared_prefix_bytes,
     step_token = null, step_worker_id = null, step_not_before = 0, step_failures = 0
 where id = :id and state = 'validating' and step_token = :token and closing is null
-returning id, tenant_id, share_owner, queue, created_at, expires_at,
+returning id, tenant_id, kind, share_owner, queue, created_at, expires_at,
     case when begin_by < expires_at then begin_by else expires_at end as due_at, begin_by,
     case when paused_at is null then 'open' else 'held' end as model_state, not_before, priority;
 

@@ -66,15 +66,20 @@ returning id;
 insert into webhook_deliveries (
     event_id, endpoint_id, tenant_id, job_id, event_type, state, attempt_count, created_at, due_at, ended_at, failure
 )
-select 'evt_' || substr(j.id, 7), e.id, j.tenant_id, j.id, 'batch.' || j.state,
+select 'evt_' || substr(j.id, 7), e.id, j.tenant_id, j.id, j.event_type,
     case when e.disabled_at is null then 'pending' else 'failed' end, 0,
-    coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at), now_ms(),
+    j.ended_at, now_ms(),
     case when e.disabled_at is not null then now_ms() end,
     case when e.disabled_at is not null then 'endpoint_disabled' end
-from jobs j
+from (
+    select id, tenant_id, coalesce(completed_at, failed_at, expired_at, cancelled_at) as ended_at,
+        case when kind = 'batch' then 'batch.' || state when state = 'cancelled' then 'response.cancelled'
+            when answered_count > 0 then 'response.completed' else 'response.failed' end as event_type
+    from jobs
+    where id = :job_id and kind in ('batch', 'response') and state in ('completed', 'failed', 'expired', 'cancelled')
+) j
 join webhook_endpoints e on (e.job_id is null and e.tenant_id = j.tenant_id) or e.job_id = j.id
-where j.id = :job_id and j.state in ('completed', 'failed', 'expired', 'cancelled')
-    and ',' || e.event_types || ',' like '%,batch.' || j.state || ',%'
+where ',' || e.event_types || ',' like '%,' || j.event_type || ',%'
 on conflict do nothing;
 
 -- webhook_wanted_of_job --

@@ -158,7 +158,7 @@ class CompletionBatchRoutes:
         job, notes, _ = await self._progress(request, caller)
         if await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id)) is None:
             raise shapes.no_such_batch(job.id)
-        self._context.wake.notify()
+        self._context.wakes.jobs.notify()
         job, notes, running = await self._progress(request, caller)
         return json_answer(shapes.batch_entity(job, notes, running), 201)
 

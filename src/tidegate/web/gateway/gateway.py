@@ -23,6 +23,7 @@ from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import MESSAGES
+from tidegate.web.background.routes import BackgroundRoutes
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
@@ -47,8 +48,10 @@ _BETA = re.compile(r"[A-Za-z0-9_.,\- ]{1,512}", re.ASCII)
 
 
 class GatewayRoutes:
-    def __init__(self, context: WebContext) -> None:
+    def __init__(self, context: WebContext, background: BackgroundRoutes) -> None:
+        """`background` takes the responses that run in the background."""
         self._context = context
+        self._background = background
         self._limits = context.settings.limits
         self._gateway = context.settings.gateway
         self._tenants = Tenants(context.settings)
@@ -67,6 +70,8 @@ class GatewayRoutes:
         )
         self._check_model(wish, caller)
         await self._check_fields(wish)
+        if wish.is_background:
+            return await self._background.create(request, caller, wish.body)
         tenant = await self._tenant(caller)
         guard = self._guards.of(tenant, caller.key_id, wish.model)
         judged = held = None
@@ -120,14 +125,16 @@ class GatewayRoutes:
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
         takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
-        if takes_background if wish.is_flex else takes_interactive:
+        is_background = wish.is_flex or wish.is_background
+        if takes_background if is_background else takes_interactive:
             return
         if takes_background:
             message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
             raise ApiProblem(400, "model_batch_only", message, param="model")
         if takes_interactive:
-            message = 'No deployment of this model takes batch work, and "flex" is served in its gaps: leave `service_tier` out.'
-            raise ApiProblem(400, "model_interactive_only", message, param="service_tier")
+            param = "background" if wish.is_background else "service_tier"
+            message = f"No deployment of this model takes batch work, in whose gaps this would be served: leave `{param}` out."
+            raise ApiProblem(400, "model_interactive_only", message, param=param)
         message = "The model does not exist here: GET /v1/models lists those that do."
         if not wish.names_model:
             message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."

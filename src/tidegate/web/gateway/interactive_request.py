@@ -32,7 +32,8 @@ class _InteractiveBody(msgspec.Struct):
 
 
 class InteractiveRequest(NamedTuple):
-    """What an interactive call asks for. `is_plain`: its body holds no field that its caller may not set."""
+    """What an interactive call asks for. `is_plain`: its body holds no field that its caller may not set. `is_background`: it is to be
+    run as a job."""
 
     model: str
     is_stream: bool
@@ -40,6 +41,7 @@ class InteractiveRequest(NamedTuple):
     body: bytes
     names_model: bool = True
     is_plain: bool = False
+    is_background: bool = False
 
 
 _decode = msgspec.json.Decoder(_InteractiveBody).decode
@@ -96,19 +98,39 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
     if not model or len(model.encode("utf-8", "replace")) > MODEL_BYTES_MAX or not model.isprintable():
         message = f"`model` must be 1 to {MODEL_BYTES_MAX} bytes of printable text: name a model of this server."
         raise ApiProblem(400, "invalid_parameter", message, param="model")
-    if endpoint == "/v1/responses" and read.background is not None and read.background is not False:
-        message = "`background` must be false: background responses are not supported yet. Send a batch, or wait for the answer."
-        raise ApiProblem(400, "unsupported_parameter", message, param="background")
-    is_flex = read.service_tier == FLEX
+    is_flex, is_background = read.service_tier == FLEX, _is_background(read.background, endpoint)
+    if is_background:
+        _check_background(body, is_stream=bool(read.stream))
     names_model = read.model is not msgspec.UNSET
-    sent = _without_tier(body) if is_flex else body
-    return InteractiveRequest(model, bool(read.stream), is_flex, sent, names_model, plain is not None)
+    sent = _without(body, ("service_tier", "background")) if is_flex or is_background else body
+    return InteractiveRequest(model, bool(read.stream), is_flex, sent, names_model, plain is not None, is_background)
 
 
-def _without_tier(body: bytes) -> bytes:
-    """The same request without its tier, which is ours to keep; every other value stays the bytes that it was."""
+def _is_background(value: object, endpoint: str) -> bool:
+    """Only responses can be asked for in the background; elsewhere the field is the model server's."""
+    if endpoint != "/v1/responses" or value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ApiProblem(400, "invalid_parameter", "`background` must be true or false.", param="background")
+    return value
+
+
+def _check_background(body: bytes, *, is_stream: bool) -> None:
+    if is_stream:
+        message = (
+            "A background response has no stream: leave `stream` out, and read the answer with GET /v1/responses/{id}."
+        )
+        raise ApiProblem(400, "unsupported_parameter", message, param="stream")
+    if bytes(_members(body).get("store", b"")).strip() == b"false":
+        message = "A background response is kept until it is read: `store` must not be false."
+        raise ApiProblem(400, "invalid_parameter", message, param="store")
+
+
+def _without(body: bytes, names: tuple[str, ...]) -> bytes:
+    """The same request without members that are ours to keep; every other value stays the bytes that it was."""
     members = _members(body)
-    del members["service_tier"]
+    for name in names:
+        members.pop(name, None)
     return msgspec.json.encode(members)
 
 

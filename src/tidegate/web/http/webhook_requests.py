@@ -8,7 +8,7 @@ from msgspec import Meta
 from tidegate.core.callback_targets import TargetRefused, TargetRules, read_target
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobWebhook
-from tidegate.core.webhooks import EVENT_TYPES
+from tidegate.core.webhooks import BATCH_EVENT_TYPES, EVENT_TYPES
 
 EventTypes = Annotated[list[str], Meta(min_length=1, max_length=64)]
 
@@ -25,7 +25,10 @@ def job_webhook(ask: WebhookAsk | None, rules: TargetRules) -> JobWebhook | None
     if ask is None:
         return None
     check_url(ask.url, rules, "webhook.url")
-    return JobWebhook(ask.url, EVENT_TYPES if ask.events is None else check_events(ask.events, "webhook.events"))
+    events = BATCH_EVENT_TYPES
+    if ask.events is not None:
+        events = check_events(ask.events, "webhook.events", BATCH_EVENT_TYPES)
+    return JobWebhook(ask.url, events)
 
 
 def check_url(url: str, rules: TargetRules, param: str) -> None:
@@ -35,10 +38,10 @@ def check_url(url: str, rules: TargetRules, param: str) -> None:
         raise bad(param, f"`{param}` cannot be used: {refused}.") from None
 
 
-def check_events(given: list[str], param: str) -> tuple[str, ...]:
-    if any(one not in EVENT_TYPES for one in given):
-        raise bad(param, f"`{param}` may name: {', '.join(EVENT_TYPES)}.")
-    return tuple(one for one in EVENT_TYPES if one in given)
+def check_events(given: list[str], param: str, known: tuple[str, ...] = EVENT_TYPES) -> tuple[str, ...]:
+    if any(one not in known for one in given):
+        raise bad(param, f"`{param}` may name: {', '.join(known)}.")
+    return tuple(one for one in known if one in given)
 
 
 def bad(param: str, message: str) -> ApiProblem:

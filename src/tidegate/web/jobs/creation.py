@@ -15,7 +15,7 @@ class JobCreation:
     def __init__(self, context: WebContext, reception: Reception) -> None:
         self._store = context.store
         self._settings = context.settings
-        self._wake = context.wake
+        self._wakes = context.wakes
         self._reception = reception
         self._forecaster = Forecaster(context)
         self._tenants = Tenants(context.settings)
@@ -27,7 +27,7 @@ class JobCreation:
         job = await self._reception.create_job(
             caller, wanted, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
         )
-        self._wake.notify()
+        self._wakes.inputs.notify()
         return job, warnings
 
     async def refusals(self, caller: Caller, wanted: JobRequest) -> list[ApiProblem]:

@@ -1,6 +1,6 @@
-"""Watches the jobs that requests wait for: one statement for all of them, twice a second, and earlier when this process is nudged.
+"""Watches the jobs that requests wait for: one statement for all of them, twice a second, and earlier when there are news of any job.
 
-A nudge that is lost costs half a second. While the store does not answer, those who wait go on waiting.
+News that are lost cost half a second. While the store does not answer, those who wait go on waiting.
 """
 
 import asyncio
@@ -17,8 +17,10 @@ from tidegate.web.context import WebContext
 log = structlog.get_logger()
 
 LOOK_S = 0.5
-# Nudges that come closer together are answered by one look.
-LOOK_S_MIN = 0.05
+# News that come closer together are answered by one look. The more a look takes, the longer the pause behind it: looks take at most a
+# fifth of the time, however many jobs are followed.
+PAUSE_S_MIN = 0.002
+PAUSE_LOOKS = 4
 
 
 class JobFollower:
@@ -53,7 +55,7 @@ class JobWatch:
     def __init__(self, context: WebContext) -> None:
         self._store = context.store
         self._stop = context.stop
-        self._nudges = context.wake.listen()
+        self._news = context.wakes.jobs.listen()
         self._followers: dict[str, set[JobFollower]] = {}
         self._seen: dict[str, Row] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -90,16 +92,18 @@ class JobWatch:
                 follower.tell(job)
 
     async def _look_while_followed(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._followers:
                 if self._stop is not None and self._stop.is_set():
                     for follower in [one for some in self._followers.values() for one in some]:
                         follower.wake(is_stopping=True)
+                begun_s = loop.time()
                 try:
                     await self.look()
                 except TidegateError as error:
                     log.warning("job_watch_failed", error=str(error))
-                await asyncio.sleep(LOOK_S_MIN)
-                await self._nudges.wait(LOOK_S)
+                await asyncio.sleep(max(PAUSE_S_MIN, PAUSE_LOOKS * (loop.time() - begun_s)))
+                await self._news.wait(LOOK_S)
         finally:
             self._looking = None

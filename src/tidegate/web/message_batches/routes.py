@@ -44,7 +44,7 @@ class MessageBatchRoutes:
         self._blobs = context.blobs
         self._limits = context.settings.limits
         self._keep_s = context.settings.retention.file_s
-        self._wake = context.wake
+        self._wakes = context.wakes
         self._trusted_proxies = networks_of(context.settings.server.trusted_proxies)
         self._reception = reception
         self._creation = creation
@@ -113,7 +113,7 @@ class MessageBatchRoutes:
         cancelled = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id))
         if cancelled is None:
             raise _no_such_batch(request)
-        self._wake.notify()
+        self._wakes.jobs.notify()
         return json_answer(schemas.message_batch(cancelled, await self._total(cancelled), self._base(request)))
 
     async def delete(self, request: Request, caller: Caller) -> Response:

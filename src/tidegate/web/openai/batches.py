@@ -20,10 +20,10 @@ from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.jobs.forecast_shapes import Forecast
+from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
 from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.openai import schemas
-from tidegate.web.openai.job_wait import APPLIED, JobWait, preferred_wait_s
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
@@ -35,7 +35,7 @@ class BatchRoutes:
         self._store = context.store
         self._blobs = context.blobs
         self._settings = context.settings
-        self._wake = context.wake
+        self._wakes = context.wakes
         self._reception = reception
         self._creation = creation
         self._wait = wait
@@ -93,7 +93,10 @@ class BatchRoutes:
         wait_s = preferred_wait_s(request)
         is_waited = wait_s > 0 and self._wait.has_room(job)
         if is_waited:
-            changed = await self._wait.next_status(request, job, wait_s)
+            begun = schemas.status(job)
+            changed = await self._wait.until(
+                request, job, wait_s, lambda now: now.state in JOB_ENDED or schemas.status(now) != begun
+            )
             if changed is None:
                 raise no_such_batch(job.id)
             job = changed
@@ -134,7 +137,7 @@ class BatchRoutes:
         job = await self._reception.replayed(lambda: verb(caller.tenant_id, job_id))
         if job is None:
             raise no_such_batch(job_id)
-        self._wake.notify()
+        self._wakes.jobs.notify()
         return json_answer(schemas.batch(job))
 
     async def output(self, request: Request, caller: Caller) -> Response:

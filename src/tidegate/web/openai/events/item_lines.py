@@ -10,13 +10,9 @@ from tidegate.core.ports import Blobs
 from tidegate.core.states import JOB_ENDED
 from tidegate.store.store import Store
 from tidegate.web.http import content
+from tidegate.web.jobs.result_lines import ItemError, read_line
 
 MESSAGE_CHARS_MAX = 500
-
-
-class ItemError(msgspec.Struct):
-    code: str | None = None
-    message: str = ""
 
 
 class ItemPlace(msgspec.Struct):
@@ -35,26 +31,6 @@ class ItemEvent(msgspec.Struct):
     status_code: int | None
     error: ItemError | None
     line: ItemPlace
-
-
-class _ItemErrorBody(msgspec.Struct):
-    error: ItemError | None = None
-
-
-class _ItemResponse(msgspec.Struct):
-    status_code: int
-    body: msgspec.Raw
-
-
-class _ItemLine(msgspec.Struct):
-    id: str
-    custom_id: str | None = None
-    response: _ItemResponse | None = None
-    error: ItemError | None = None
-
-
-_decode = msgspec.json.Decoder(_ItemLine).decode
-_decode_error = msgspec.json.Decoder(_ItemErrorBody).decode
 
 
 def readable_bytes(job: Job) -> tuple[int, int]:
@@ -98,19 +74,9 @@ async def _file_id(store: Store, job: Job, name: str) -> str | None:
 
 
 def _event(job: Job, text: bytes, place: ItemPlace) -> ItemEvent:
-    line = _decode(text)
-    error = line.error
-    if error is None and place.file != "output" and line.response is not None:
-        error = _words(bytes(line.response.body))
+    line = read_line(text)
+    error = line.error if place.file == "output" else line.failure()
     if error is not None:
         error = ItemError(error.code, error.message[:MESSAGE_CHARS_MAX])
     status = line.response.status_code if line.response is not None else None
     return ItemEvent(line.id, "batch.item", job.id, line.custom_id, status, error, place)
-
-
-def _words(body: bytes) -> ItemError:
-    """Return a model server's error, as far as it has the usual shape."""
-    try:
-        return _decode_error(body).error or ItemError()
-    except msgspec.MsgspecError:
-        return ItemError()

@@ -1,17 +1,16 @@
-"""`Prefer: wait=N` (RFC 7240): an answer about a job that waits for the job's next status, for a bounded time."""
+"""`Prefer: wait=N` (RFC 7240): an answer about a job that waits until the job has come further, for a bounded time."""
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from starlette.requests import Request
 
 from tidegate.core.nouns import Job
-from tidegate.core.states import JOB_ENDED
 from tidegate.web.http.content import while_the_client_stays
 from tidegate.web.http.open_calls import refusal
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobWatch
-from tidegate.web.openai import schemas
 
 WAIT_S_MAX = 60
 APPLIED = {"Preference-Applied": "wait"}
@@ -35,10 +34,10 @@ class JobWait:
         """Whether one more request of the job's tenant may wait here; the others are answered at once."""
         return not self._slots.are_taken(job.tenant_id)
 
-    async def next_status(self, request: Request, job: Job, wait_s: int) -> Job | None:
-        """The job once its status is another, or as it is when the time is over, the client leaves or this process stops; None when it is
-        gone."""
-        begun, loop = schemas.status(job), asyncio.get_running_loop()
+    async def until(self, request: Request, job: Job, wait_s: int, is_awaited: Callable[[Job], bool]) -> Job | None:
+        """Return the job once it is as awaited, or as it is when the time is over, the client leaves or this process stops; None when it
+        is gone."""
+        loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         open_call = request.scope["tidegate.intake"].open_call
         async with self._slots.taken(job.tenant_id):
@@ -46,10 +45,10 @@ class JobWait:
                 if open_call is not None:
                     open_call.when_cut(follower.wake)
                 async with while_the_client_stays(request.receive):
-                    while (now := follower.job) is not None and now.state not in JOB_ENDED:
+                    while (now := follower.job) is not None and not is_awaited(now):
                         is_cut = open_call is not None and open_call.is_cut
                         left_s = end_s - loop.time()
-                        if schemas.status(now) != begun or left_s <= 0 or is_cut or follower.is_stopping:
+                        if left_s <= 0 or is_cut or follower.is_stopping:
                             break
                         await follower.wait(left_s)
         if open_call is not None:

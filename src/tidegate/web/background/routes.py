@@ -1,0 +1,170 @@
+"""Background responses: `background: true` on POST /v1/responses makes a job of one item, which outlives this process and the client.
+
+The response is the job as it stands: its request is the job's input, its answer the one line of the job's result files. Nothing is kept
+beside them, so what holds for a batch of one line (budgets, guardrails, retries, deadlines, restarts) holds here too.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core import ids
+from tidegate.core.errors import ApiProblem
+from tidegate.core.input.line_faults import LineFault
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.slices import plan_of_line
+from tidegate.core.nouns import Caller, Job, ResponseTerms
+from tidegate.core.problems import no_such_response
+from tidegate.core.schedule.share_owner import share_owner_of
+from tidegate.core.states import JOB_ENDED, JobKind, JobState
+from tidegate.stages.accept import Reception
+from tidegate.web.background import shapes
+from tidegate.web.context import WebContext
+from tidegate.web.http import content, requests
+from tidegate.web.http.answers import json_answer
+from tidegate.web.http.routes import Guarded
+from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
+from tidegate.web.jobs.result_lines import ItemError, OutcomeLine, read_line
+
+ENDPOINT = "/v1/responses"
+ONE = ENDPOINT + "/{response_id}"
+SCOPE = "inference"
+# The input of such a job: one line, with the request between these.
+_HEAD = b'{"custom_id":"response","method":"POST","url":"/v1/responses","body":'
+_TAIL = b"}\n"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+# What a client may ask for when it reads a response; of these only `stream` would change the answer.
+_READ_PARAMETERS = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
+
+
+class BackgroundRoutes:
+    def __init__(self, context: WebContext, reception: Reception, wait: JobWait) -> None:
+        self._store = context.store
+        self._blobs = context.blobs
+        self._settings = context.settings
+        self._wakes = context.wakes
+        self._reception = reception
+        self._wait = wait
+
+    def routes(self) -> list[Guarded]:
+        return [
+            Guarded("GET", ONE, SCOPE, self.retrieve),
+            Guarded("DELETE", ONE, SCOPE, self.delete),
+            Guarded("POST", f"{ONE}/cancel", SCOPE, self.cancel),
+        ]
+
+    async def create(self, request: Request, caller: Caller, body: bytes) -> Response:
+        """Accept a response that is to be run in the background. `body` is the request as the model server gets it."""
+        key = requests.idempotency_key(request)
+        limits = self._settings.limits
+        line = _HEAD + body.translate(_ONE_LINE) + _TAIL
+        if len(line) > limits.line_bytes_max:
+            message = f"The body of a background response may have about {limits.line_bytes_max:,} bytes. Send it without `background`."
+            raise ApiProblem(413, "body_too_large", message)
+        rules = LineRules(ENDPOINT, line_bytes_max=limits.line_bytes_max, depth_max=limits.json_depth_max + 1)
+        try:
+            plan = plan_of_line(line, rules)
+        except LineFault as fault:
+            param = (fault.param or "").removeprefix("body.") or None
+            raise ApiProblem(400, fault.code, fault.message, param=param) from None
+        terms = ResponseTerms(
+            ENDPOINT,
+            self._settings.retention.file_s * 1000,
+            share_owner_of(caller, self._settings.scheduler.scope_preference),
+            limits.quotas(),
+        )
+        job = await self._reception.create_response(caller, line, plan, terms, key)
+        self._wakes.slices.notify()
+        return await self._answer_within(request, job)
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        requests.refuse_unknown(request.query_params, _READ_PARAMETERS)
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            message = "A background response has no stream: leave `stream` out, and ask again with the header `Prefer: wait=60`."
+            raise ApiProblem(400, "unsupported_parameter", message, param="stream")
+        return await self._answer_within(request, await self._job(request, caller))
+
+    async def cancel(self, request: Request, caller: Caller) -> Response:
+        """Cancel a response; one that is final stays as it is."""
+        job = await self._job(request, caller)
+        if not shapes.is_final(job):
+            try:
+                changed = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id))
+            except ApiProblem:
+                # It came to its end, or to its deadline, in this very moment.
+                changed = await self._store.get_job(caller.tenant_id, job.id)
+            if changed is None:
+                raise _absent(request)
+            self._wakes.jobs.notify()
+            job = changed
+        return Response(await self._shown(job), media_type="application/json")
+
+    async def delete(self, request: Request, caller: Caller) -> Response:
+        """Hide a response at once; its bytes go with it, or when its open call has ended."""
+        job = await self._job(request, caller)
+        if not await self._reception.replayed(lambda: self._store.delete_response(caller.tenant_id, job.id)):
+            raise _absent(request)
+        await self._reception.replayed(lambda: self._store.forget_job(job.id))
+        self._wakes.jobs.notify()
+        return json_answer(shapes.ResponseDeleted(shapes.response_id(job.id), "response", True))
+
+    async def _job(self, request: Request, caller: Caller) -> Job:
+        response_id = str(request.path_params["response_id"])
+        job = None
+        if ids.is_valid("resp", response_id):
+            job = await self._store.get_job(caller.tenant_id, shapes.job_id_of(response_id))
+        if job is None or job.kind is not JobKind.RESPONSE:
+            raise _absent(request)
+        return job
+
+    async def _answer_within(self, request: Request, job: Job) -> Response:
+        """The response as it stands; where the client prefers to wait, as it stands once it is final or the time is over."""
+        wait_s = preferred_wait_s(request)
+        is_waited = wait_s > 0 and self._wait.has_room(job)
+        if is_waited and not shapes.is_final(job):
+            changed = await self._wait.until(request, job, wait_s, shapes.is_final)
+            if changed is None or changed.kind is not JobKind.RESPONSE:
+                raise no_such_response(shapes.response_id(job.id))
+            job = changed
+        answer = Response(await self._shown(job), media_type="application/json")
+        if is_waited:
+            answer.headers.update(APPLIED)
+        return answer
+
+    async def _shown(self, job: Job) -> bytes:
+        if job.closing is JobState.CANCELLED:
+            return shapes.unanswered(job, await self._asked(job), "cancelled")
+        if job.answered_count:
+            line = await self._line(job, job.output_file_id, job.output_bytes)
+            assert line.response is not None, "an answered item has an answer"
+            return shapes.answered(job, bytes(line.response.body))
+        if not shapes.is_final(job):
+            return shapes.unanswered(job, await self._asked(job), shapes.unfinished_status(job))
+        return shapes.unanswered(job, await self._asked(job), "failed", shapes.error_of(await self._failure(job)))
+
+    async def _failure(self, job: Job) -> ItemError | None:
+        """Why a job without an answer has none; None when its time was over."""
+        if job.errors:
+            return ItemError(job.errors[0].code, job.errors[0].message)
+        if not job.error_bytes:
+            return None
+        return (await self._line(job, job.error_file_id, job.error_bytes)).failure()
+
+    async def _line(self, job: Job, file_id: str | None, size_bytes: int) -> OutcomeLine:
+        """The one line of a result file, which is gone when its time is over."""
+        if file_id is None or (job.state in JOB_ENDED and await self._store.get_file(job.tenant_id, file_id) is None):
+            raise no_such_response(shapes.response_id(job.id))
+        return read_line(await self._read(file_id, size_bytes))
+
+    async def _asked(self, job: Job) -> bytes:
+        """The request as it was sent."""
+        file = await self._store.get_file(job.tenant_id, job.input_file_id)
+        if file is None:
+            raise no_such_response(shapes.response_id(job.id))
+        return (await self._read(file.id, file.size_bytes))[len(_HEAD) : -len(_TAIL)]
+
+    async def _read(self, file_id: str, size_bytes: int) -> bytes:
+        return b"".join([chunk async for chunk in content.chunks(self._store, self._blobs, file_id, 0, size_bytes)])
+
+
+def _absent(request: Request) -> ApiProblem:
+    return no_such_response(str(request.path_params["response_id"]))

@@ -1,0 +1,107 @@
+"""What every store does with background responses: accepted and started at once, hidden when they are deleted, forgotten at their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contracts.store_world import DAY_MS, World, plan_of
+from tidegate.core.errors import ApiProblem, StoreUnavailable
+from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobStart, Quotas, ResponseInput, ResponseTerms
+from tidegate.core.states import JobKind, JobState
+
+pytestmark = pytest.mark.anyio
+
+ENDPOINT = "/v1/responses"
+
+
+class Ask:
+    """One background response, ready to be accepted as often as a test likes."""
+
+    def __init__(self, world: World, key: str | None = None, **quotas: Any) -> None:
+        plan, self.file_id = plan_of(1), world.id("file")
+        self.start = JobStart(
+            world.id("batch"), world.token(), plan, world.id("blob"), world.id("file"), world.id("file")
+        )
+        self.request = JobRequest(ENDPOINT, self.file_id, DAY_MS, "24h", kind=JobKind.RESPONSE)
+        self.input = ResponseInput(self.file_id, "a" * 64, Idempotency(key, "hash") if key else None)
+        self.terms = ResponseTerms(ENDPOINT, DAY_MS, "tenant:x", Quotas(**quotas))
+
+    async def accept(self, world: World, caller: Caller, worker_id: str) -> Job:
+        await world.store.begin_blob(self.start.work_blob_id, "work", worker_id)
+        return await world.store.create_response(caller, self.request, self.start, self.input, self.terms, worker_id)
+
+
+async def refused(made: Any) -> str:
+    with pytest.raises(ApiProblem) as problem:
+        await made
+    return str(problem.value.code)
+
+
+async def test_a_response_is_accepted_and_started_at_once(world: World) -> None:
+    caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
+    job = await ask.accept(world, caller, worker_id)
+    assert (job.kind, job.state, job.item_count, job.begun_at) == (JobKind.RESPONSE, JobState.IN_PROGRESS, 1, None)
+    assert await ask.accept(world, caller, worker_id) == job
+    file = await world.store.get_file(caller.tenant_id, ask.file_id)
+    assert file is not None
+    assert (file.purpose, file.size_bytes) == ("response", ask.start.plan.work_bytes)
+    # No list has it.
+    assert await world.store.list_jobs(caller.tenant_id, count_max=10) == []
+    assert await world.store.list_files(caller.tenant_id, after=None, count_max=10) == []
+    # It is leased, recorded and judged like any other job.
+    assert await world.lease(worker_id, job)
+    assert (await world.answer(await world.log(worker_id=worker_id), job, 0)).complete
+    assert (await world.look(job)).begun_at is not None
+
+
+async def test_so_many_responses_may_wait_and_no_batch_counts(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    await world.running(caller, 3)
+    first = await Ask(world, pending_responses_max=1).accept(world, caller, worker_id)
+    assert await refused(Ask(world, pending_responses_max=1).accept(world, caller, worker_id)) == "quota_exceeded"
+    assert await refused(Ask(world, stored_bytes_max=1).accept(world, caller, worker_id)) == "storage_quota_exceeded"
+    await world.job(caller, await world.file(caller), quotas=Quotas(pending_jobs_max=2))
+    await world.store.delete_response(caller.tenant_id, first.id)
+    await Ask(world, pending_responses_max=1).accept(world, caller, worker_id)
+
+
+async def test_a_key_stands_for_one_response(world: World) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    first = await Ask(world, "key").accept(world, caller, worker_id)
+    assert (await Ask(world, "key").accept(world, caller, worker_id)).id == first.id
+    await world.store.delete_response(caller.tenant_id, first.id)
+    assert await refused(Ask(world, "key").accept(world, caller, worker_id)) == "idempotency_result_deleted"
+
+
+async def test_a_process_that_is_gone_accepts_none(world: World) -> None:
+    caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
+    await world.store.declare_gone(worker_id, leaving=True)
+    with pytest.raises(StoreUnavailable):
+        await ask.accept(world, caller, worker_id)
+    assert await world.store.any_job(ask.start.job_id) is None
+
+
+async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: World) -> None:
+    caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
+    job = await ask.accept(world, caller, worker_id)
+    other = await world.caller("other")
+    assert not await world.store.delete_response(other.tenant_id, job.id)
+    assert await world.store.delete_response(caller.tenant_id, job.id)
+    assert not await world.store.delete_response(caller.tenant_id, job.id)
+    left = await world.look(job)
+    assert (left.kind, left.state) == (JobKind.DELETED, JobState.CANCELLING)
+    await world.store.forget_job(job.id)
+    assert await world.store.deleted_responses(10) == []
+    await world.store.close_job(job.id, 0)
+    token = world.token()
+    await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
+    await world.store.publish_job(
+        await world.look(job), token, rest=None, output=None, errors=None, expires_after_ms=None
+    )
+    assert await world.store.deleted_responses(10) == [job.id]
+    await world.store.forget_job(job.id)
+    assert await world.store.any_job(job.id) is None
+    assert await world.store.get_file(caller.tenant_id, ask.file_id) is None
+    assert await world.extents(ask.file_id) == []
