@@ -18,6 +18,7 @@ import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tidegate.core.callback_targets import CallbackReply, Target, TargetRefused, TargetRules, read_target
+from tidegate.core.retry_after import retry_after_ms
 
 CONNECT_S = 5.0
 TOTAL_S = 15.0
@@ -101,7 +102,7 @@ class CallbackSender:
                 yarl.URL(target.url, encoded=True), data=body, headers=sent, allow_redirects=False
             ) as response,
         ):
-            reply = CallbackReply(response.status, retry_after_ms=_retry_after_ms(response.headers))
+            reply = CallbackReply(response.status, retry_after_ms=retry_after_ms(response.headers, None) or 0)
             await _drain(response)
             return reply
 
@@ -184,9 +185,3 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
             left = ANSWER_BYTES_MAX
             while left > 0 and (part := await response.content.read(left)):
                 left -= len(part)
-
-
-def _retry_after_ms(headers: Mapping[str, str]) -> int:
-    """Return what the receiver asks for in seconds; a date is left to the schedule."""
-    text = headers.get("Retry-After", "").strip()
-    return int(text) * 1000 if text.isascii() and text.isdecimal() and len(text) <= 9 else 0

@@ -1,7 +1,6 @@
 """`tidegate batches`: look at batches, follow one, stop one, give one up, read its results. Reading works beside a running server."""
 
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,14 @@ import msgspec
 import typer
 import uvloop
 
-from tidegate.cli import options, progress, results, server_client, terminal
+from tidegate.cli import options, results, server_client, terminal
 from tidegate.cli.signals import Stopping
 from tidegate.core.errors import SettingsError
 from tidegate.core.nouns import FILTER_PAIRS_MAX, Job, JobFilter
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text
 from tidegate.settings import Settings
+from tidegate.settings.secrets import referenced
 
 if TYPE_CHECKING:
     from tidegate.service import Parts
@@ -100,19 +100,40 @@ def watch(
     org: options.Org = None,
     data: options.Data = None,
     config: options.Config = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="A server elsewhere, such as https://gateway:8080.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="env:NAME|file:PATH",
+            help="Where that server's key is; never the key itself.",
+            callback=options.require_reference,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at every change.")] = False,
 ) -> None:
-    """Follow one batch until it ends.
+    """Follow one batch until it ends, also over restarts of its server.
 
     Exit codes: 0 all succeeded, 1 some failed, 130 interrupted (the batch goes on).
 
     Example: tidegate batches watch batch_0f3kQ2mZ8s1xW7vB4nD9Lc
     """
-    settings = options.loaded(config, data).settings
-    job, exit_code = uvloop.run(_follow(settings, org, batch, as_json=as_json))
+    from tidegate.cli import watching
+    from tidegate.cli.batch_events import RemoteServer
+
+    options.check_batch_id(batch)
+    if server is not None:
+        remote = RemoteServer(server, referenced(api_key).reveal() if api_key else None)
+        line, code = uvloop.run(watching.watch_server(remote, batch, as_json=as_json))
+    else:
+        settings = options.loaded(config, data).settings
+        job, code = uvloop.run(watching.watch_here(settings, org, batch, as_json=as_json))
+        line = f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed"
     if not as_json:
-        terminal.say(f"{job.id} {job.state}: {_counts(job)} done, {_failed(job)} failed")
-    raise typer.Exit(exit_code)
+        terminal.say(line)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -210,28 +231,6 @@ async def _newest(settings: Settings, org: str | None, wanted: JobFilter, limit:
 async def _one(settings: Settings, org: str | None, batch: str) -> Job:
     async with server_client.reading(settings) as parts:
         return await job_of(parts, org, batch)
-
-
-async def _follow(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[Job, int]:
-    async with server_client.reading(settings) as parts:
-        stopping = Stopping().listen()
-        display = None if as_json else progress.display()
-        last: Job | None = None
-        try:
-            while True:
-                job = await job_of(parts, org, batch)
-                if display is not None:
-                    display.show(progress.snapshot(job, time.monotonic()))
-                elif job != last:
-                    terminal.show_json_line(facts(job))
-                if job.state in JOB_ENDED:
-                    return job, _exit_code(job)
-                last = job
-                if await stopping.wait(FOLLOW_EVERY_S):
-                    return job, stopping.exit_code
-        finally:
-            if display is not None:
-                display.close()
 
 
 async def _cancel(settings: Settings, org: str | None, batch: str) -> str:
@@ -371,7 +370,7 @@ def _second(at_ms: int | None) -> int | None:
     return None if at_ms is None else at_ms // 1000
 
 
-def _exit_code(job: Job) -> int:
+def exit_code(job: Job) -> int:
     return 0 if job.state is JobState.COMPLETED and job.answered_count == job.item_count else 1
 
 

@@ -16,6 +16,8 @@ from tidegate.core.errors import ApiProblem, SettingsError, StoreUnavailable
 from tidegate.settings import Settings, local_path
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from tidegate.control import Control
     from tidegate.service import Parts
 
@@ -53,15 +55,37 @@ class ServerClient:
         """Ask it how things are."""
         return await self._ask("GET", path, answer, None, None)
 
+    @asynccontextmanager
+    async def streamed(
+        self, path: str, headers: dict[str, str], timeout: "aiohttp.ClientTimeout", tenant: str | None
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        """Ask it for something that comes bit by bit."""
+        import aiohttp
+
+        from tidegate.control import socket_address
+
+        with socket_address(self.data_dir) as address:
+            connector = aiohttp.UnixConnector(address)
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+                session.get(f"http://localhost{path}", headers=headers | self._headers(tenant)) as response,
+            ):
+                yield response
+
+    def _headers(self, tenant: str | None) -> dict[str, str]:
+        from tidegate.web.http.auth import CONTROL_HEADER, TENANT_HEADER
+
+        headers = {CONTROL_HEADER: self.control.token}
+        if tenant is not None:
+            headers[TENANT_HEADER] = quote(tenant, safe="")
+        return headers
+
     async def _ask(self, method: str, path: str, answer: type[T], body: bytes | None, tenant: str | None) -> T:
         import aiohttp
 
         from tidegate.control import socket_address
-        from tidegate.web.http.auth import CONTROL_HEADER, TENANT_HEADER
 
-        headers = {CONTROL_HEADER: self.control.token, "Content-Type": "application/json"}
-        if tenant is not None:
-            headers[TENANT_HEADER] = quote(tenant, safe="")
+        headers = {"Content-Type": "application/json"} | self._headers(tenant)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             with socket_address(self.data_dir) as address:
@@ -73,7 +97,7 @@ class ServerClient:
                     answer_bytes = await response.content.read(ANSWER_BYTES_MAX)
                     if response.status < 300:
                         return msgspec.json.decode(answer_bytes, type=answer)
-                    raise _refusal(response.status, answer_bytes)
+                    raise refusal_of(response.status, answer_bytes)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             raise StoreUnavailable(
                 f"the server at {self.control.url} holds the store but does not answer ({error or type(error).__name__}). "
@@ -105,7 +129,8 @@ def running_server(settings: Settings) -> ServerClient | None:
     return ServerClient(control, settings.data_dir) if control is not None else None
 
 
-def _refusal(status: int, answer_bytes: bytes) -> ApiProblem:
+def refusal_of(status: int, answer_bytes: bytes) -> ApiProblem:
+    """A server's refusal as the store would have said it."""
     try:
         error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
     except msgspec.MsgspecError:

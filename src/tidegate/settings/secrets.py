@@ -1,6 +1,7 @@
 """Where a secret comes from: an environment variable (`env:NAME`, or `os.environ/NAME` as others write it), a file, or, with a warning,
 the configuration itself."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
             f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
         )
     return Secret(text), True
+
+
+def referenced(text: str) -> Secret:
+    """The secret behind a reference that a command was given."""
+    return resolve(text, os.environ)[0]
 
 
 def variable_of(text: str) -> str | None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.retry_after import retry_after_ms
 from tidegate.upstream.http import classify
 
 CHAT = "/v1/chat/completions"
@@ -129,7 +130,7 @@ def test_too_large_is_a_broken_answer() -> None:
     ],
 )
 def test_retry_after_in_all_its_forms(headers: dict[str, str], wait_ms: int | None) -> None:
-    assert classify.retry_after_ms(headers, NOW_MS) == wait_ms
+    assert retry_after_ms(headers, NOW_MS) == wait_ms
     error = classify.refusal(429, headers, b"", NOW_MS)
     assert error.retry_after_ms == wait_ms
     assert classify.refusal(503, headers, b"", NOW_MS).retry_after_ms == wait_ms
@@ -137,7 +138,7 @@ def test_retry_after_in_all_its_forms(headers: dict[str, str], wait_ms: int | No
 
 @given(st.text(max_size=100))
 def test_no_retry_after_can_raise_or_be_negative(text: str) -> None:
-    wait = classify.retry_after_ms({"Retry-After": text, "Date": text}, NOW_MS)
+    wait = retry_after_ms({"Retry-After": text, "Date": text}, NOW_MS)
     assert wait is None or wait >= 0
 
 

@@ -72,9 +72,7 @@ def test_a_response_that_waits(web: WebServer, client: httpx2.Client) -> None:
 def test_what_is_sent_is_the_request_alone(web: WebServer, client: httpx2.Client) -> None:
     """The model server must not take it for a background response of its own."""
     response = made(client, service_tier="flex", user="ü")
-    line = web.run(web.store.any_file(web.job(job_id(response)).input_file_id))
-    assert line is not None
-    text = client.get(f"/v1/files/{line.id}/content").json()
+    text = client.get(f"/v1/files/{web.job(job_id(response)).input_file_id}/content").json()
     assert text["body"] == {"model": "m", "input": "Hi\n", "user": "ü"}
 
 

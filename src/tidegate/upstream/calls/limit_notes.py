@@ -6,10 +6,10 @@ import structlog
 
 from tidegate.core.nouns import Call
 from tidegate.core.ports import Clock, Rests
+from tidegate.core.retry_after import retry_after_ms
 from tidegate.upstream.budgets import rate_limit_headers
 from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
-from tidegate.upstream.http import classify
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
 
@@ -37,7 +37,7 @@ class LimitNotes:
         wall_ms = self._clock.now_ms()
         reported = rate_limit_headers.read_rate_limits(headers, wall_ms)
         left = rate_limit_headers.read_rest_left(
-            headers, wall_ms, classify.retry_after_ms(headers, wall_ms) or rate_limit_headers.MINUTE_MS
+            headers, wall_ms, retry_after_ms(headers, wall_ms) or rate_limit_headers.MINUTE_MS
         )
         tokens = self._estimator.tokens(call, state.deployment.estimate)
         state.note_empty(is_empty=left.is_nothing)

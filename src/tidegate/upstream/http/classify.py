@@ -6,11 +6,9 @@ never chained to ours, because its representation would show them.
 """
 
 import asyncio
-import math
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,6 +17,7 @@ from tidegate.core.answers import answer
 from tidegate.core.answers.redaction import without_account
 from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
 from tidegate.core.nouns import Usage
+from tidegate.core.retry_after import retry_after_ms
 
 FAILURE_BODY_BYTES_MAX = 64 * 1024
 PAGE_BYTES_MAX = 512
@@ -147,46 +146,6 @@ def _in_words(wrong: BaseException) -> str:
         case asyncio.TimeoutError():
             return "it took too long"
     return type(wrong).__name__
-
-
-def retry_after_ms(headers: Mapping[str, str], now_ms: int) -> int | None:
-    """What the upstream asked for: `retry-after-ms`, seconds or an HTTP date; nonsense and the past say nothing.
-
-    A date is read against the upstream's own clock where it tells it, so a wrong clock on either side does not matter.
-    Bounding the wait is the router's and the retry policy's business.
-    """
-    exact = _number(headers.get("retry-after-ms"))
-    if exact is not None:
-        return int(exact)
-    text = headers.get("Retry-After")
-    seconds = _number(text)
-    if seconds is not None:
-        return int(seconds * 1000)
-    moment_ms = _date_ms(text)
-    if moment_ms is None:
-        return None
-    says_now_ms = _date_ms(headers.get("Date"))
-    wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
-    return wait_ms if wait_ms >= 0 else None
-
-
-def _number(text: str | None) -> float | None:
-    if text is None or len(text) > 32:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
-
-
-def _date_ms(text: str | None) -> int | None:
-    if text is None or len(text) > 64:
-        return None
-    try:
-        return int(parsedate_to_datetime(text).timestamp() * 1000)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
 
 
 def _bounded(body: bytes) -> bytes:

@@ -1,0 +1,110 @@
+"""The events of a batch as a server tells them, over any number of connections: a break is not seen, only waited for."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidegate.cli.server_client import ServerClient, refusal_of
+from tidegate.core.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    import aiohttp
+
+AGAIN_S = 1.0
+# A server says something every 15 s, if only that it is there.
+SILENCE_S = 45.0
+_REFUSED = (400, 401, 403, 404)
+_NOTHING_MORE = 204
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent:
+    """`kind` is empty when the server is away: it is asked again until it is back."""
+
+    kind: str
+    data: bytes = b"{}"
+
+
+AWAY = BatchEvent("")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteServer:
+    """A server elsewhere, and the key to it."""
+
+    address: str
+    api_key: str | None
+
+
+class BatchEvents:
+    """Reads the events of one batch from a server on this machine or elsewhere."""
+
+    def __init__(self, server: ServerClient | RemoteServer, batch: str, tenant: str | None) -> None:
+        self._server = server
+        self._batch = batch
+        self._tenant = tenant
+        self._last_id = ""
+
+    async def read(self) -> AsyncGenerator[BatchEvent, None]:
+        """Every event to the batch's end, each once and in order."""
+        import aiohttp
+
+        while True:
+            try:
+                async with self._opened() as response, aclosing(self._events(response)) as events:
+                    async for event in events:
+                        yield event
+                    if response.status == _NOTHING_MORE:
+                        return
+            except (aiohttp.ClientError, StoreUnavailable, TimeoutError, OSError):
+                yield AWAY
+            await asyncio.sleep(AGAIN_S)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator["aiohttp.ClientResponse"]:
+        import aiohttp
+
+        headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
+        path = f"/v1/batches/{self._batch}/events"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_S)
+        async with self._asked(path, headers, timeout) as response:
+            if response.status in _REFUSED:
+                raise refusal_of(response.status, await response.read())
+            if response.status not in (200, _NOTHING_MORE):
+                raise aiohttp.ClientError(f"the server answered with status {response.status}")
+            yield response
+
+    @asynccontextmanager
+    async def _asked(
+        self, path: str, headers: dict[str, str], timeout: "aiohttp.ClientTimeout"
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        import aiohttp
+
+        if isinstance(self._server, ServerClient):
+            async with self._server.streamed(path, headers, timeout, self._tenant) as response:
+                yield response
+            return
+        if self._server.api_key is not None:
+            headers["Authorization"] = f"Bearer {self._server.api_key}"
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(self._server.address.rstrip("/").removesuffix("/v1") + path, headers=headers) as response,
+        ):
+            yield response
+
+    async def _events(self, response: "aiohttp.ClientResponse") -> AsyncGenerator[BatchEvent, None]:
+        kind, data, event_id = "", b"", ""
+        async for raw in response.content:
+            name, _, value = raw.rstrip(b"\n").partition(b": ")
+            if name == b"event":
+                kind = value.decode()
+            elif name == b"data":
+                data = value
+            elif name == b"id":
+                event_id = value.decode()
+            elif not raw.strip() and kind:
+                self._last_id = "" if kind == "reset" else event_id or self._last_id
+                yield BatchEvent(kind, data)
+                kind, data, event_id = "", b"", ""

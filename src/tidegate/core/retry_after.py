@@ -1,0 +1,48 @@
+"""What a server's `Retry-After` asks for. The moment is an argument; nothing here waits."""
+
+import math
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+
+def retry_after_ms(headers: Mapping[str, str], now_ms: int | None) -> int | None:
+    """Return how long a server asks us to wait: `retry-after-ms`, seconds or an HTTP date; nonsense and the past say nothing.
+
+    A date is read against the server's own clock where it tells it, so a wrong clock on either side does not matter; else against
+    `now_ms`, where that is known. Bounding the wait is the caller's business.
+    """
+    exact = _number(headers.get("retry-after-ms"))
+    if exact is not None:
+        return int(exact)
+    text = headers.get("Retry-After")
+    seconds = _number(text)
+    if seconds is not None:
+        return int(seconds * 1000)
+    moment_ms = _date_ms(text)
+    if moment_ms is None:
+        return None
+    since_ms = _date_ms(headers.get("Date"))
+    if since_ms is None:
+        since_ms = now_ms
+    if since_ms is None:
+        return None
+    return moment_ms - since_ms if moment_ms >= since_ms else None
+
+
+def _number(text: str | None) -> float | None:
+    if text is None or len(text) > 32:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _date_ms(text: str | None) -> int | None:
+    if text is None or len(text) > 64:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp() * 1000)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
