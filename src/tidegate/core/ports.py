@@ -282,10 +282,10 @@ class Notices(Protocol):
 
 class Listener(Protocol):
     def notify(self) -> None:
-        """A ring for this ear alone."""
+        """Wake this listener alone."""
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at once if there was a ring since the last wait, else at the next ring or after this time."""
+        """Return at once if it was woken since the last wait, else when it is woken or after this time."""
 
 
 class Wake(Protocol):
@@ -295,7 +295,7 @@ class Wake(Protocol):
         """Something changed."""
 
     def listen(self) -> Listener:
-        """An ear for one loop."""
+        """A listener for one loop."""
 
 
 @dataclass(frozen=True, slots=True)
