@@ -62,7 +62,8 @@ def test_endpoints_from_creation_to_deletion(client: Any) -> None:
     hooks = client.webhooks
     types = hooks.event_types.list()
     assert types.object == "list"
-    assert types.data == ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
+    batches = ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
+    assert types.data == [*batches, "response.completed", "response.failed", "response.cancelled"]
     made = hooks.create(name="mine", url="https://hooks.example.com/a", event_types=["batch.completed"])
     for model in (made, hooks.retrieve(made.id)):
         # The SDK builds what it is given without a look; its own types are the judge here.

@@ -12,7 +12,7 @@ from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World, plan_
 from tests.support.store_verbs import any_file, start_job
 from tidegate.core.errors import ApiProblem, LostRace
 from tidegate.core.ids import job_part
-from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobStart, LineError, Quotas
+from tidegate.core.nouns import Idempotency, IngestPlan, Job, JobFilter, JobRequest, JobStart, LineError, Quotas
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import FileState, JobState
 
@@ -45,6 +45,24 @@ async def test_creating_a_job_may_be_replayed(world: World) -> None:
     first = await world.job(caller, file, job_id=job_id)
     assert await world.job(caller, file, job_id=job_id, quotas=Quotas(pending_jobs_max=1)) == first
     assert await world.store.list_jobs(caller.tenant_id, after=None, count_max=10) == [first]
+
+
+async def test_a_job_is_tried_without_being_created(world: World) -> None:
+    caller, stranger = await world.caller(), await world.caller("stranger")
+    file, output = await world.file(caller), await world.file(caller, purpose="batch_output")
+    assert (await world.store.batch_input(caller.tenant_id, file.id)).id == file.id
+    for tenant_id, wrong, status in ((caller.tenant_id, output, 400), (stranger.tenant_id, file, 404)):
+        with pytest.raises(ApiProblem) as problem:
+            await world.store.batch_input(tenant_id, wrong.id)
+        assert problem.value.status == status
+    request = JobRequest("/v1/chat/completions", file.id, DAY_MS, "24h")
+    full = Quotas(pending_jobs_max=1)
+    assert await world.store.creation_problem(caller, request, full, "tenant") is None
+    await world.job(caller, file, share_owner="tenant")
+    problem_now = await world.store.creation_problem(caller, request, full, "tenant")
+    assert problem_now is not None
+    assert problem_now.status == 429
+    assert await world.store.state_counts() == {"validating": 1}
 
 
 async def test_only_a_batch_input_can_be_a_jobs_input(world: World) -> None:

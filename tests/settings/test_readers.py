@@ -38,6 +38,7 @@ HANDED_ON = {
         (
             "limits.pending_jobs_max",
             "limits.pending_jobs_per_key_max",
+            "limits.pending_responses_max",
             "limits.queued_items_max",
             "limits.stored_bytes_max",
             "limits.jobs_per_hour_max",

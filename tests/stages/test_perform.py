@@ -37,7 +37,11 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
         retry=lambda leased: RetryPolicy(),
     )
     leased = SimpleNamespace(
-        job_id="batch_0123456789012345678901", model="m", endpoint="/v1/chat/completions", share_owner="tenant:t"
+        job_id="batch_0123456789012345678901",
+        key_id="key_0123456789012345678901",
+        model="m",
+        endpoint="/v1/chat/completions",
+        share_owner="tenant:t",
     )
     held: Any = SimpleNamespace(slice=leased, deadline_ms=NOW_MS + LEFT_MS, budgets=())
     item = Item(number=0, custom_id=b'"a"', body=b'{"model":"m","messages":[]}')

@@ -114,7 +114,7 @@ def watch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at every change.")] = False,
 ) -> None:
-    """Follow one batch until it ends, also over restarts of its server.
+    """Follow one batch until it ends, over restarts of its server.
 
     Exit codes: 0 all succeeded, 1 some failed, 130 interrupted (the batch goes on).
 

@@ -130,7 +130,7 @@ def running_server(settings: Settings) -> ServerClient | None:
 
 
 def refusal_of(status: int, answer_bytes: bytes) -> ApiProblem:
-    """A server's refusal as the store would have said it."""
+    """A server's refusal in the words that the store would have used."""
     try:
         error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
     except msgspec.MsgspecError:

@@ -152,7 +152,7 @@ async def _news(settings: Settings, org: str | None, batch: str) -> AsyncIterato
     news = asyncio.Event()
 
     async def read() -> None:
-        # What cannot be heard here is seen by looking.
+        # Changes that no event brings are found by looking.
         with suppress(TidegateError):
             async with aclosing(BatchEvents(server, batch, org).read()) as events:
                 async for event in events:

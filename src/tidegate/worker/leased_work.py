@@ -63,7 +63,7 @@ class LeasedSliceState:
         self.deadline_ms = deadline_ms
 
     def rest(self, rests_ms: float) -> None:
-        """Send nothing of this slice for so long; to be said before its items are here."""
+        """Send nothing of this slice for so long; to be called before its items are here."""
         self.rests_ms = rests_ms
 
     def release_tail(self, item_count: int) -> None:

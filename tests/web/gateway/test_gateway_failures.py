@@ -231,7 +231,7 @@ def test_a_call_that_ends_without_an_answer_still_may_have_been_done(world: Worl
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("/v1/batches", "status"),
+        ("/v1/batches", "nosuch"),
         ("/v1/batches", "Limit"),
         ("/v1/batches", "order"),
         ("/v1/files", "status"),

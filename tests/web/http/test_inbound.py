@@ -75,10 +75,12 @@ def stubborn(web: WebServer, path: str, body: dict[str, Any] | None = None) -> s
 
 
 def open_blobs(web: WebServer) -> int:
-    count = 0
+    """How many blobs of this server are open; other tests' servers may leave theirs to the garbage collection."""
+    count, root = 0, str(web.blobs.root)
     for name in os.listdir("/proc/self/fd"):
         try:
-            count += "/blob_" in os.readlink(f"/proc/self/fd/{name}").removeprefix(str(web.blobs.root))
+            path = os.readlink(f"/proc/self/fd/{name}")
+            count += path.startswith(root) and "/blob_" in path.removeprefix(root)
         except OSError:
             continue
     return count

@@ -103,13 +103,13 @@ def test_an_anthropic_stream_ends_with_an_event_of_its_own(world: World) -> None
 
 
 def test_a_stream_within_an_event_breaks_off(world: World) -> None:
-    world.start(Endless(b"data: {"))
+    world.start(Endless(b"data: {}\n"))
     key = world.web.make_key("acme")
-    # Where the caller asks for the usage itself, nothing is held back until an event is whole.
+    # Where the caller asks for the usage itself, lines go on before their event is whole.
     ask = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     with world.client(key).stream("POST", CHAT, json=ask) as answer:
         pieces = answer.iter_raw()
-        assert next(pieces) == b"data: {"
+        assert next(pieces) == b"data: {}\n"
         end_key(world, key, "revoke")
         with pytest.raises(httpx2.RemoteProtocolError):
             list(pieces)

@@ -3,7 +3,8 @@
 Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
 slots are taken, a rate is used up, what is in flight has the rest of a budget set aside, or the key's state is unknown. Waiting
 says nothing about an item, so a retryable denial never uses up its attempts. Budgets and slots are judged by the budget client,
-where a call is sent; guardrails and hooks come after this, because they cost more. Who loads the state, and how old it may be, is the caller's affair.
+where a call is sent; guardrails and hooks come after this, because they cost more. The caller
+loads the state and decides how old it may be.
 """
 
 from collections.abc import Mapping
