@@ -1,16 +1,14 @@
 """Background responses on an idle engine: what one adds to the bare call, from the create to its answer."""
 
 import json
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.machinery import simulated_engine, table
+from bench.machinery import serving, simulated_engine, table
 
 ASK = {"model": "m", "input": "say hello", "max_output_tokens": 8}
 WAIT = {"Prefer": "wait=30"}
@@ -36,25 +34,8 @@ def _taken_ms(url: str, count: int, **more: object) -> list[float]:
 def main(quick: bool = False) -> dict[str, float]:
     count = 50 if quick else 500
     with tempfile.TemporaryDirectory() as name, simulated_engine("--mode", "instant") as engine:
-        command = [
-            sys.executable,
-            "-m",
-            "tidegate",
-            "serve",
-            "--data",
-            f"{name}/d",
-            "--port",
-            "0",
-            "--upstream",
-            engine,
-        ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-            try:
-                assert server.stdout is not None
-                url = next(found[1] for line in server.stdout if (found := re.search(r"(http://\S+)", line)))
-                bare, background = _taken_ms(engine, count), _taken_ms(url, count, background=True)
-            finally:
-                server.terminate()
+        with serving(Path(name) / "d", engine) as (url, _):
+            bare, background = _taken_ms(engine, count), _taken_ms(url, count, background=True)
     added_ms = statistics.median(background) - statistics.median(bare)
     table(
         f"Background responses, `tidegate serve`, an idle engine, {count} one after another",

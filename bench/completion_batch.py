@@ -4,20 +4,16 @@ a poll with all items add to the serving process.
 
 import asyncio
 import json
-import os
-import re
 import statistics
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import aiohttp
 
-from bench.machinery import simulated_engine, table
+from bench.machinery import serving, simulated_engine, table
 from bench.memory import Watch
 
 IN_FLIGHT = 64
@@ -92,30 +88,11 @@ def main(quick: bool = False) -> dict[str, float]:
         tempfile.TemporaryDirectory() as name,
         simulated_engine("--mode", "fixed", "--latency-ms", str(LATENCY_MS)) as engine,
     ):
-        command = [
-            sys.executable,
-            "-m",
-            "tidegate",
-            "serve",
-            "--data",
-            f"{name}/d",
-            "--port",
-            "0",
-            "--upstream",
-            engine,
-        ]
-        env = {**os.environ, "TIDEGATE_WORKER_IN_FLIGHT_MAX": str(IN_FLIGHT)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as server:
-            try:
-                assert server.stdout is not None
-                url = next(found.group(0) for line in server.stdout if (found := re.search(r"http://127\S+:\d+", line)))
-                threading.Thread(target=server.stdout.read, daemon=True).start()
-                _sync_s(url, 20)
-                pairs = [(asyncio.run(_bare_s(engine, count)), _sync_s(url, count)) for _ in range(rounds)]
-                create_mib, poll_mib = _memory_mib(url, server.pid, Path(name), large, text_bytes)
-            finally:
-                server.terminate()
-                server.wait()
+        in_flight = {"TIDEGATE_WORKER_IN_FLIGHT_MAX": str(IN_FLIGHT)}
+        with serving(Path(name) / "d", engine, **in_flight) as (url, pid):
+            _sync_s(url, 20)
+            pairs = [(asyncio.run(_bare_s(engine, count)), _sync_s(url, count)) for _ in range(rounds)]
+            create_mib, poll_mib = _memory_mib(url, pid, Path(name), large, text_bytes)
     ratio = statistics.median(sync_s / bare_s for bare_s, sync_s in pairs)
     bare_s, sync_s = (statistics.median(one) for one in zip(*pairs, strict=True))
     table(

@@ -6,6 +6,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,23 @@ def simulated_engine(*options: str) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
+
+
+@contextlib.contextmanager
+def serving(data: Path, engine: str, **variables: str) -> Iterator[tuple[str, int]]:
+    """`tidegate serve` in front of this engine: its URL and its process, while it runs."""
+    command = [sys.executable, "-m", "tidegate", "serve", "--data", str(data), "--port", "0", "--upstream", engine]
+    env = {**os.environ, **variables}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as server:
+        try:
+            assert server.stdout is not None
+            url = next(found.group(0) for line in server.stdout if (found := re.search(r"http://127\S+:\d+", line)))
+            # What it goes on to log is thrown away: a full pipe would stop it.
+            threading.Thread(target=server.stdout.read, daemon=True).start()
+            yield url, server.pid
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def cpu_seconds(*others: int) -> float:

@@ -178,9 +178,9 @@ def passing_files(settings: Settings) -> AbstractContextManager[Path]:
     return scratch_directory(settings.data_dir / "scratch")
 
 
-def open_bucket(settings: Settings, bucket: str) -> Bucket:
-    """A bucket of the caller's own, at the address and with the keys of `blobs`."""
-    return Bucket(_s3_settings(settings, bucket))
+def open_bucket(settings: Settings, bucket: str, folder: str = "") -> Bucket:
+    """A bucket of the caller's own or a folder in it, at the address and with the keys of `blobs`."""
+    return Bucket(replace(_s3_settings(settings, bucket), prefix=folder))
 
 
 def _s3_settings(settings: Settings, bucket: str) -> S3Settings:

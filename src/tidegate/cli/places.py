@@ -7,6 +7,7 @@ local files. Address and keys are those of `blobs.*`, or the machine's own (AWS_
 import asyncio
 import fnmatch
 import glob
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,4 +129,7 @@ def _objects(name: str, settings: Settings) -> tuple["Bucket", str]:
 
     check_address(name)
     bucket, _, key = name.removeprefix(S3).partition("/")
-    return open_bucket(settings, bucket), key
+    # Only the folder before the first sign of a pattern is looked through.
+    beginning = re.split(r"[*?\[]", key, maxsplit=1)[0] if is_pattern(name) else ""
+    folder = beginning[: beginning.rfind("/") + 1]
+    return open_bucket(settings, bucket, folder), key.removeprefix(folder)

@@ -8,7 +8,7 @@ neither is ever whole in memory.
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -178,17 +178,18 @@ def _join(
     rows: Iterator[tuple[int, Row]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
 ) -> None:
     """Write each row with its result. Both result files are in the order of the rows, and each row is in one of them."""
-    answers, failures = _Lines(targets.results), _Lines(targets.errors)
     done: list[Row] = []
-    for number, row in rows:
-        custom_id = f"row-{number}"
-        line = answers.take(custom_id) or failures.take(custom_id)
-        if line is None:
-            raise SettingsError(f"The results hold no line for row {number}; run the same command again.")
-        done.append(columns.add(row, line))
-        if len(done) == ROWS_PER_BATCH:
-            writer.write(done)
-            done = []
+    with ExitStack() as files:
+        answers, failures = (_Lines(path, files) for path in (targets.results, targets.errors))
+        for number, row in rows:
+            custom_id = f"row-{number}"
+            line = answers.take(custom_id) or failures.take(custom_id)
+            if line is None:
+                raise SettingsError(f"The results hold no line for row {number}; run the same command again.")
+            done.append(columns.add(row, line))
+            if len(done) == ROWS_PER_BATCH:
+                writer.write(done)
+                done = []
     writer.write(done)
 
 
@@ -199,9 +200,9 @@ class _ResultId(msgspec.Struct):
 class _Lines:
     """The lines of a result file, taken by custom_id in the order in which they stand there."""
 
-    def __init__(self, path: Path | None) -> None:
-        stream = path.open("rb") if path is not None and path.exists() else None
-        self._lines = iter(stream) if stream is not None else iter(())
+    def __init__(self, path: Path | None, files: ExitStack) -> None:
+        found = path if path is not None and path.exists() else None
+        self._lines = iter(files.enter_context(found.open("rb"))) if found is not None else iter(())
         self._decoder = msgspec.json.Decoder(_ResultId)
         self._next: tuple[str, bytes] | None = None
 
