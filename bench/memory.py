@@ -5,7 +5,6 @@ Two processes over PostgreSQL would hide nothing that one process shows, so `tid
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 
 from bench.inputs import chat_line
-from bench.machinery import simulated_engine, table
+from bench.machinery import serving, simulated_engine, table
 
 MIB = 1 << 20
 
@@ -104,38 +103,19 @@ def main(quick: bool = False) -> dict[str, float]:
         with large.open("wb") as stream:
             for number in range(count):
                 stream.write(chat_line(number, line_bytes))
-        command = [
-            sys.executable,
-            "-m",
-            "tidegate",
-            "serve",
-            "--data",
-            str(data / "d"),
-            "--port",
-            "0",
-            "--upstream",
-            engine,
-        ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-            try:
-                assert server.stdout is not None
-                url = next(found.group(0) for line in server.stdout if (found := re.search(r"http://127\S+:\d+", line)))
-                threading.Thread(target=server.stdout.read, daemon=True).start()
-                job_id, _ = create(url, upload(url, small))
-                until_ended(url, job_id)
-                watch = Watch(server.pid)
-                large_id = upload(url, large)
-                upload_mib = watch.grown()
-                watch = Watch(server.pid)
-                job_id, create_ms = create(url, large_id)
-                job = until_ended(url, job_id)
-                run_mib = watch.grown()
-                child_mib = (watch.child_peak - _child_base()) / MIB
-                if job["request_counts"]["completed"] != count:
-                    raise RuntimeError(f"the job ended as {job['status']}: {job['request_counts']} {job['errors']}")
-            finally:
-                server.terminate()
-                server.wait()
+        with serving(data / "d", engine) as (url, pid):
+            job_id, _ = create(url, upload(url, small))
+            until_ended(url, job_id)
+            watch = Watch(pid)
+            large_id = upload(url, large)
+            upload_mib = watch.grown()
+            watch = Watch(pid)
+            job_id, create_ms = create(url, large_id)
+            job = until_ended(url, job_id)
+            run_mib = watch.grown()
+            child_mib = (watch.child_peak - _child_base()) / MIB
+            if job["request_counts"]["completed"] != count:
+                raise RuntimeError(f"the job ended as {job['status']}: {job['request_counts']} {job['errors']}")
         size_mib = large.stat().st_size / MIB
     figures = {"upload_mib": upload_mib, "run_mib": run_mib, "ingest_mib": child_mib, "create_ms": create_ms}
     table(
