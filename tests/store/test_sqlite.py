@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
+from tests.contracts.store_world import DAY_MS, Clock, World
 from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
@@ -332,4 +333,29 @@ async def test_a_full_disk_has_a_name_of_its_own(tmp_path: Path) -> None:
         await store.put_tenant("t1", "x" * 100_000)
     driver._writer.pragma("max_page_count", 1_000_000)
     assert await store.put_tenant("t", "acme") == "t"
+    await store.close()
+
+
+class TickingClock(Clock):
+    """A clock that is a millisecond on at every look."""
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+async def test_a_deadline_lies_one_window_after_the_creation_when_the_clock_ticks_in_between() -> None:
+    clock = TickingClock()
+    store = Store(SqliteDriver(None, clock))
+    await store.migrate()
+
+    async def open_another() -> Store:
+        return store
+
+    world = World(store, clock, open_another)
+    caller = await world.caller()
+    file = await world.file(caller, expires_after_ms=DAY_MS)
+    assert file.expires_at is not None
+    job = await world.job(caller, file)
+    assert (file.expires_at - file.created_at, job.expires_at - job.created_at) == (DAY_MS, DAY_MS)
     await store.close()

@@ -65,7 +65,7 @@ MOVES = {
     for target in targets
 }
 EVERY = sorted(statements().values(), key=lambda statement: statement.name)
-CHANGES = re.compile(r"(?:with .*? \) )?update (\w+) set (.*?) (?:from picked )?where (.*)")
+CHANGES = re.compile(r"(?:with .*? ?\) )?update (\w+) set (.*?) (?:from (?:picked|moment) )?where (.*)")
 LOCKS = re.compile(r"/\*!.*?\*/", re.DOTALL)
 SETS_STATE = re.compile(r"(?:^|, )state = (.*)")
 
@@ -243,3 +243,14 @@ async def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_postgresql(pos
         sorts = [line.strip() for line in plan.splitlines() if "Sort Key" in line]
         assert sorts in ([], ["Sort Key: given.given_at"]), f"{name}\n{plan}"
     await connection.close()
+
+
+def test_a_row_that_ends_some_time_after_its_creation_takes_both_moments_from_one_look_at_the_clock() -> None:
+    twice = [
+        name
+        for name, statement in statements().items()
+        if re.search(r"insert into|update ", statement.sql)
+        and re.search(r"created_at\b.*\b(expires_at|updated_at)", statement.sql, re.DOTALL)
+        and statement.sql.count("now_ms()") > 1
+    ]
+    assert twice == []

@@ -1,8 +1,10 @@
 -- What callers see of bytes: files and the extents they are made of.
 
 -- file_put --
+with moment as materialized (select now_ms() as ms)
 insert into files (id, tenant_id, job_id, purpose, filename, state, size_bytes, line_count, sha256, created_at, expires_at)
-values (:id, :tenant_id, :job_id, :purpose, :filename, :state, :size_bytes, :line_count, :sha256, now_ms(), now_ms() + cast(:expires_after_ms as bigint));
+values (:id, :tenant_id, :job_id, :purpose, :filename, :state, :size_bytes, :line_count, :sha256, (select ms from moment),
+    (select ms from moment) + cast(:expires_after_ms as bigint));
 
 -- file_get --
 -- A caller's own file, while it may be seen.
@@ -49,8 +51,10 @@ select id from files where id = :id and state <> 'deleted' /*! for update */;
 
 -- file_show --
 -- moves: files: growing -> ready
-update files set state = 'ready', size_bytes = :size_bytes, line_count = :line_count, created_at = now_ms(),
-    expires_at = now_ms() + cast(:expires_after_ms as bigint)
+with moment as materialized (select now_ms() as ms)
+update files set state = 'ready', size_bytes = :size_bytes, line_count = :line_count, created_at = moment.ms,
+    expires_at = moment.ms + cast(:expires_after_ms as bigint)
+from moment
 where id = :id and state = 'growing'
 returning id;
 

@@ -1,6 +1,8 @@
 -- Jobs from their creation to their last running day: what callers ask, and the steps that one process takes at a time.
 
 -- job_put --
+-- One look at the clock: a deadline lies exactly one window after the creation.
+with moment as materialized (select now_ms() as ms)
 insert into jobs (
     id, tenant_id, kind, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
     output_expires_after_s, ordered, prefix_order, invalid_lines, errors, item_count, answered_count, failed_count, expired_count,
@@ -9,8 +11,9 @@ insert into jobs (
     priority, not_before, max_cost_nano, max_errors_count, max_errors_ppm, max_errors_after
 )
 values (
-    :id, :tenant_id, :kind, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', now_ms(), now_ms() + :window_ms,
-    now_ms() + cast(:begin_within_ms as bigint), :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
+    :id, :tenant_id, :kind, :key_id, :user_name, :endpoint, :input_file_id, :window_text, 'validating', (select ms from moment),
+    (select ms from moment) + :window_ms, (select ms from moment) + cast(:begin_within_ms as bigint),
+    :metadata, :output_expires_after_s, :ordered, :prefix_order, :invalid_lines, '[]',
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :share_owner, :queue, :limits, :ingest_bytes, :webhook, :door,
     :priority, :not_before, :max_cost_nano, :max_errors_count, :max_errors_ppm, :max_errors_after
 );

@@ -1,8 +1,10 @@
 -- Files that come in parts.
 
 -- upload_put --
+with moment as materialized (select now_ms() as ms)
 insert into uploads (id, tenant_id, state, size_bytes, purpose, filename, mime_type, expires_after_ms, created_at, expires_at)
-values (:id, :tenant_id, 'pending', :size_bytes, :purpose, :filename, :mime_type, :expires_after_ms, now_ms(), now_ms() + :keep_ms);
+values (:id, :tenant_id, 'pending', :size_bytes, :purpose, :filename, :mime_type, :expires_after_ms,
+    (select ms from moment), (select ms from moment) + :keep_ms);
 
 -- upload_get --
 -- One whose time is over counts as expired before a sweep has seen to it.

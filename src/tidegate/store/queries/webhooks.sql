@@ -1,8 +1,9 @@
 -- Webhook endpoints and the deliveries to them.
 
 -- webhook_endpoint_put --
+with moment as materialized (select now_ms() as ms)
 insert into webhook_endpoints (id, tenant_id, job_id, name, url, event_types, secret, created_at, updated_at, door, headers)
-values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, now_ms(), now_ms(), :door, :headers);
+values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, (select ms from moment), (select ms from moment), :door, :headers);
 
 -- webhook_endpoint_count --
 select count(*) from webhook_endpoints where tenant_id = :tenant_id and job_id is null;
