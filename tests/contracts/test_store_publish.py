@@ -81,6 +81,10 @@ async def test_an_all_failed_job_is_completed_without_an_output_file(world: Worl
 async def test_what_never_ran_gets_its_lines_behind_the_errors(world: World, failed: int) -> None:
     job, _, token = await closed(world, answered=2, failed=failed, rest=3)
     numbers = range(2 + failed, 5 + failed)
+    growing = await world.store.get_growing_file(job.tenant_id, str(job.error_file_id))
+    assert growing is not None
+    assert growing.state is FileState.GROWING
+    assert await world.store.get_growing_file("another", growing.id) is None
     await publish(world, job, token, rest=await rest_of(world, job, *numbers))
     ended = await world.judge(job)
     assert (ended.state, ended.answered_count, ended.failed_count, ended.cancelled_count) == (
@@ -90,6 +94,12 @@ async def test_what_never_ran_gets_its_lines_behind_the_errors(world: World, fai
     file = await world.store.get_file(job.tenant_id, str(job.error_file_id))
     assert file is not None
     assert (file.line_count, file.size_bytes) == (3 + failed, ended.error_bytes)
+    assert await world.store.get_growing_file(job.tenant_id, file.id) is None
+    outcomes = await world.store.outcomes_page(job.id, 0, 100)
+    for is_output in (True, False):
+        places = sorted(at for _, outcome, at, _ in outcomes if (outcome == Outcome.ANSWERED) is is_output)
+        found = [await world.store.result_line_place(job.id, n, is_output=is_output) for n in range(len(places) + 1)]
+        assert found == [*places, None]
 
 
 @pytest.mark.parametrize(("outcome", "state"), [(Outcome.FAILED, JobState.FAILED), (Outcome.EXPIRED, JobState.EXPIRED)])

@@ -60,6 +60,18 @@ class StoredFiles(Table):
         return file_from(rows[0]) if rows else None
 
     @reads
+    async def get_growing_file(self, tx: Tx, tenant_id: str, file_id: str) -> File | None:
+        """Return a result file that a running job still writes to."""
+        rows = await tx.dicts("file_get_growing", tenant_id=tenant_id, id=file_id)
+        return file_from(rows[0]) if rows else None
+
+    @reads
+    async def result_line_place(self, tx: Tx, job_id: str, lines: int, *, is_output: bool) -> int | None:
+        """Return where the line that follows so many lines begins in a job's output file or error file; None behind the last."""
+        row = await tx.one("outcome_place", job_id=job_id, is_output=int(is_output), lines=lines)
+        return None if row is None else int(row[0])
+
+    @reads
     async def list_files(
         self,
         tx: Tx,

@@ -238,6 +238,49 @@ def test_an_ordered_batch_shows_nothing_before_its_end(web: WebServer, client: h
     assert (answer.content, answer.headers["x-tidegate-final"]) == (b"", "false")
 
 
+def test_a_client_that_asks_for_it_reads_the_growing_output_at_its_file(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = create(client, upload(client))["id"]
+    stages.start(web, batch_id, 4)
+    asked = {"Prefer": "wait=0, growing-output"}
+    assert batch(client, batch_id)["output_file_id"] is None
+    answer = client.get(f"/v1/batches/{batch_id}", headers=asked)
+    assert answer.headers["preference-applied"] == "growing-output"
+    shown = answer.json()
+    path, errors = (f"/v1/files/{shown[name]}/content" for name in ("output_file_id", "error_file_id"))
+
+    def read(at: str, lines: int = 0) -> tuple[bytes, str, str]:
+        part = client.get(at, params={"offset": lines} if lines else None)
+        assert part.status_code == 200
+        return part.content, part.headers["x-incomplete"], part.headers["x-last-line"]
+
+    assert read(path) == (b"", "true", "0")
+    stages.finish(web, batch_id, {2: b"third\n", 0: b"first line\n"}, {3: b"wrong\n"})
+    assert read(path) == (b"third\nfirst line\n", "true", "2")
+    assert read(path, 1) == (b"first line\n", "true", "2")
+    assert read(path, 2) == read(path, 999_999_999) == (b"", "true", "2")
+    assert read(errors) == (b"wrong\n", "true", "1")
+    for method, place in (("GET", ""), ("DELETE", "")):
+        is_error(client.request(method, f"/v1/files/{shown['output_file_id']}{place}"), {"status": 404})
+    stages.finish(web, batch_id, {1: b"second\n"})
+    stages.publish(web, batch_id)
+    assert read(path, 2) == (b"second\n", "false", "3")
+    assert batch(client, batch_id)["output_file_id"] == shown["output_file_id"]
+
+
+def test_no_place_is_given_out_in_what_will_be_put_in_order(web: WebServer, client: httpx2.Client) -> None:
+    input_id = upload(client)
+    batch_id = create(client, input_id, ordered=True)["id"]
+    stages.start(web, batch_id, 1)
+    answer = client.get(f"/v1/batches/{batch_id}", headers={"Prefer": "growing-output"})
+    assert (answer.json()["output_file_id"], "preference-applied" in answer.headers) == (None, False)
+    job = web.run(web.store.any_job(batch_id))
+    assert job is not None
+    is_error(client.get(f"/v1/files/{job.output_file_id}/content"), {"status": 404, "code": "file_not_found"})
+    for offset in ("-1", "1.5", "x", "", "9" * 30):
+        is_error(client.get(f"/v1/files/{input_id}/content?offset={offset}"), {"status": 400, "param": "offset"})
+    is_error(client.get(f"/v1/files/{input_id}/content?offset=1"), {"status": 400, "param": "offset"})
+
+
 def test_output_of_a_deleted_file(web: WebServer, client: httpx2.Client) -> None:
     batch_id = create(client, upload(client))["id"]
     stages.start(web, batch_id, 1)

@@ -10,6 +10,10 @@ values (:id, :tenant_id, :job_id, :purpose, :filename, :state, :size_bytes, :lin
 -- A caller's own file, while it may be seen.
 select * from files where tenant_id = :tenant_id and id = :id and state = 'ready' and (expires_at is null or expires_at > now_ms());
 
+-- file_get_growing --
+-- A result file of a caller's own job that still runs.
+select * from files where tenant_id = :tenant_id and id = :id and state = 'growing';
+
 -- file_any --
 -- The engine's own look at a file, whatever its state.
 select * from files where id = :id;

@@ -77,6 +77,12 @@ where job_id = :job_id and number = :number and (alone_losses = 0 or cast(:is_ch
 -- The outcomes of a job in order of number, for everyone who must see all of them.
 select number, outcome, at, size_bytes from outcomes where job_id = :job_id and number >= :from_number order by number limit :count_max;
 
+-- outcome_place --
+-- Where the line after so many lines begins in one of the two result files.
+select at from outcomes
+where job_id = :job_id and case outcome when 'answered' then 1 else 0 end = cast(:is_output as bigint)
+order by at limit 1 offset :lines;
+
 -- outcomes_forget --
 delete from outcomes where job_id = :job_id;
 

@@ -44,37 +44,43 @@ async def chunks(store: Store, blobs: Blobs, file_id: str, start: int, end: int)
                 break
 
 
-async def answer(
-    request: Request,
-    store: Store,
-    blobs: Blobs,
-    file_id: str | None,
-    size_bytes: int,
-    headers: dict[str, str],
-) -> Response:
-    """Return the answer to a GET or HEAD of a file's bytes. Without a file there are none."""
-    headers = {**headers, "Content-Security-Policy": _SANDBOX, "Accept-Ranges": "bytes"}
-    try:
-        asked = _asked(request, headers, size_bytes)
-    except ranges.Unsatisfiable:
-        refusal = problems.answer(
-            ApiProblem(416, "range_not_satisfiable", f"There are {size_bytes:,} bytes; the range begins behind them.")
-        )
-        refusal.headers.update({**headers, "Content-Range": f"bytes */{size_bytes}"})
-        return refusal
-    start, end = asked or (0, size_bytes)
-    headers["Content-Length"] = str(end - start)
-    status = 200
-    if asked is not None:
-        status = 206
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size_bytes}"
-    media_type = "application/octet-stream"
-    if request.method == "HEAD" or file_id is None or start == end:
-        return Response(None, status, headers, media_type)
-    stream = chunks(store, blobs, file_id, start, end)
-    # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
-    first = await anext(stream)
-    return Download(first, stream, status, headers, media_type)
+class FileContents:
+    """Answers with the bytes of files."""
+
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
+
+    async def answer(
+        self, request: Request, file_id: str | None, size_bytes: int, headers: dict[str, str], *, from_at: int = 0
+    ) -> Response:
+        """Return the answer to a GET or HEAD of a file's bytes. Without a file there are none.
+
+        With `from_at` it is the bytes from there on: a `Range` of a caller who named a line as well is ignored."""
+        headers = {**headers, "Content-Security-Policy": _SANDBOX, "Accept-Ranges": "bytes"}
+        try:
+            asked = None if from_at else _asked(request, headers, size_bytes)
+        except ranges.Unsatisfiable:
+            refusal = problems.answer(
+                ApiProblem(
+                    416, "range_not_satisfiable", f"There are {size_bytes:,} bytes; the range begins behind them."
+                )
+            )
+            refusal.headers.update({**headers, "Content-Range": f"bytes */{size_bytes}"})
+            return refusal
+        start, end = asked or (from_at, size_bytes)
+        headers["Content-Length"] = str(end - start)
+        status = 200
+        if asked is not None:
+            status = 206
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size_bytes}"
+        media_type = "application/octet-stream"
+        if request.method == "HEAD" or file_id is None or start == end:
+            return Response(None, status, headers, media_type)
+        stream = chunks(self._store, self._blobs, file_id, start, end)
+        # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+        first = await anext(stream)
+        return Download(first, stream, status, headers, media_type)
 
 
 def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[int, int] | None:

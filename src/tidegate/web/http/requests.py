@@ -203,6 +203,23 @@ def limit(query: QueryParams, default: int, count_max: int) -> int:
     return int(text)
 
 
+def offset(query: QueryParams) -> int:
+    """Return how many lines of a result file the caller has already."""
+    text = one(query, "offset")
+    if text is not None and not _NUMBER.fullmatch(text):
+        raise _bad("offset", "`offset` must be a whole number: how many lines you have already.")
+    return int(text or 0)
+
+
+def offset_of_other_file() -> ApiProblem:
+    return _bad("offset", "`offset` counts the lines of a batch's output or error file; read other files with `Range`.")
+
+
+def preferences(request: Request) -> list[str]:
+    """Return what the caller prefers (RFC 7240), one after another."""
+    return [one.strip() for one in ",".join(request.headers.getlist("prefer")).split(",")]
+
+
 def choice(query: QueryParams, name: str, allowed: tuple[str, ...]) -> str | None:
     text = one(query, name)
     if text is not None and text not in allowed:

@@ -9,17 +9,19 @@ from starlette.requests import Request
 from tidegate.core.nouns import Job
 from tidegate.web.http.content import while_the_client_stays
 from tidegate.web.http.open_calls import refusal
+from tidegate.web.http.requests import preferences
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.jobs.job_watch import JobWatch
 
 WAIT_S_MAX = 60
-APPLIED = {"Preference-Applied": "wait"}
-_WAIT = re.compile(r'\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?:;.*)?', re.ASCII | re.IGNORECASE)
+WAIT_PREFERENCE = "wait"
+APPLIED = {"Preference-Applied": WAIT_PREFERENCE}
+_WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?\s*(?:;.*)?', re.ASCII | re.IGNORECASE)
 
 
 def preferred_wait_s(request: Request) -> int:
     """How long the caller would like to wait, at most a minute; 0 without such a wish. A wish that cannot be read is none."""
-    for preference in ",".join(request.headers.getlist("prefer")).split(","):
+    for preference in preferences(request):
         if (found := _WAIT.fullmatch(preference)) is not None:
             return min(int(found[1]), WAIT_S_MAX)
     return 0

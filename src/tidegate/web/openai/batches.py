@@ -11,8 +11,9 @@ from tidegate.core.problems import batch_not_ended, no_such_batch, no_such_file
 from tidegate.core.states import JOB_ENDED
 from tidegate.stages.accept import Reception
 from tidegate.web.context import WebContext
-from tidegate.web.http import content, requests
+from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.content import FileContents
 from tidegate.web.http.control_requests import BatchChange
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.filter_requests import job_filter
@@ -20,7 +21,7 @@ from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.jobs.forecast_shapes import Forecast
-from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
+from tidegate.web.jobs.job_wait import WAIT_PREFERENCE, JobWait, preferred_wait_s
 from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.jobs.validation import JobValidation
 from tidegate.web.openai import schemas
@@ -28,12 +29,13 @@ from tidegate.web.openai import schemas
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
 FINAL_HEADER = "X-Tidegate-Final"
+GROWING_PREFERENCE = "growing-output"
 
 
 class BatchRoutes:
     def __init__(self, context: WebContext, reception: Reception, creation: JobCreation, wait: JobWait) -> None:
         self._store = context.store
-        self._blobs = context.blobs
+        self._contents = FileContents(context.store, context.blobs)
         self._settings = context.settings
         self._wakes = context.wakes
         self._reception = reception
@@ -100,9 +102,14 @@ class BatchRoutes:
             if changed is None:
                 raise no_such_batch(job.id)
             job = changed
-        answer = json_answer(schemas.batch(job, await self._forecaster.of_job(job)))
-        if is_waited:
-            answer.headers.update(APPLIED)
+        shown = schemas.batch(job, await self._forecaster.of_job(job))
+        applied = [WAIT_PREFERENCE] if is_waited else []
+        if GROWING_PREFERENCE in requests.preferences(request) and not job.ordered:
+            shown.output_file_id, shown.error_file_id = job.output_file_id, job.error_file_id
+            applied.append(GROWING_PREFERENCE)
+        answer = json_answer(shown)
+        if applied:
+            answer.headers["Preference-Applied"] = ", ".join(applied)
         return answer
 
     async def delete(self, request: Request, caller: Caller) -> Response:
@@ -161,7 +168,7 @@ class BatchRoutes:
             FINAL_HEADER: "true" if is_final else "false",
             "Content-Disposition": attachment(f"{job.id}_{name}.jsonl"),
         }
-        return await content.answer(request, self._store, self._blobs, file_id, size_bytes, headers)
+        return await self._contents.answer(request, file_id, size_bytes, headers)
 
     async def _job(self, request: Request, caller: Caller) -> Job:
         job_id = self._job_id(request)

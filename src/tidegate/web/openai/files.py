@@ -6,24 +6,29 @@ from starlette.responses import Response
 from tidegate.core import ids
 from tidegate.core.nouns import Caller, File
 from tidegate.core.problems import no_such_file
+from tidegate.core.states import FileState
 from tidegate.stages.accept import Reception, too_large
 from tidegate.web.context import WebContext
-from tidegate.web.http import content, requests
+from tidegate.web.http import requests
 from tidegate.web.http.answers import json_answer, page_of
+from tidegate.web.http.content import FileContents
 from tidegate.web.http.filename import attachment
 from tidegate.web.http.incoming_file import received_file
 from tidegate.web.http.multipart import UploadForm
 from tidegate.web.http.routes import Guarded
 from tidegate.web.http.tenant_slots import TenantSlots
 from tidegate.web.openai import schemas
+from tidegate.web.openai.result_progress import ResultProgress, result_progress
 
 LIST_COUNT_MAX = 10_000
+INCOMPLETE_HEADER = "X-Incomplete"
+LAST_LINE_HEADER = "X-Last-Line"
 
 
 class FileRoutes:
     def __init__(self, context: WebContext, reception: Reception, slots: TenantSlots) -> None:
         self._store = context.store
-        self._blobs = context.blobs
+        self._contents = FileContents(context.store, context.blobs)
         self._limits = context.settings.limits
         self._keep_s = context.settings.retention.file_s
         self._reception = reception
@@ -88,14 +93,48 @@ class FileRoutes:
         return json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
 
     async def content(self, request: Request, caller: Caller) -> Response:
-        file = await self._file(request, caller)
-        # The bytes under an id never change, so the id itself tells whether two answers are alike.
-        headers = {"ETag": f'"{file.id}"', "Content-Disposition": attachment(file.filename)}
-        return await content.answer(request, self._store, self._blobs, file.id, file.size_bytes, headers)
+        """Answer with a file's bytes, or with what a running batch has written to it so far."""
+        lines = requests.offset(request.query_params)
+        file = await self._file(request, caller, may_grow=True)
+        results = await self._results(caller, file)
+        headers = {"Content-Disposition": attachment(file.filename)}
+        size_bytes, from_at = file.size_bytes, 0
+        if file.state is FileState.READY:
+            # The bytes under an id never change, so the id itself tells whether two answers are alike.
+            headers["ETag"] = f'"{file.id}"'
+        if results is not None:
+            size_bytes = results.size_bytes
+            headers[INCOMPLETE_HEADER] = "true" if results.grows else "false"
+            headers[LAST_LINE_HEADER] = str(results.line_count)
+        if lines:
+            if results is None:
+                raise requests.offset_of_other_file()
+            from_at = await self._line_place(results, lines)
+        return await self._contents.answer(request, file.id, size_bytes, headers, from_at=from_at)
 
-    async def _file(self, request: Request, caller: Caller) -> File:
+    async def _file(self, request: Request, caller: Caller, *, may_grow: bool = False) -> File:
         file_id = request.path_params["file_id"]
-        file = await self._store.get_file(caller.tenant_id, file_id) if ids.is_valid("file", file_id) else None
+        if not ids.is_valid("file", file_id):
+            raise no_such_file(file_id)
+        file = await self._store.get_file(caller.tenant_id, file_id)
+        if file is None and may_grow:
+            file = await self._store.get_growing_file(caller.tenant_id, file_id)
         if file is None:
             raise no_such_file(file_id)
         return file
+
+    async def _results(self, caller: Caller, file: File) -> ResultProgress | None:
+        """Return how far a job has come with one of its two result files; None for any other file."""
+        job = await self._store.get_job(caller.tenant_id, file.job_id) if file.job_id else None
+        if job is None:
+            return None
+        if file.state is FileState.GROWING and job.ordered:
+            # It is written once more in the order of the input: no place in it stays.
+            raise no_such_file(file.id)
+        return result_progress(job, file.id)
+
+    async def _line_place(self, results: ResultProgress, lines: int) -> int:
+        if lines >= results.line_count:
+            return results.size_bytes
+        place = await self._store.result_line_place(results.job_id, lines, is_output=results.is_output)
+        return results.size_bytes if place is None else place

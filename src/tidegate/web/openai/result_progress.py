@@ -1,0 +1,27 @@
+"""The two result files of a job while it writes to them, for clients that read a growing file by lines."""
+
+from dataclasses import dataclass
+
+from tidegate.core.nouns import Job
+from tidegate.core.states import JOB_ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class ResultProgress:
+    """What a job has written to one of its result files: both figures are of one moment."""
+
+    job_id: str
+    is_output: bool
+    size_bytes: int
+    line_count: int
+    grows: bool
+
+
+def result_progress(job: Job, file_id: str) -> ResultProgress | None:
+    """Return how far a job has come with a file of its; None for a file that is neither its output nor its errors."""
+    grows = job.state not in JOB_ENDED
+    if file_id == job.output_file_id:
+        return ResultProgress(job.id, True, job.output_bytes, job.answered_count, grows)
+    if file_id == job.error_file_id:
+        return ResultProgress(job.id, False, job.error_bytes, job.done_count - job.answered_count, grows)
+    return None
