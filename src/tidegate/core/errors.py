@@ -25,7 +25,7 @@ TidegateError
 │   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
 │   ├── BrokenAnswer          2xx that is not an answer
 │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
-│   ├── HandedBack            taken back before its first token, for an interactive call: send it again later
+│   ├── HandedBack            cut by us, for an interactive call or with the item that led its group: send it again later
 │   └── PoolExhausted         our own connection ceiling: no deployment's health is harmed
 └── SettingsError             a configuration that cannot be used, with what to do about it
 """

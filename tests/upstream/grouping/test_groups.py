@@ -12,9 +12,10 @@ from tests.upstream.raw_server import Peer, RawServer, Request, Script, eventual
 from tests.upstream.world import World, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import HttpLimits
-from tidegate.core.errors import Ambiguous, Refused, Throttled, UpstreamError
+from tidegate.core.errors import Ambiguous, HandedBack, Refused, Throttled, UpstreamError
 from tidegate.core.ids import group_id
 from tidegate.core.nouns import Answer, Call
+from tidegate.core.retry import RetryAt, RetryPolicy, decide
 from tidegate.upstream.calls.router import Router
 
 pytestmark = pytest.mark.anyio
@@ -355,7 +356,9 @@ async def test_who_leaves_takes_nobody_along(world: World) -> None:
     assert sizes(server) == [1, 2]
 
 
-async def test_when_the_one_who_sends_is_cut_off_the_others_hear_that_it_may_have_been_billed(world: World) -> None:
+async def test_a_leader_that_is_cancelled_costs_the_others_no_attempt(world: World) -> None:
+    """What they shared may have been billed, but it was we who cut it: with attempts, enough of it would fail an item."""
+
     async def script(request: Request, peer: Peer) -> None:
         await peer.until_gone()
         peer.close()
@@ -365,7 +368,13 @@ async def test_when_the_one_who_sends_is_cut_off_the_others_hear_that_it_may_hav
         await eventually(lambda: server.posts, "the group")
         tasks[0].cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in found] == [asyncio.CancelledError, Ambiguous, Ambiguous]
+        assert [type(one) for one in found] == [asyncio.CancelledError, HandedBack, HandedBack]
+        for error in found[1:]:
+            assert isinstance(error, HandedBack)
+            assert error.billed
+            again = decide(error, 2, 0, 60_000, RetryPolicy(attempts_max=3), 0.5)
+            assert isinstance(again, RetryAt)
+            assert not again.counts
         await eventually(server.posts[0].gone.is_set, "the upstream to see it")
 
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from tidegate import metrics
-from tidegate.core.errors import Ambiguous, BrokenAnswer, Refused, UpstreamError
+from tidegate.core.errors import BrokenAnswer, HandedBack, Refused, UpstreamError
 from tidegate.core.grouping.chat import ChatPart
 from tidegate.core.grouping.embeddings import Part, Remedy
 from tidegate.core.ids import group_id
@@ -162,7 +162,8 @@ class Groups:
             shares = self._after_failure(kind, state, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
-                member.set_outcome(Ambiguous("the call that this request shared with others was ended"))
+                # It was cut here, so it says nothing about the other items: no attempt of theirs is used up.
+                member.set_outcome(HandedBack("the call that this request shared with others was ended"))
             raise
         found = [share if not isinstance(share, tuple) else Answer(status, *share, name) for share in shares]
         for member, one in zip(members[1:], found[1:], strict=True):
