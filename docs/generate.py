@@ -156,9 +156,9 @@ def every_route() -> list[tuple[str, str, str]]:
     )
     guarded: list[Guarded] = []
 
-    def keep(authenticator: Any, entries: list[Guarded]) -> Any:
+    def keep(authenticator: Any, limits: Any, entries: list[Guarded]) -> Any:
         guarded.extend(entries)
-        return guarded_routes(authenticator, entries)
+        return guarded_routes(authenticator, limits, entries)
 
     with mock.patch.object(web, "guarded_routes", keep):
         app = web.build_app(context)

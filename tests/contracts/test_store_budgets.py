@@ -10,7 +10,16 @@ import pytest
 
 from tests.contracts.store_world import DAY_MS, LEASE_MS, START_MS, World
 from tests.support.processes import wait_until_async
-from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Limit, LimitBound, Period, Settlement
+from tidegate.core.budgets.budget import (
+    NEVER_MS,
+    Budget,
+    BudgetRequest,
+    Limit,
+    LimitBound,
+    Period,
+    Settlement,
+    SideRoom,
+)
 from tidegate.store.driver import Tx
 from tidegate.store.store import Store
 
@@ -68,6 +77,9 @@ async def test_whoever_only_looks_takes_nothing(world: World) -> None:
     assert (spent.requests, spent.spent, free.requests) == (0, gpu.id, 1)
     assert 40_000 <= spent.wait_ms <= 41_000
     assert await granted(world.store, gpu, 1) == 0
+    [minutes, lifetime] = await world.store.budget_rooms([gpu, own])
+    assert (minutes.requests, lifetime.requests) == (SideRoom(3, 0, spent.wait_ms), SideRoom(1, 0, NEVER_MS))
+    assert (minutes.budget, minutes.period, minutes.tokens) == (gpu, Period.MINUTE, None)
 
 
 async def test_a_minute_slides_and_its_end_is_known(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Period, Settlement
+from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitRoom, Period, Settlement
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.flights import mark_of
 from tidegate.core.budgets.ledger import Ledger
@@ -59,6 +59,21 @@ class StoredBudgets(Table):
         return [
             deal([ask], {one.id: _ledger(one, packed.get(one.id, b""), "") for one in ask.budgets}, row[0])[0]
             for ask in asks
+        ]
+
+    @reads
+    async def budget_rooms(self, tx: Tx, budgets: Sequence[Budget]) -> list[LimitRoom]:
+        """Return what each limit of these budgets has left now. It takes nothing and waits for no lock."""
+        packed: dict[str, bytes] = {}
+        for ids in few_at_a_time({budget.id for budget in budgets}):
+            packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
+        row = await tx.one("now")
+        assert row is not None
+        return [
+            _ledger(budget, packed.get(budget.id, b""), "").room(budget, limit, row[0])
+            for budget in budgets
+            for limit in budget.limits
+            if limit.enabled
         ]
 
     async def settle_budgets(self, settlements: Sequence[Settlement], holder: str = "") -> None:

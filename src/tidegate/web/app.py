@@ -27,6 +27,7 @@ from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.job_wait import JobWait
 from tidegate.web.jobs.job_watch import JobWatch
+from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.message_batches.routes import MessageBatchRoutes
 from tidegate.web.openai.batches import BatchRoutes
 from tidegate.web.openai.events.routes import EventRoutes
@@ -88,5 +89,5 @@ def build_app(context: WebContext) -> Api:
     room = BodyRoom(
         settings.server.bodies_bytes_max, max(settings.gateway.body_bytes_max, settings.limits.body_bytes_max)
     )
-    guarded = guarded_routes(Authenticator(context), entries)
+    guarded = guarded_routes(Authenticator(context), LimitRooms(context), entries)
     return Api([*guarded, *Health(context).routes(), scrape.local_route()], context, room)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tests.web.calls import create, upload
 from tidegate.core.budgets.budget import NEVER_MS, Budget, BudgetRequest, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.budgets.deal import deal
 from tidegate.core.budgets.ledger import Ledger
+from tidegate.settings.capacity import LimitEntry, TenantEntry
 from tidegate.web.http.rate_limits import limit_headers
 
 BUDGET = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=10, tokens=1000),))
@@ -43,3 +47,39 @@ def test_a_grant_tells_what_is_left_after_it_and_when_all_of_it_is_back() -> Non
     assert tokens is not None
     assert tokens.left == 0
     assert 60_000 < tokens.resets_ms < NEVER_MS
+
+
+def test_calls_that_make_work_say_what_the_limits_of_their_caller_have_left(start_web: Any) -> None:
+    """Batches and their bytes stand beside requests and tokens; a refusal shows what refused it."""
+    limits = (
+        LimitEntry(period="minute", requests=600, tokens=200_000),
+        LimitEntry(period="hour", batches=2, bytes=1_000_000),
+    )
+    web = start_web(tenants={"ours": TenantEntry(limits=limits)})
+    policy = (
+        '"requests";q=600;w=60, "tokens";q=200000;w=60;qu="tokens", '
+        '"batches";q=2;w=3600, "input-bytes";q=1000000;w=3600;qu="content-bytes"'
+    )
+    with web.client(web.make_key("ours")) as ours, web.client(web.make_key("theirs")) as theirs:
+        file_id = upload(ours)
+        uploaded = ours.post("/v1/files", files={"file": ("a.jsonl", b"{}")}, data={"purpose": "batch"})
+        assert uploaded.headers["ratelimit-policy"] == policy
+        assert uploaded.headers["x-ratelimit-remaining-requests"] == "600"
+        assert '"batches";r=2' in uploaded.headers["ratelimit"]
+        wanted = {"input_file_id": file_id, "endpoint": "/v1/embeddings"}
+        for left in (1, 0):
+            assert f'"batches";r={left};t=' in ours.post("/v1/batches", json=wanted).headers["ratelimit"]
+        refused = ours.post("/v1/batches", json=wanted)
+        assert (refused.status_code, refused.headers["ratelimit-policy"]) == (429, policy)
+        assert '"batches";r=0;t=' in refused.headers["ratelimit"]
+        assert "x-ratelimit-limit-batches" not in refused.headers
+        for wrong in (
+            ours.post("/v1/batches", content=b"{"),
+            ours.post("/v1/messages/batches", json={}),
+            ours.post("/v1/uploads"),
+        ):
+            assert wrong.status_code in (400, 415)
+            assert wrong.headers["ratelimit-policy"] == policy
+        assert "ratelimit" not in ours.get("/v1/batches").headers
+        create(theirs, upload(theirs))
+        assert "ratelimit" not in theirs.post("/v1/batches", json={}).headers

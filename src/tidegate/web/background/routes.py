@@ -4,6 +4,8 @@ The response is the job as it stands: its request is the job's input, its answer
 beside them, so what holds for a batch of one line (budgets, guardrails, retries, deadlines, restarts) holds here too.
 """
 
+import functools
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,8 +23,10 @@ from tidegate.web.background import shapes
 from tidegate.web.context import WebContext
 from tidegate.web.http import content, requests
 from tidegate.web.http.answers import json_answer
+from tidegate.web.http.rate_limits import LIMIT_HEADERS
 from tidegate.web.http.routes import Guarded
 from tidegate.web.jobs.job_wait import APPLIED, JobWait, preferred_wait_s
+from tidegate.web.jobs.limit_rooms import LimitRooms
 from tidegate.web.jobs.result_lines import ItemError, OutcomeLine, read_line
 
 ENDPOINT = "/v1/responses"
@@ -44,6 +48,7 @@ class BackgroundRoutes:
         self._wakes = context.wakes
         self._reception = reception
         self._wait = wait
+        self._rooms = LimitRooms(context)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -54,6 +59,7 @@ class BackgroundRoutes:
 
     async def create(self, request: Request, caller: Caller, body: bytes) -> Response:
         """Accept a response that is to be run in the background. `body` is the request as the model server gets it."""
+        request.scope[LIMIT_HEADERS] = functools.partial(self._rooms.headers, caller, is_creation=False)
         key = requests.idempotency_key(request)
         limits = self._settings.limits
         line = _HEAD + body.translate(_ONE_LINE) + _TAIL

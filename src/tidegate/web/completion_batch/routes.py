@@ -67,7 +67,7 @@ class CompletionBatchRoutes:
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("POST", PATH, SCOPE, self.create),
+            Guarded("POST", PATH, SCOPE, self.create, makes_work=True),
             Guarded("GET", ONE, SCOPE, self.retrieve),
             Guarded("POST", f"{ONE}/cancel", SCOPE, self.cancel),
             # Before the items: none of them is called so.

@@ -21,6 +21,7 @@ from tidegate.guards.closer_look import look_closely
 from tidegate.guards.guard import Guards
 from tidegate.settings import call_rules
 from tidegate.settings.tenants import Tenants
+from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.background.routes import BackgroundRoutes
@@ -29,7 +30,7 @@ from tidegate.web.gateway.dialects import Dialect
 from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
 from tidegate.web.gateway.interactive_request import InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
-from tidegate.web.http.rate_limits import LIMIT_HEADERS, limit_headers
+from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers, limit_headers
 from tidegate.web.http.routes import Guarded
 
 SCOPE = "inference"
@@ -84,7 +85,7 @@ class GatewayRoutes:
         request_id = str(request.scope["tidegate.request_id"])
         budgets = self._budgets(tenant, caller)
         if budgets:
-            request.scope[LIMIT_HEADERS] = lambda: limit_headers(router.rooms(budgets))
+            request.scope[LIMIT_HEADERS] = functools.partial(_known_limits, router, budgets)
         dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, _beta(request))
         call = Call(
             job_id="",
@@ -156,6 +157,10 @@ class GatewayRoutes:
             if len(self._names) > TENANTS_MAX:
                 self._names.popitem(last=False)
         return name
+
+
+async def _known_limits(router: Router, budgets: tuple[Budget, ...]) -> Headers:
+    return limit_headers(router.rooms(budgets))
 
 
 def _beta(request: Request) -> str:

@@ -66,7 +66,7 @@ class RequestDoor:
                 headers = list(message.get("headers", []))
                 limits = scope.get(LIMIT_HEADERS)
                 if limits is not None:
-                    headers += limits()
+                    headers += await limits()
                 message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode()), *_ALWAYS]}
             elif message.get("more_body") and intake.is_cut_unheard:
                 raise KeyCut

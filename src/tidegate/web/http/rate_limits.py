@@ -1,14 +1,21 @@
 """What a caller's limits have left, as headers: `RateLimit` and `RateLimit-Policy` of the IETF's draft 11, and OpenAI's `x-ratelimit-*`.
 
-Of several limits of a kind the one that has least left is shown. The figures are those of the last time that the limits were asked.
+Of several limits of a kind the one that has least left is shown. On an interactive call the figures are those of the last time that the
+limits were asked, on others those of the store.
 """
 
 from collections.abc import Iterable
 
-from tidegate.core.budgets.budget import NEVER_MS, LimitRoom, Period, SideRoom
+from tidegate.core.budgets.budget import NEVER_MS, BudgetKind, LimitRoom, Period, SideRoom
 
+Headers = list[tuple[bytes, bytes]]
 # Where a request's scope holds the function that makes these headers, for the answer whatever it is.
 LIMIT_HEADERS = "tidegate.limit_headers"
+# What the two sides of a limit are called, and the unit of the second.
+_NAMES = (
+    (BudgetKind.CALLS, "requests", "tokens", "tokens"),
+    (BudgetKind.CREATED, "batches", "input-bytes", "content-bytes"),
+)
 _DAY_S = 86_400
 _WINDOW_S = {
     Period.MINUTE: 60,
@@ -19,31 +26,39 @@ _WINDOW_S = {
 }
 
 
-def limit_headers(rooms: Iterable[LimitRoom]) -> list[tuple[bytes, bytes]]:
+def limit_headers(rooms: Iterable[LimitRoom]) -> Headers:
     """Return the headers for these limits; none where nothing is known of them."""
-    known = list(rooms)
-    shown = [
-        ("requests", "", _tightest((room.requests, room.period) for room in known)),
-        ("tokens", ';qu="tokens"', _tightest((room.tokens, room.period) for room in known)),
-    ]
+    by_kind: dict[BudgetKind, list[LimitRoom]] = {}
+    for room in rooms:
+        by_kind.setdefault(room.budget.kind, []).append(room)
     policies, states = [], []
     headers = []
-    for name, unit, found in shown:
-        if found is None:
-            continue
-        side, period = found
-        window_s = _WINDOW_S.get(period)
-        policies.append(f'"{name}";q={side.most}{"" if window_s is None else f";w={window_s}"}{unit}')
-        state = f'"{name}";r={side.left}'
-        headers.append((f"x-ratelimit-limit-{name}", str(side.most)))
-        headers.append((f"x-ratelimit-remaining-{name}", str(side.left)))
-        if side.resets_ms < NEVER_MS:
-            state += f";t={-(-side.resets_ms // 1000)}"
-            headers.append((f"x-ratelimit-reset-{name}", _duration(side.resets_ms)))
-        states.append(state)
+    for kind, requests, tokens, unit in _NAMES:
+        known = by_kind.get(kind, ())
+        sides = (
+            (requests, "", _tightest((room.requests, room.period) for room in known)),
+            (tokens, f';qu="{unit}"', _tightest((room.tokens, room.period) for room in known)),
+        )
+        for name, quoted_unit, found in sides:
+            if found is None:
+                continue
+            side, period = found
+            window_s = _WINDOW_S.get(period)
+            policies.append(f'"{name}";q={side.most}{"" if window_s is None else f";w={window_s}"}{quoted_unit}')
+            returns = "" if side.resets_ms >= NEVER_MS else f";t={-(-side.resets_ms // 1000)}"
+            states.append(f'"{name}";r={side.left}{returns}')
+            if kind is BudgetKind.CALLS:
+                headers += _openai_headers(name, side)
     if policies:
         headers += [("ratelimit-policy", ", ".join(policies)), ("ratelimit", ", ".join(states))]
     return [(name.encode(), value.encode()) for name, value in headers]
+
+
+def _openai_headers(name: str, side: SideRoom) -> list[tuple[str, str]]:
+    headers = [(f"x-ratelimit-limit-{name}", str(side.most)), (f"x-ratelimit-remaining-{name}", str(side.left))]
+    if side.resets_ms < NEVER_MS:
+        headers.append((f"x-ratelimit-reset-{name}", _duration(side.resets_ms)))
+    return headers
 
 
 def _tightest(sides: Iterable[tuple[SideRoom | None, Period]]) -> tuple[SideRoom, Period] | None:

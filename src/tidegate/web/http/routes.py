@@ -1,7 +1,9 @@
 """A route is a method, a path, what a key must be allowed to do, and who answers."""
 
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,35 +12,45 @@ from starlette.types import Receive, Scope, Send
 
 from tidegate.core.nouns import Caller
 from tidegate.web.http.auth import Authenticator
+from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers
+
+
+class CallerLimits(Protocol):
+    async def headers(self, caller: Caller) -> Headers:
+        """Return what the limits of a caller have left, as headers."""
+
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A route of one tenant's things."""
+    """A route of one tenant's things. The answers of one that makes work say what the caller's limits have left."""
 
     method: str
     path: str
     scope: str
     handler: Handler
+    makes_work: bool = False
 
 
-def guarded_routes(authenticator: Authenticator, entries: list[Guarded]) -> list[Route]:
+def guarded_routes(authenticator: Authenticator, limits: CallerLimits, entries: list[Guarded]) -> list[Route]:
     """Make one route per path, so that a 405 names every right method. Each request is authenticated first."""
     by_path: dict[str, dict[str, Guarded]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, {})[entry.method] = entry
     return [
-        Route(path, GuardedPath(authenticator, methods), methods=list(methods)) for path, methods in by_path.items()
+        Route(path, GuardedPath(authenticator, limits, methods), methods=list(methods))
+        for path, methods in by_path.items()
     ]
 
 
 class GuardedPath:
     """What answers at one path. It is an ASGI app: around a function Starlette would put layers that do what the door does."""
 
-    def __init__(self, authenticator: Authenticator, methods: dict[str, Guarded]) -> None:
+    def __init__(self, authenticator: Authenticator, limits: CallerLimits, methods: dict[str, Guarded]) -> None:
         self._authenticator = authenticator
+        self._limits = limits
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,5 +58,7 @@ class GuardedPath:
         entry = self._methods["GET" if request.method == "HEAD" else request.method]
         caller = await self._authenticator.caller(request, entry.scope)
         scope["tidegate.intake"].tenant_id = caller.tenant_id
+        if entry.makes_work:
+            scope[LIMIT_HEADERS] = functools.partial(self._limits.headers, caller)
         response = await entry.handler(request, caller)
         await response(scope, receive, send)

@@ -6,11 +6,13 @@ from dataclasses import replace
 import msgspec
 
 from tidegate.core.budgets.budget import Budget, BudgetKind, BudgetRequest, Limit, LimitBound, with_limits
+from tidegate.core.errors import StoreError
 from tidegate.core.nouns import Caller
 from tidegate.core.usage.prices import units_text
-from tidegate.settings.tenants import Tenants
+from tidegate.settings.tenants import TenantPolicy, Tenants
 from tidegate.store.store import Store
 from tidegate.web.context import WebContext
+from tidegate.web.http.rate_limits import Headers, limit_headers
 
 # More than any limit allows.
 _MANY = 1 << 50
@@ -37,15 +39,33 @@ class LimitRooms:
     def __init__(self, context: WebContext) -> None:
         self._store: Store = context.store
         self._tenants = Tenants(context.settings)
+        self._is_named = bool(context.settings.tenants)
 
     async def of_caller(self, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> list[CallerLimit]:
         """Return what the limits of the caller's tenant, team, user and key have left, and those that a new job brings."""
-        tenant = await self._store.tenant_name(caller.tenant_id) or ""
-        policy = self._tenants.of(tenant)
+        return await self._rooms(self._budgets(await self._policy(caller), caller, job_limits))
+
+    async def headers(self, caller: Caller, *, is_creation: bool = True) -> Headers:
+        """Return what the limits of a caller have left of calls, and of batches to create where that binds. A store that is away costs an
+        answer only these headers."""
+        try:
+            policy = await self._policy(caller)
+            budgets = [one for one in self._budgets(policy, caller) if not one.in_money]
+            if is_creation:
+                budgets += policy.creation_budgets(
+                    caller.tenant_id, caller.team, caller.user, caller.key_id, caller.limits
+                )
+            return limit_headers(await self._store.budget_rooms(budgets) if budgets else ())
+        except StoreError:
+            return []
+
+    async def _policy(self, caller: Caller) -> TenantPolicy:
+        name = await self._store.tenant_name(caller.tenant_id) if self._is_named else None
+        return self._tenants.of(name or "")
+
+    def _budgets(self, policy: TenantPolicy, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> tuple[Budget, ...]:
         own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, "new", job_limits, caller.team)
-        if caller.key_id:
-            own = with_limits(own, LimitBound.KEY, caller.key_id, caller.limits)
-        return await self._rooms(own)
+        return with_limits(own, LimitBound.KEY, caller.key_id, caller.limits) if caller.key_id else own
 
     async def _rooms(self, budgets: Iterable[Budget]) -> list[CallerLimit]:
         single = [(budget, limit) for budget in budgets for limit in budget.limits if limit.enabled]

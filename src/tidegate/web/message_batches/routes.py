@@ -52,7 +52,7 @@ class MessageBatchRoutes:
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("POST", PATH, "batches:write", self.create),
+            Guarded("POST", PATH, "batches:write", self.create, makes_work=True),
             Guarded("GET", PATH, "batches:read", self.list),
             Guarded("GET", ONE, "batches:read", self.retrieve),
             Guarded("DELETE", ONE, "batches:write", self.delete),

@@ -47,7 +47,7 @@ class BatchRoutes:
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("POST", "/v1/batches", "batches:write", self.create),
+            Guarded("POST", "/v1/batches", "batches:write", self.create, makes_work=True),
             Guarded("GET", "/v1/batches", "batches:read", self.list),
             Guarded("GET", "/v1/limits", "batches:read", self.limits),
             Guarded("GET", "/v1/batches/{batch_id}", "batches:read", self.retrieve),

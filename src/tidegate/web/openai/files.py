@@ -36,7 +36,7 @@ class FileRoutes:
 
     def routes(self) -> list[Guarded]:
         return [
-            Guarded("POST", "/v1/files", "files:write", self.upload),
+            Guarded("POST", "/v1/files", "files:write", self.upload, makes_work=True),
             Guarded("GET", "/v1/files", "files:read", self.list),
             Guarded("GET", "/v1/files/{file_id}", "files:read", self.retrieve),
             Guarded("DELETE", "/v1/files/{file_id}", "files:write", self.delete),

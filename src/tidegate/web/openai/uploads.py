@@ -55,9 +55,9 @@ class UploadRoutes:
     def routes(self) -> list[Guarded]:
         one = "/v1/uploads/{upload_id}"
         return [
-            Guarded("POST", "/v1/uploads", "files:write", self.create),
-            Guarded("POST", f"{one}/parts", "files:write", self.add_part),
-            Guarded("POST", f"{one}/complete", "files:write", self.complete),
+            Guarded("POST", "/v1/uploads", "files:write", self.create, makes_work=True),
+            Guarded("POST", f"{one}/parts", "files:write", self.add_part, makes_work=True),
+            Guarded("POST", f"{one}/complete", "files:write", self.complete, makes_work=True),
             Guarded("POST", f"{one}/cancel", "files:write", self.cancel),
         ]
 
