@@ -57,8 +57,8 @@ soak: venv  ## the tests that run for long on purpose; PART=tests/faults runs on
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) --dist worksteal -m soak tests/simulation)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS) --dist worksteal) -m soak $(or $(PART),--ignore=tests/simulation)
 
-clients: venv  ## other people's clients, unpatched, against the server; writes the table of docs/clients.md
-	$(BIN)/python -m tests.clients
+clients: venv  ## other people's clients, unpatched, against the server; PEERS=DIR runs the peers' own suites from checkouts
+	$(BIN)/python -m tests.clients $(if $(PEERS),--peers $(PEERS))
 
 docs: venv  ## write what is generated in docs/ anew, and check what the docs claim
 	$(BIN)/python docs/generate.py

@@ -1,7 +1,7 @@
 // Anthropic's SDK for Node: message batches, their results as an iterator, and auto-paging lists.
 import Anthropic from "@anthropic-ai/sdk";
 
-const client = new Anthropic();
+const client = new Anthropic({ maxRetries: 8 });
 const made = await client.messages.batches.create({
   requests: Array.from({ length: 6 }, (_, number) => ({
     custom_id: `c${number}`,

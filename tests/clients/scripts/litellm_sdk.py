@@ -12,6 +12,7 @@ WHERE = {
     "api_base": os.environ["OPENAI_BASE_URL"],
     "api_key": os.environ["OPENAI_API_KEY"],
     "custom_llm_provider": "openai",
+    "max_retries": 8,
 }
 
 

@@ -1,7 +1,7 @@
 // OpenAI's SDK for Node: upload, batch, auto-paging lists, content, and an upload in parts.
 import OpenAI, { toFile } from "openai";
 
-const client = new OpenAI();
+const client = new OpenAI({ maxRetries: 8 });
 const line = (number) =>
   JSON.stringify({
     custom_id: `c${number}`,

@@ -1,0 +1,120 @@
+"""`make clients PEERS=DIR`: run the peers' own suites from their checkouts in DIR, against `tidegate serve`.
+
+DIR holds `litellm`, `aibrix`, `llm-d-batch-gateway` and `vllm`; one that is missing is left out. Where a suite expects something
+else, a row of docs/clients.md says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.environments import ENVIRONMENTS
+from tests.clients.servers import started
+from tests.support.tidegate import TIDEGATE, Site
+
+# AIBrix's suite knows no other.
+AIBRIX_PORT = 8888
+PYTEST = ("pytest", "pytest-asyncio", "python-dotenv", "httpx", "openai", "litellm")
+# vLLM's inputs are written in Python; its own modules are not needed to read them.
+READ_INPUTS = """
+import json, sys
+from unittest.mock import MagicMock
+for name in ("vllm", "vllm.assets", "vllm.assets.audio", "vllm.entrypoints", "vllm.entrypoints.openai",
+             "vllm.entrypoints.openai.run_batch", "vllm.exceptions", "pytest"):
+    sys.modules[name] = MagicMock()
+sys.modules["vllm.assets.audio"].AudioAsset.return_value.url = "https://an.audio.file"
+scope = {}
+exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), scope)
+inputs = {name: text for name, text in scope.items() if "INPUT_" in name and isinstance(text, str)}
+print(json.dumps({name: text for name, text in inputs.items() if "an.audio.file" not in text}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One peer's suite: where it stands in the checkout, and the command that runs it there."""
+
+    checkout: str
+    directory: str
+    command: tuple[str, ...]
+
+
+def suites(python: str) -> list[Suite]:
+    pytest = (
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "--noconftest",
+        "-W",
+        "ignore",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "asyncio_mode=auto",
+    )
+    litellm = "test_openai_batches_and_files.py::test_create_batch"
+    return [
+        Suite("litellm", "tests/batches_tests", (*pytest, litellm)),
+        Suite("aibrix", "python/aibrix/tests/e2e", (*pytest, "--import-mode=importlib", "test_batch_api.py")),
+        Suite("llm-d-batch-gateway", "test/e2e", ("go", "test", "-count=1", "-run", "TestE2E/Batches", ".")),
+    ]
+
+
+def run_suite(suite: Suite, peers: Path, site: Site) -> str:
+    """Run one suite; return its last line, or why it could not run."""
+    directory = peers / suite.checkout / suite.directory
+    if not directory.is_dir():
+        return f"not run: {peers / suite.checkout} has no {suite.directory}"
+    if shutil.which(suite.command[0]) is None:
+        return f"not run: {suite.command[0]} is not installed"
+    env = {
+        **os.environ,
+        "OPENAI_BASE_URL": f"{site.url}/v1",
+        "OPENAI_API_KEY": "of no meaning on this machine",
+        "TEST_APISERVER_URL": site.url,
+    }
+    done = subprocess.run(suite.command, cwd=directory, env=env, capture_output=True, text=True, check=False)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    marked = [line for line in lines if re.search(r"^(FAILED|SKIPPED|--- FAIL|E  +Asser)", line)]
+    return "; ".join([*marked, lines[-1] if lines else f"exit code {done.returncode}"])
+
+
+def run_vllm_inputs(peers: Path, upstream: str) -> list[str]:
+    """Give each of vLLM's inputs to `tidegate run` as they stand, and return how each ended."""
+    found = peers / "vllm" / "tests" / "entrypoints" / "openai" / "test_run_batch.py"
+    if not found.exists():
+        return [f"not run: {found} is missing"]
+    read = subprocess.run([sys.executable, "-c", READ_INPUTS, str(found)], capture_output=True, text=True, check=True)
+    shown = []
+    for name, text in json.loads(read.stdout).items():
+        with tempfile.TemporaryDirectory() as directory:
+            (Path(directory) / "in.jsonl").write_text(text)
+            command = [TIDEGATE, "run", "-i", "in.jsonl", "-o", "out.jsonl", "--upstream", upstream, "--json"]
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+            summary = json.loads(done.stdout)
+            counts = f"{summary.get('succeeded')} of {summary.get('total')} succeeded"
+            shown.append(f"{name}: exit code {done.returncode}, {counts}")
+    return shown
+
+
+def run_peers(peers: Path) -> None:
+    """Run every suite that DIR holds, and print how each ended."""
+    python = ENVIRONMENTS / "peers" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENTS / "peers"], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+        subprocess.run([*pip, *PYTEST], check=True)
+    with started("embedded", port=AIBRIX_PORT) as site:
+        for suite in suites(str(python)):
+            print(f"{suite.checkout}: {run_suite(suite, peers, site)}", flush=True)
+        for line in run_vllm_inputs(peers, site.engine.url):
+            print(f"vllm, {line}", flush=True)

@@ -1,0 +1,82 @@
+"""Installations of Tidegate that clients may use, and what kills a process of one again and again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.engine import Engine
+from tests.support.postgres import PostgresServer
+from tests.support.processes import Processes, free_port
+from tests.support.run_directory import RunDirectory
+from tests.support.s3 import S3Server
+from tests.support.tidegate import Site, s3_env
+
+STORES = {"embedded": "embedded", "PostgreSQL": "cluster"}
+KILLS = 6
+KILL_EVERY_S = 6.0
+# Slow enough that batches of a few lines still run when the last process is killed.
+SLOW_CALL_MS = 2_500
+
+
+@contextmanager
+def started(store: str, is_slow: bool = False, port: int = 0) -> Iterator[Site]:
+    """Start Tidegate over this store: `serve`, or an API and a worker, with a simulated model server behind it."""
+    run_directory = RunDirectory.create()
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        processes = Processes(directory / "logs", run_directory.process_registry())
+        try:
+            options = ["--latency-ms", str(SLOW_CALL_MS)] if is_slow else []
+            engine = Engine(processes, directory / "engine", *options, mode="fixed" if is_slow else "instant")
+            # Clients go on at the address that they were given.
+            env = {"TIDEGATE_SERVER_PORT": str(port or free_port())}
+            if store == "PostgreSQL":
+                env["TIDEGATE_STORE_URL"] = run_directory.shared(PostgresServer).create_database()
+                bucket = (s3 := run_directory.shared(S3Server)).create_bucket()
+                env |= s3_env(s3, bucket)
+            site = Site(STORES[store], processes, directory, engine, env)
+            if store == "PostgreSQL":
+                subprocess.run(
+                    [sys.executable, "-m", "tidegate", "migrate"], env=site.environment(), cwd=directory, check=True
+                )
+            site.begin()
+            yield site
+        finally:
+            processes.close()
+            run_directory.close()
+
+
+def key_of(site: Site, organization: str) -> str:
+    """Make a key of an organization."""
+    command = site.command("keys", "create", "--org", organization, "--json")
+    made = subprocess.run(command, env=site.environment(), capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise SystemExit(f"no key could be made for {organization}: {made.stderr.strip()}")
+    return str(json.loads(made.stdout)["key"])
+
+
+class Killer(threading.Thread):
+    """Kills the process that runs items, `serve` or the worker, and starts it again: six times, 6 s apart."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(daemon=True)
+        self._site = site
+        self._over = threading.Event()
+        self.kills = 0
+
+    def run(self) -> None:
+        while self.kills < KILLS and not self._over.wait(KILL_EVERY_S):
+            self._site.workers[-1].kill()
+            self.kills += 1
+            self._site.relieve()
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()

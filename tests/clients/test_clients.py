@@ -1,0 +1,24 @@
+"""Two of the clients that install in seconds, unpatched, against one server; `make clients` runs all of them."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.clients.environments import CLIENTS, Environment
+from tests.clients.servers import key_of, started
+
+QUICK = ("openbatch", "batchwizard")
+
+
+@pytest.mark.timeout(600)
+def test_two_clients_that_install_in_seconds() -> None:
+    try:
+        environments = {name: Environment(name, CLIENTS[name]) for name in QUICK}
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the clients cannot be installed here: {error}")
+    with started("embedded") as site:
+        for name, environment in environments.items():
+            shown = environment.run(site.url, key_of(site, name))
+            assert shown.passed, f"{name}: {shown.text}"
